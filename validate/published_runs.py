@@ -23,20 +23,17 @@ from perfmodel.spec import Cluster, Model
 from perfmodel.workload import step_flops
 
 HERE = Path(__file__).parent
-LIKE_LLAMA: dict[str, dict[str, Any]] = {
-    "palm-540b": {
-        "layers": 118, "hidden": 18432, "heads": 48, "kv_heads": 1, "head_dim": 256, "ffn_hidden": 73728,
-        "vocab": 256_000,
-    },
-    "glm-130b": {
+LIKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "megascale-175b": ("gpt3-175b", {"vocab": 64_000, "parallel_blocks": "one_norm"}),
+    "glm-130b": ("llama2-70b", {
         "layers": 70, "hidden": 12288, "heads": 96, "kv_heads": 96, "head_dim": 128, "ffn_hidden": 32768,
         "vocab": 150_528,
-    },
-    "tinyllama-1.1b": {
+    }),
+    "tinyllama-1.1b": ("llama2-70b", {
         "layers": 22, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_dim": 64, "ffn_hidden": 5632, "vocab": 32_000,
-    },
+    }),
 }  # fmt: skip
-"""Models that the catalog lacks, by what they have otherwise than Llama 2."""
+"""Models that the catalog lacks: one that it has, and what they have otherwise."""
 REPEATED = 4 / 3
 """FLOPs of a step with full recompute, a second forward, over those without (Korthikanti et al. 2022, section 6.3)."""
 HEAD = """# Public runs outside the record
@@ -57,6 +54,12 @@ predicted before:
 - pipelines: FSDP in torch's pipelines gathers and reduces once (`first` is after this mend); micro-batches: of 2024's
   torchtitan one per stage.
 - recompute, overlap, CUDA graph, batch: stated for the run after the first look (batches as the log prints them).
+- blocks, replicas, sharding, fused attention: stated by the paper of a run and taken down after the first look.
+  Attention and feed-forward of PaLM and MegaScale run side by side. PaLM shards states inside each of its two pods,
+  takes its batch at once, keeps one activation per layer and repeats the rest (three quarters of a forward by its
+  count, two thirds by the rule here); that this activation is sharded over 12 ranks too, along the hidden size, has
+  no notation. MegaScale's data-parallel ranks scatter and gather, its collectives run beside kernels and products,
+  and its attention has a window of an unnamed size, which is left out.
 
 | run | first | predicted | 90 % interval | reported | reported / predicted | inside | seen | source |
 |---|--:|--:|--:|--:|--:|---|---|---|
@@ -64,9 +67,10 @@ predicted before:
 
 
 def model_of(name: str) -> Model:
-    if name not in LIKE_LLAMA:
+    if name not in LIKE:
         return catalog.model(name)
-    return replace(catalog.model("llama2-70b"), name=name, **LIKE_LLAMA[name])
+    base, others = LIKE[name]
+    return replace(catalog.model(base), name=name, **others)
 
 
 def cluster_of(name: str) -> Cluster:
@@ -81,6 +85,10 @@ def cluster_of(name: str) -> Cluster:
         return replace(h100, name=name, levels=(replace(node, size=4), fabric))
     if name == "aws-p4de":
         return replace(catalog.cluster("aws-p4d"), name=name, device=catalog.device("A100-SXM4-80GB"))
+    if name == "tpu-v4-3072":  # PaLM's pods, of fewer chips than the largest
+        pods = catalog.cluster("tpu-v4-pod")
+        inside, between = pods.levels
+        return replace(pods, name=name, levels=(replace(inside, size=3072), replace(between, size=6144)))
     if name == "gaudi2":  # 21 ports of 100 GbE inside a server of 8, 3 a card to others (Intel Gaudi 2 white paper)
         inside = replace(node, name="RoCE", bandwidth_bytes_per_s=262.5e9)
         outside = replace(fabric, name="RoCE", bandwidth_bytes_per_s=37.5e9)
@@ -91,6 +99,7 @@ def cluster_of(name: str) -> Cluster:
 def predicted(row: Any) -> tuple[Prediction, float]:
     """The prediction and the reported step in seconds."""
     job: Any = dict(word.split("=") for word in row.job.split(",")) if isinstance(row.job, str) else {}
+    job = {name: {"true": True, "false": False}.get(value, value) for name, value in job.items()}
     problem = catalog.problem(
         model_of(row.model), cluster_of(row.cluster), global_batch=row.global_batch, seq_len=row.seq_len,
         dtype=row.dtype, framework=row.framework, **job,

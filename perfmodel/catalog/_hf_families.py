@@ -22,6 +22,7 @@ from perfmodel.catalog._hf_common import (
 from perfmodel.catalog._hf_dense import Gemma, Gemma2, Gemma3, Glm, Glm4, Nemotron, Olmo2, Starcoder2
 from perfmodel.catalog._hf_hybrids import Glm4Moe, Llama4, Mamba2, NemotronH, Qwen3Next
 from perfmodel.catalog._hf_llama import DeepSeek, GptOss, Llama, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
+from perfmodel.catalog._hf_parallel import Cohere, Cohere2, Falcon, Phi, StableLm
 from perfmodel.catalog._hf_patches import Dit, Siglip, Vit
 from perfmodel.errors import PerfModelError
 
@@ -50,14 +51,16 @@ class Gpt2:
 
 @dataclass(frozen=True, kw_only=True)
 class GptJ(Gpt2):
-    """Its attention projections have no biases; the few that remain (feed-forward, head) are left out."""
+    """Attention and feed-forward side by side on one norm. Its attention projections have no biases; the few that
+    remain (feed-forward, head) are left out."""
 
     n_positions: Count = 2048
     tie_word_embeddings: bool = False
     resid_pdrop: Share = 0.0
 
     def fields(self) -> Fields:
-        return super().fields() | {"activation": "gelu", "positions": "rope", "bias": False}
+        own = {"activation": "gelu", "positions": "rope", "bias": False, "norm_bias": True}
+        return super().fields() | own | {"parallel_blocks": "one_norm"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +157,10 @@ class T5:
 
 @dataclass(frozen=True, kw_only=True)
 class GptNeoX(Stack):
-    """GPT-NeoX, Pythia."""
+    """GPT-NeoX, Pythia: attention and feed-forward side by side, each on a norm of its own."""
 
     intermediate_size: Count
+    use_parallel_residual: bool = True
     max_position_embeddings: Count = 2048
     hidden_act: str = "gelu"
     tie_word_embeddings: bool = False
@@ -166,6 +170,7 @@ class GptNeoX(Stack):
         return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
             "activation": activation(self.hidden_act),
             "positions": "rope",
+            "parallel_blocks": "two_norms" if self.use_parallel_residual else "none",
             "tied_embeddings": self.tie_word_embeddings,
             "dropout": self.hidden_dropout > 0,
         }  # fmt: skip
@@ -210,33 +215,10 @@ class Mpt:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Falcon(Stack):
-    """Falcon."""
-
-    num_kv_heads: Count | None = None
-    ffn_hidden_size: Count | None = None
-    new_decoder_architecture: bool = False
-    multi_query: bool = True
-    alibi: bool = False
-    bias: bool = False
-    hidden_dropout: Share = 0.0
-
-    def fields(self) -> Fields:
-        heads = self.num_attention_heads
-        old = 1 if self.multi_query else heads
-        return self.sizes(self.ffn_hidden_size, 2048) | {
-            "kv_heads": self.num_kv_heads or heads if self.new_decoder_architecture else old,
-            "positions": "alibi" if self.alibi else "rope",
-            "bias": self.bias,
-            "dropout": self.hidden_dropout > 0,
-        }
-
-
 Family = (
     Gpt2 | GptJ | GptNeoX | Opt | Bloom | Bert | T5 | Mpt | Falcon | Llama | Mixtral | Qwen2 | Qwen2Moe | Qwen3
     | Qwen3Moe | DeepSeek | GptOss | Gemma | Gemma2 | Gemma3 | Olmo2 | Starcoder2 | Glm | Glm4 | Nemotron | Llama4
-    | Glm4Moe | Qwen3Next | Mamba2 | NemotronH | Vit | Siglip | Dit
+    | Glm4Moe | Qwen3Next | Mamba2 | NemotronH | Vit | Siglip | Dit | Phi | StableLm | Cohere | Cohere2
 )  # fmt: skip
 FAMILIES: Mapping[str, type[Family]] = {
     "gpt2": Gpt2, "gpt_neox": GptNeoX, "gptj": GptJ, "opt": Opt, "bloom": Bloom, "bert": Bert, "t5": T5, "mt5": T5,
@@ -245,7 +227,8 @@ FAMILIES: Mapping[str, type[Family]] = {
     "gpt_oss": GptOss, "gemma": Gemma, "gemma2": Gemma2, "gemma3_text": Gemma3, "olmo2": Olmo2,
     "starcoder2": Starcoder2, "glm": Glm, "glm4": Glm4, "nemotron": Nemotron, "llama4_text": Llama4,
     "glm4_moe": Glm4Moe, "qwen3_next": Qwen3Next, "mamba2": Mamba2, "nemotron_h": NemotronH, "vit": Vit,
-    "siglip_vision_model": Siglip, "DiTTransformer2DModel": Dit,
+    "siglip_vision_model": Siglip, "DiTTransformer2DModel": Dit, "phi": Phi, "stablelm": StableLm, "cohere": Cohere,
+    "cohere2": Cohere2,
 }  # fmt: skip
 PARTS: Mapping[str, tuple[str, str]] = {
     "gemma3": ("text_config", "gemma3_text"), "llama4": ("text_config", "llama4_text"),

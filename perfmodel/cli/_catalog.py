@@ -97,6 +97,7 @@ def _model(model: "Model") -> dict[str, Any]:
         "parameters": parameter_count(model),
         "layers": getattr(model, "layers", None),
         "hidden": getattr(model, "hidden", None),
+        "parallel_blocks": getattr(model, "parallel_blocks", None),
         "seq_len": model.seq_len,
     }
 

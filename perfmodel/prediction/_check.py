@@ -8,7 +8,7 @@ from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._shard import sliced_job
 from perfmodel.prediction._stages import is_layer, layer_count
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Cluster, Job, Layout, Model, Problem
+from perfmodel.spec import Cluster, Job, Layout, Model, Problem, Transformer
 from perfmodel.workload import BlockOps, Shard, blocks
 
 
@@ -26,7 +26,18 @@ def layout_of(problem: Problem, layout: Layout | str) -> tuple[Layout, tuple[str
     if isinstance(layout, str):
         layout, assumed = problem.framework.layout(layout, problem.model)
     check_layout(problem.model, problem.cluster, problem.job, layout, problem.devices)
-    return layout, (*((assumed,) if assumed else ()), *problem.framework.cannot_run(layout))
+    sentences = (assumed, _assumed_of_blocks(problem.model, layout), *problem.framework.cannot_run(layout))
+    return layout, tuple(filter(None, sentences))
+
+
+def _assumed_of_blocks(model: Model, layout: Layout) -> str:
+    """What is assumed of layers whose parts run side by side; Megatron-LM and Hugging Face reduce each part."""
+    if layout.tp == 1 or not isinstance(model, Transformer) or model.parallel_blocks == "none":
+        return ""
+    return (
+        f"{model.name}: results of attention and feed-forward, which run side by side, are assumed to be added before "
+        f"the {layout.tp} tensor-parallel ranks reduce them, once; software that reduces each takes longer"
+    )
 
 
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:

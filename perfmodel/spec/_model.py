@@ -198,6 +198,10 @@ class Transformer(Stated):
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     norm_at: Literal["input", "output", "both"] = "input"
     """Which end of every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
+    parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
+    """Attention and feed-forward of a layer take the same input side by side, x + Attn(N(x)) + FFN(N(x)), instead of
+    one after the other: of one norm (GPT-J; PaLM, arXiv 2204.02311, section 2; Falcon-7B; Command R; MegaScale, arXiv
+    2402.15627, section 3.1) or each of its own (GPT-NeoX, Falcon-40B)."""
     norm_bias: bool | None = None
     """Layer norms have a shift; None: as `bias` says."""
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
@@ -277,6 +281,13 @@ class Transformer(Stated):
             raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
         if self.patches and (self.causal or self.mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
+        sequential = ("experts", "mixers", "latent_attention", "decoder_layers", "mtp_layers", "adaln")
+        others = [name for name in sequential if sizes[name]] + ["norm_at"] * (self.norm_at != "input")
+        if self.parallel_blocks != "none" and others:
+            raise PerfModelError(
+                f"{owner}: parallel_blocks={self.parallel_blocks} is of layers of attention and a dense feed-forward, "
+                f"normalised at their input; it goes with no {' or '.join(others)}"
+            )
         if self.experts is not None and self.experts.first_dense_layers > self.layers:
             raise PerfModelError(
                 f"model {self.name}: first_dense_layers={self.experts.first_dense_layers} of {self.layers} layers; "

@@ -9,8 +9,15 @@ from perfmodel.workload._piece import Piece, pointwise, recomputed
 from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
 
 
-def self_attention(model: Transformer, local: Local, *, causal: bool, window: int = 0) -> list[Piece]:
-    """Multi-head or grouped-query attention, or multi-head latent attention where the model has it."""
+def self_attention(
+    model: Transformer, local: Local, *, causal: bool, window: int = 0, reduced: bool = True
+) -> list[Piece]:
+    """Multi-head or grouped-query attention, or multi-head latent attention where the model has it.
+
+    Args:
+        reduced: False where the result of tensor-parallel ranks stays a sum over these (`perfmodel.spec.Transformer`,
+            `parallel_blocks`, which latent attention does not go with).
+    """
     if model.latent_attention is not None:
         if local.job.cached_tokens and local.seq_len == 1:
             return _absorbed_attention(model, local, model.latent_attention)
@@ -27,7 +34,7 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
         attention_core(model, local, kv_heads=heads if local.job.repeated_keys else kv, d_qk=d, d_v=d,
                        seq_kv=local.keys, causal=causal, window=window),
         *attention_gate(model, local, heads * d),
-        *_output(model, local, heads * d),
+        *_output(model, local, heads * d, reduced=reduced),
     ]  # fmt: skip
 
 
@@ -115,10 +122,10 @@ def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> 
     ]
 
 
-def _output(model: Transformer, local: Local, width: int) -> list[Piece]:
+def _output(model: Transformer, local: Local, width: int, *, reduced: bool = True) -> list[Piece]:
     beside = adapter(local, local.tokens, local.hidden, width, out_rows=local.norm_tokens)
     sinks = [Piece(params=local.heads)] if model.attention_sinks else []
-    return [*sinks, row_linear(local, local.hidden, width, bias=model.bias), *beside]
+    return [*sinks, row_linear(local, local.hidden, width, bias=model.bias, communicates=reduced), *beside]
 
 
 def attention_weights(model: Transformer) -> int:

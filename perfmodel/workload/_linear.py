@@ -64,6 +64,7 @@ def column_linear(
     kept_input: bool = True,
     kept_output: bool = False,
     shares_input: bool = False,
+    communicates: bool = True,
 ) -> Piece:
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
 
@@ -74,13 +75,14 @@ def column_linear(
     Args:
         shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for both (Transformer
             Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
+        communicates: False where another product of the same input gathers it, and reduces the sum of both gradients.
     """
     rows = local.tokens if tokens is None else tokens
     n_bytes = float(rows) * k * local.act_bytes
     gathered = n_bytes if shares_input else float(rows) * k * gathered_bytes(local.precision)
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
-    if local.tp > 1:
+    if local.tp > 1 and communicates:
         if local.sequence_parallel:
             forward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
             again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
@@ -96,20 +98,23 @@ def column_linear(
     )  # fmt: skip
 
 
-def row_linear(local: Local, n: int, k: int, *, bias: bool = False) -> Piece:
+def row_linear(local: Local, n: int, k: int, *, bias: bool = False, communicates: bool = True) -> Piece:
     """Row-parallel product of `k` local rows of the weight: the output is a sum over ranks.
 
     Forward reduces it (scattered along the sequence with sequence parallelism, whose backward
     gathers the output gradient).
+
+    Args:
+        communicates: False where the output is added to another's, which is reduced for both.
     """
     n_bytes = float(local.tokens) * n * local.act_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
-    if local.sequence_parallel:
+    if local.sequence_parallel and communicates:
         forward = (Comm(collective="reduce_scatter", bytes=n_bytes, group="tp"),)
         gathered = float(local.tokens) * n * gathered_bytes(local.precision)
         backward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
-    elif local.tp > 1:
+    elif local.tp > 1 and communicates:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
     return linear(
         local.precision, local.tokens, n, k, bias=n if bias else 0, forward_comm=forward, backward_comm=backward

@@ -108,6 +108,7 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     attending = n["*"] + n["W"]
     per_attention, small_norms = _attention(model)
     ends = 2 if model.norm_at == "both" else 1
+    normed = attending if model.parallel_blocks == "one_norm" else len(letters)
     routed, shared, router = 0, 0, 0
     if experts:
         routed = _ffn(model, experts.ffn_hidden, experts.latent)
@@ -122,7 +123,8 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         experts=routed * experts.count * n["E"] if experts else 0,
         router=router * n["E"],
         mamba=mixed,
-        norms=(norm_params(model, h) * ends + (3 * (h * h + h) if model.adaln else 0)) * len(letters)
+        norms=norm_params(model, h) * ends * normed
+        + (3 * (h * h + h) if model.adaln else 0) * len(letters)
         + small_norms * attending,
         active_experts=routed * experts.topk * n["E"] if experts else 0,
     )

@@ -53,6 +53,22 @@ def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence
     ]  # fmt: skip
 
 
+def joined(first: Piece, second: Piece) -> Piece:
+    """Two pieces as one, of inputs that are kept apart."""
+    return Piece(
+        forward=first.forward + second.forward,
+        backward_input=second.backward_input + first.backward_input,
+        backward_weight=second.backward_weight + first.backward_weight,
+        forward_comm=first.forward_comm + second.forward_comm,
+        backward_comm=second.backward_comm + first.backward_comm,
+        again=first.again + second.again,
+        params=first.params + second.params,
+        expert_params=first.expert_params + second.expert_params,
+        saved_bytes=first.saved_bytes + second.saved_bytes,
+        input_bytes=first.input_bytes + second.input_bytes,
+    )
+
+
 def assemble(
     name: str,
     pieces: Sequence[Piece],

@@ -4,12 +4,13 @@ Kernel names are those of the measurement tables' `op` column, so that calibrate
 A fused RMS norm moves what a fused layer norm moves and is named, and timed, like one.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from perfmodel.spec import Transformer
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, memory, pointwise, recomputed
+from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
 
 
 def norm(model: Transformer, local: Local) -> Piece:
@@ -68,6 +69,29 @@ def sub_layer(model: Transformer, local: Local, mixer: list[Piece]) -> list[Piec
         before += conditioning(local, 3, [("mul", 2), ("add", 2)])
         after.append(_pass(local, [("mul", 2)]))
     return [*before, *mixer, *after, residual(model, local)]
+
+
+def side_by_side(model: Transformer, local: Local, attention: list[Piece], feed_forward: list[Piece]) -> list[Piece]:
+    """Attention and a feed-forward of one input, whose results are added to it (`Transformer.parallel_blocks`).
+
+    Results of tensor-parallel ranks are added before they are reduced, once for both; so is, of one norm, the gradient
+    of what it gives, which is gathered once and kept once (gpt-neox megatron/model/transformer.py
+    `ParallelTransformerLayer`, `gpt_j_residual`, which so reduces results; MegaScale, arXiv 2402.15627, figure 3).
+    gpt-neox reduces the gradient of each product; two norms leave nothing else. Biases and dropout come with the
+    residual addition, once. The two output products end the layer, so that recompute that stops early repeats neither.
+    """
+    *inside, inner = feed_forward
+    *attending, outer = attention
+    one = model.parallel_blocks == "one_norm"
+    kept_bytes = [piece[0].input_bytes for piece in (attention, feed_forward)]
+    normed = recomputed("layernorm", [norm(model, local)], kept_bytes[:1])
+    again = [] if one else recomputed("layernorm", [replace(norm(model, local), saved_bytes=0.0)], kept_bytes[1:])
+    total, gradients = local.tokens, local.tokens if one else local.norm_tokens
+    summed = Piece(
+        forward=(memory(local.precision, "add", total, local.hidden, 2),),
+        backward_input=(memory(local.precision, "add", gradients, local.hidden, 2),),
+    )
+    return [*normed, *attending, *again, *inside, joined(outer, inner), summed, residual(model, local)]
 
 
 def conditioning(local: Local, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:

@@ -18,14 +18,14 @@ from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
-from perfmodel.workload._pointwise import activation, norm, sub_layer
+from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer
 
 Blocks = tuple[tuple[BlockOps, int], ...]
 
 
 WEIGHTS_OF_A_LAYER = 6
-"""Tensors of a layer whose gradients are added up apart: four products and two norms."""
+"""Tensors of a layer whose gradients are added up apart: four products and two norms (or a shared one)."""
 
 
 def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
@@ -39,7 +39,8 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
         return found
 
     def weights(block: BlockOps) -> int:
-        return 1 if block.name.endswith(("embedding", "head")) else WEIGHTS_OF_A_LAYER
+        layer = WEIGHTS_OF_A_LAYER - (model.parallel_blocks == "one_norm")
+        return 1 if block.name.endswith(("embedding", "head")) else layer
 
     return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in found)
 
@@ -67,12 +68,25 @@ def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
         widest = max(widest, local.tokens * 3 * model.mamba.heads * model.mamba.head_dim // local.tp)
     elif "L" in word and model.delta_net:
         widest = max(widest, local.tokens * 2 * model.delta_net.heads * model.delta_net.head_dim // local.tp)
-    pieces = [piece for letter in word for piece in sub_layer(model, local, _mixer(model, local, letter))]
+    pieces = _sub_layers(model, local, word)
     return _layer(f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer", local, pieces, widest=widest)
 
 
 _NAMES: Final = {"E": "moe", "-": "dense", "M": "mamba", "L": "delta", "*": "attention", "W": "attention"}
 """What a layer is called after: the first of these that it has."""
+
+
+def _sub_layers(model: Transformer, local: Local, word: str) -> list[Piece]:
+    """Those of a layer, one after the other or side by side."""
+    if model.parallel_blocks == "none":
+        return [piece for letter in word for piece in sub_layer(model, local, _mixer(model, local, letter))]
+    window = model.window if "W" in word else 0
+    return side_by_side(
+        model,
+        local,
+        self_attention(model, local, causal=model.causal, window=window, reduced=False),
+        feed_forward(model, local, own_input=model.parallel_blocks == "two_norms"),
+    )
 
 
 def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
@@ -100,7 +114,7 @@ def _further_tokens(model: Transformer, local: Local) -> Blocks:
 def _further_token(model: Transformer, local: Local) -> BlockOps:
     """A module that predicts one token further: the token's embedding and the layers' output, each normalised, made
     one by a product; a layer; the head. It stands with the head, whose table and the embedding's it uses."""
-    layer = [piece for letter in model.mtp_stack[0] for piece in sub_layer(model, local, _mixer(model, local, letter))]
+    layer = _sub_layers(model, local, model.mtp_stack[0])
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
     return assemble(
         "further_token_head",
@@ -203,11 +217,15 @@ def _boundary(local: Local, passed_on_bytes: float) -> tuple[float, tuple[Comm, 
     return whole / local.tp, (Comm(collective="all_gather", bytes=whole, group="tp"),)
 
 
-def feed_forward(model: Transformer, local: Local) -> list[Piece]:
-    """Column-parallel product (gate and value in one), activation, row-parallel product."""
+def feed_forward(model: Transformer, local: Local, *, own_input: bool = True) -> list[Piece]:
+    """Column-parallel product (gate and value in one), activation, row-parallel product.
+
+    Args:
+        own_input: False where attention has the same input, and gathers and keeps it.
+    """
     width = local.ffn * (2 if model.gated_ffn else 1)
     pieces = [
-        column_linear(local, width, local.hidden, bias=model.bias),
+        column_linear(local, width, local.hidden, bias=model.bias, kept_input=own_input, communicates=own_input),
         activation(model, local, local.tokens, local.ffn),
         row_linear(local, local.hidden, local.ffn, bias=model.bias),
     ]

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from perfmodel.catalog import model
+from perfmodel.catalog._huggingface import from_config
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.workload import parameter_count
+from perfmodel.workload import parameter_count, parameters
 
 LLAMA2_7B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -62,6 +63,19 @@ MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "exp
        "vocab_size": 50432, "no_bias": True, "attn_config": {"alibi": True}}  # fmt: skip
 FALCON = {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32,
           "vocab_size": 65024, "multi_query": True, "bias": False}  # fmt: skip
+FALCON_180B = {"model_type": "falcon", "hidden_size": 14848, "num_attention_heads": 232, "num_hidden_layers": 80,
+               "num_kv_heads": 8, "vocab_size": 65024, "new_decoder_architecture": True}  # fmt: skip
+PYTHIA = NEOX | {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "intermediate_size": 16384,
+                 "use_parallel_residual": True}  # fmt: skip
+PHI_2 = {"model_type": "phi", "hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32,
+         "intermediate_size": 10240, "vocab_size": 51200, "hidden_act": "gelu_new"}  # fmt: skip
+STABLELM = {"model_type": "stablelm", "hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32,
+            "intermediate_size": 6912, "vocab_size": 50304, "num_key_value_heads": 32}  # fmt: skip
+COMMAND_R = {"model_type": "cohere", "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+             "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 256_000,
+             "max_position_embeddings": 131_072}  # fmt: skip
+AYA_8B = {"model_type": "cohere", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256_000}  # fmt: skip
 
 PUBLISHED = {
     "llama-2-7b": (LLAMA2_7B, 6_738_415_616, 0),
@@ -80,7 +94,13 @@ PUBLISHED = {
     "bert-base": (BERT, 110_106_428, 0),
     "t5-small": (T5, 60_506_624, 0),
     "mpt-7b": (MPT, 6_649_286_656, 0),
-    "falcon-7b": (FALCON, 6_921_720_704, 4544),  # shift of the final norm
+    "falcon-7b": (FALCON, 6_921_720_704, 0),
+    "falcon-180b": (FALCON_180B, 179_522_565_120 - 65024 * 14848, 0),  # less the head, which is not tied
+    "pythia-6.9b": (PYTHIA, 6_857_302_016, 0),
+    "phi-2": (PHI_2, 2_779_683_840, 51200),  # bias of the head
+    "stablelm-3b-4e1t": (STABLELM, 2_795_443_200, 0),
+    "command-r-v01": (COMMAND_R, 34_980_831_232, 0),
+    "aya-expanse-8b": (AYA_8B, 8_028_033_024, 0),
 }
 
 
@@ -91,6 +111,37 @@ def test_parameters_of_a_published_configuration(tmp_path, name):
     path.write_text(json.dumps(config))
     assert abs(parameter_count(model(path)) - published) <= left_out
     assert model(tmp_path) == model(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "blocks", "norms"),
+    [
+        (GPTJ, "one_norm", 1),
+        (NEOX, "two_norms", 2),
+        (NEOX | {"use_parallel_residual": False}, "none", 2),
+        (FALCON, "one_norm", 1),
+        (FALCON | {"parallel_attn": False}, "none", 2),
+        (FALCON_180B, "two_norms", 2),
+        (FALCON_180B | {"num_ln_in_parallel_attn": 1}, "one_norm", 1),  # Falcon 2 11B
+        (PHI_2, "one_norm", 1),
+        (STABLELM, "none", 2),
+        (STABLELM | {"use_parallel_residual": True}, "one_norm", 1),
+        (COMMAND_R, "one_norm", 1),
+        (COMMAND_R | {"model_type": "cohere2"}, "one_norm", 1),
+        (LLAMA2_7B, "none", 2),
+    ],
+)
+def test_sub_layers_side_by_side_are_read(config, blocks, norms):
+    """How they follow one another, and how many norms a layer has for that (the final one has as many parameters as
+    each of them)."""
+    net = from_config(config)
+    assert net.parallel_blocks == blocks
+    size = net.hidden * (1 if "cohere" in config["model_type"] or net.norm == "rms_norm" else 2)
+    assert parameters(net).norms == (norms * net.layers + 1) * size
+
+
+def test_command_r7b_attends_in_full_in_every_fourth_layer():
+    assert from_config(AYA_8B | {"model_type": "cohere2"}).stack[:5] == ("W-", "W-", "W-", "*-", "W-")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ CONFIGS = {config["model_type"]: config for config, _, _ in PUBLISHED.values()} 
                           "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "qwen3": LLAMA | {"model_type": "qwen3"},
     "gpt_oss": MIXTRAL | {"model_type": "gpt_oss"},
+    "cohere2": PUBLISHED["aya-expanse-8b"][0] | {"model_type": "cohere2"},
     "vit": RECENT["vit-l-16"][0] | {"id2label": {"0": "a", "1": "b"}},  # each of a thousand classes would be changed
 }  # fmt: skip
 SERVER = {

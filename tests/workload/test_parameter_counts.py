@@ -16,7 +16,11 @@ EXACT = {
     "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3.1-405b": 405_853_388_800,
     "mistral-7b": 7_241_732_096, "mixtral-8x7b": 46_702_792_704, "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880, "qwen2-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360,
-    "qwen3-235b-a22b": 235_093_634_560, "gpt-neox-20b": 20_554_567_680,
+    "qwen3-235b-a22b": 235_093_634_560, "gpt-neox-20b": 20_554_567_680, "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960, "pythia-6.9b": 6_857_302_016, "pythia-12b": 11_846_072_320,
+    "falcon-7b": 6_921_720_704, "falcon-180b": 179_522_565_120, "command-r-35b": 34_980_831_232,
+    "phi-2": 2_779_683_840 - 51_200,  # the head's bias
+    "gpt-j-6b": 6_050_882_784 - 28 * 5 * 4096 - 50_400,  # biases of feed-forwards and head
     "vgg-16": 138_357_544, "resnet-50": 25_557_032, "resnet-101": 44_549_160, "resnet-152": 60_192_808,
 }  # fmt: skip
 """Names on the left, sums of tensor sizes of the published checkpoints on the right."""
@@ -27,7 +31,8 @@ ROUNDED = {
     "gpt-22b": 22.1, "deepseek-v3": 671.0, "bloom-176b": 176.2, "mixtral-8x22b": 140.6, "nemotron-4-340b": 341.0,
     "maxtext-16b": 15.8, "maxtext-128b": 125.1, "maxtext-1024b": 997.5, "llama-like-80b": 80.0, "mlp-17b": 17.2,
     "mlp-103b": 103.1, "mpt-7b": 6.7, "mpt-70b": 64.9, "qwen3-30b-a3b": 30.5, "kimi-k2": 1026.4,
-    "gpt-oss-120b": 116.8, "gpt-oss-20b": 20.9,
+    "gpt-oss-120b": 116.8, "gpt-oss-20b": 20.9, "palm-8b": 8.63, "palm-62b": 62.50, "palm-540b": 540.35,
+    "falcon-40b": 41.3, "command-r-plus-104b": 103.8,
 }  # fmt: skip
 """Billions as printed in the sources of the catalog."""
 

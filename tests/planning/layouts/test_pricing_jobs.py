@@ -40,6 +40,8 @@ MODELS = [
     replace(DENSE, name="encoder and decoder", layers=8, decoder_layers=6),
     replace(catalog.model("qwen3-next-80b-a3b"), layers=10),
     replace(DENSE, name="further tokens", mtp_layers=1, norm_at="both", qk_norm=True, qk_norm_of_all_heads=True),
+    replace(DENSE, name="side by side", parallel_blocks="one_norm"),
+    replace(DENSE, name="side by side on two norms", parallel_blocks="two_norms", window=256),
     replace(catalog.model("dit-b-2"), seq_len=1024),
     Mlp(name="mlp", layers=14, hidden=4096),
     catalog.model("resnet-50"),

@@ -18,13 +18,15 @@ FULL_GRID = bool(os.environ.get("PERFMODEL_FULL_GRID"))
 
 @cache
 def program(name: str) -> Program:
-    """One-device training step in double precision."""
+    """One-device training step in double precision; `one_norm` and `two_norms`: the transformer's layers with attention
+    and feed-forward side by side."""
     if name == "mlp":
         return training_step(mlp(BATCH, (4, 8, 8, 8, 4), "fp64"))
     if name == "experts":
         size = TransformerSize(layers=2, hidden=8, heads=2, vocab=8, seq_len=4, experts=4)
         return training_step(transformer_loss(size, BATCH, "fp64"))
-    size = TransformerSize(layers=4, hidden=16, heads=4, vocab=16, seq_len=4)
+    blocks = "none" if name == "transformer" else name
+    size = TransformerSize(layers=4, hidden=16, heads=4, vocab=16, seq_len=4, parallel_blocks=blocks)  # pyright: ignore[reportArgumentType]
     return training_step(transformer_loss(size, BATCH, "fp64"), Adam())
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
@@ -41,6 +42,8 @@ POSITION_BYTES = 4 * SEQ_LEN * HIDDEN
 LOSS_BYTES = 4 * 2 * SEQ_LEN
 """Of collectives of the loss, one number per token; any of gradients or weights is larger."""
 
+Blocks = Literal["none", "one_norm", "two_norms"]
+"""How attention and feed-forward of a layer follow one another (`Transformer.parallel_blocks`)."""
 Pass = tuple[int, str, int]
 """Pipeline rank, phase and micro-batch."""
 Exchanged = tuple[int, str, int, int, int, int]
@@ -95,13 +98,17 @@ class Prices:
 
 
 @cache
-def one_device() -> Program:
-    return training_step(transformer_loss(SIZE, BATCH), Adam())
+def one_device(blocks: Blocks = "none") -> Program:
+    return training_step(transformer_loss(replace(SIZE, parallel_blocks=blocks), BATCH), Adam())
 
 
 @cache
-def distributed(layout: Layout) -> Program:
-    return distribute(one_device(), replace(Degrees.of(layout, BATCH), send_stream="send"))
+def distributed(layout: Layout, blocks: Blocks = "none") -> Program:
+    return distribute(one_device(blocks), replace(Degrees.of(layout, BATCH), send_stream="send"))
+
+
+def with_blocks(blocks: Blocks) -> Transformer:
+    return replace(MODEL, parallel_blocks=blocks)
 
 
 def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MODEL) -> tuple[StepProblem, Bundle]:

@@ -31,6 +31,7 @@ from prediction_cases import (
     POSITION_BYTES,
     SEQ_LEN,
     SIZE,
+    Blocks,
     canonical,
     composed,
     composed_exchanges,
@@ -41,6 +42,7 @@ from prediction_cases import (
     price_s,
     program_exchanges,
     program_passes,
+    with_blocks,
     works,
 )
 
@@ -108,6 +110,13 @@ def sliced() -> list[Layout]:
 
 GRID, PIPELINES = layouts(), pipelines()
 EVERY = [*GRID, *PIPELINES, *sliced()]
+PARALLEL: list[Blocks] = ["one_norm", "two_norms"]
+Case = tuple[Layout, Blocks]
+CASES: list[Case] = [
+    *[(layout, "none") for layout in EVERY],
+    *[(layout, blocks) for k, blocks in enumerate(PARALLEL) for layout in [*GRID[k::4], *sliced()[k::2]]],
+]
+"""All with sub-layers one after the other, and some with these side by side."""
 
 
 def test_the_grid_has_every_dimension_and_schedule() -> None:
@@ -122,10 +131,10 @@ def test_the_grid_has_every_dimension_and_schedule() -> None:
     }
 
 
-@pytest.mark.parametrize("layout", EVERY, ids=str)
-def test_passes_have_the_same_kernels_and_collectives(layout: Layout) -> None:
-    problem, bundle = composed(layout)
-    found, want = program_passes(distributed(layout), layout), composed_passes(problem, bundle)
+@pytest.mark.parametrize(("layout", "blocks"), CASES, ids=str)
+def test_passes_have_the_same_kernels_and_collectives(layout: Layout, blocks: Blocks) -> None:
+    problem, bundle = composed(layout, model=with_blocks(blocks))
+    found, want = program_passes(distributed(layout, blocks), layout), composed_passes(problem, bundle)
     for (_, phase, _), ops in found.items():
         if phase == "backward" and layout.recompute == "selective":
             # fused attention repeats its scores anyway: in programs there is nothing else to recompute
@@ -176,15 +185,15 @@ def are_exchanged_alike(layout: Layout) -> bool:
     return not (layout.zero and layout.effective_sequence_parallel)
 
 
-@pytest.mark.parametrize("layout", list(filter(are_exchanged_alike, EVERY)), ids=str)
-def test_gradients_and_weights_are_exchanged_alike(layout: Layout) -> None:
-    problem, bundle = composed(layout)
-    found, want = program_exchanges(distributed(layout), layout), composed_exchanges(problem, bundle)
+@pytest.mark.parametrize(("layout", "blocks"), [case for case in CASES if are_exchanged_alike(case[0])], ids=str)
+def test_gradients_and_weights_are_exchanged_alike(layout: Layout, blocks: Blocks) -> None:
+    problem, bundle = composed(layout, model=with_blocks(blocks))
+    found, want = program_exchanges(distributed(layout, blocks), layout), composed_exchanges(problem, bundle)
     if layout.zero == 3:
         # a program gathers what a backward pass reads; a prediction whole layers, as FSDP does
         for rank in range(layout.pp):
             (gathered,) = [key for key in want if key[:2] == (rank, "all_gather")]
-            found[gathered] += unread_bytes(layout, rank) * JOB.num_microbatches(layout) * slices_of(layout)
+            found[gathered] += unread_bytes(layout, rank, blocks) * JOB.num_microbatches(layout) * slices_of(layout)
     if layout.effective_sequence_parallel and layout.dp > 1:
         (reduced,) = [key for key in want if key[:2] == (0, "all_reduce")]
         found[reduced] += POSITION_BYTES - POSITION_BYTES // layout.tp
@@ -200,9 +209,9 @@ def slices_of(layout: Layout) -> int:
     return get_schedule(layout.schedule).slices
 
 
-def unread_bytes(layout: Layout, rank: int) -> int:
+def unread_bytes(layout: Layout, rank: int, blocks: Blocks) -> int:
     """Bytes of the parameters of a rank that its backward passes do not read."""
-    program = distributed(layout.replace(dp=1, zero=0))
+    program = distributed(layout.replace(dp=1, zero=0), blocks)
     read = {n for i in program.function.instructions if i.tag.phase == "backward" for n in i.inputs}
     tensors = {p.value: program.types[p.value] for w in program.inputs_of("parameter") for p in w.pieces}
     return sum(t.n_bytes for name, t in tensors.items() if t.device == rank * layout.tp and name not in read)
@@ -248,16 +257,16 @@ def is_timed_alike(layout: Layout) -> bool:
     )
 
 
-@pytest.mark.parametrize("layout", list(filter(is_timed_alike, EVERY)), ids=str)
-def test_steps_take_as_long_at_the_same_prices(layout: Layout) -> None:
+@pytest.mark.parametrize(("layout", "blocks"), [case for case in CASES if is_timed_alike(case[0])], ids=str)
+def test_steps_take_as_long_at_the_same_prices(layout: Layout, blocks: Blocks) -> None:
     free = set[str]()
     if layout.effective_sequence_parallel:  # sums of replicated weights' gradients, which predictions leave out
         free |= {"all_reduce", "adam"}
     if layout.zero == 3 or (layout.pp > 1 and layout.tp > 1):  # see `unread_bytes`, and what follows a message
         free |= {"all_gather"}
-    problem, bundle = composed(layout, frozenset(free))
+    problem, bundle = composed(layout, frozenset(free), with_blocks(blocks))
     want = times(prepared(bundle.spec).structure, durations(problem, bundle)[0]).makespan_s
-    program = exchanging_on_compute(distributed(layout))
+    program = exchanging_on_compute(distributed(layout, blocks))
     assert makespan_s(program, free) == pytest.approx(want, rel=1e-12)
     if bundle.spec.n_stages <= layout.pp:  # with several chunks a rank's messages, sent in the schedule's order, queue
         structure = program_structure(program.function, CLUSTER)
@@ -286,10 +295,10 @@ def makespan_s(program: Program, free: Collection[str]) -> float:
     return max(idle_s)
 
 
-@pytest.mark.parametrize("layout", EVERY, ids=str)
-def test_model_states_take_the_same_bytes(layout: Layout) -> None:
-    problem, bundle = composed(layout)
-    memory, program = bundle_memory(problem, bundle), distributed(layout)
+@pytest.mark.parametrize(("layout", "blocks"), CASES, ids=str)
+def test_model_states_take_the_same_bytes(layout: Layout, blocks: Blocks) -> None:
+    problem, bundle = composed(layout, model=with_blocks(blocks))
+    memory, program = bundle_memory(problem, bundle), distributed(layout, blocks)
 
     def held(role: str, values: Sequence[Whole]) -> list[int]:
         total = [0] * program.n_devices
@@ -364,13 +373,14 @@ def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
     assert peak == program_live(problem.setting, bundle.spec).activations.sum(axis=1).tolist()
 
 
+@pytest.mark.parametrize("blocks", ["none", *PARALLEL])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("tp", "sequence_parallel"), [(1, False), (2, False), (2, True)])
-def test_a_micro_batch_leaves_the_same_behind(tp: int, sequence_parallel: bool, recompute: str) -> None:
+def test_a_micro_batch_leaves_the_same_behind(tp: int, sequence_parallel: bool, recompute: str, blocks: Blocks) -> None:
     """On a rank without embedding and head: what a forward pass makes and a backward pass uses."""
     layout = Layout(tp=tp, pp=4, sequence_parallel=sequence_parallel, recompute=recompute)  # pyright: ignore[reportArgumentType]
-    _, bundle = composed(layout)
-    function, types = distributed(layout).function, distributed(layout).types
+    _, bundle = composed(layout, model=with_blocks(blocks))
+    function, types = distributed(layout, blocks).function, distributed(layout, blocks).types
     device, kept = tp, dict[str, int]()
     forward: set[str] = set()
     for instruction in function.instructions:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from distribute_cases import program
 
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.execution import execute, random_inputs
 from perfmodel.program.distribute import Degrees, data_parallel, distribute, expert_parallel, tensor_parallel
 from perfmodel.program.ir import OPS, Program, live_memory, parse_function, undistributed, work
@@ -15,10 +15,12 @@ from perfmodel.program.ir.models import (
     Adam,
     TransformerSize,
     mlp,
+    model_program,
     training_step,
     transformer_inference,
     transformer_loss,
 )
+from perfmodel.spec import Transformer
 
 LAYERS = 4
 SIZE = TransformerSize(layers=LAYERS, hidden=16, heads=4, vocab=16, seq_len=8)
@@ -45,6 +47,43 @@ def test_tensor_parallel_blocks_have_megatron_s_two_all_reduces_each_way() -> No
     assert forward == {"all_reduce": 1 + 2 * LAYERS + 3}
     # 2 per block and the head's
     assert backward == {"all_reduce": 2 * LAYERS + 1}
+
+
+@pytest.mark.parametrize(("blocks", "backward"), [("one_norm", 1), ("two_norms", 2)])
+def test_sub_layers_side_by_side_are_reduced_once(blocks: str, backward: int) -> None:
+    """Results of both once; their input's gradient once, or once for each norm between."""
+    size = replace(SIZE, parallel_blocks=blocks)
+    step = training_step(transformer_loss(size, 4))
+    plain, scattered = tensor_parallel(step, 2), tensor_parallel(step, 2, sequence_parallel=True)
+    assert collectives(plain, "forward") == {"all_reduce": 1 + LAYERS + 3}
+    assert collectives(plain, "backward") == {"all_reduce": backward * LAYERS + 1}
+    inference = tensor_parallel(transformer_inference(size, 4), 2, sequence_parallel=True)
+    assert collectives(inference) == {"reduce_scatter": 1 + LAYERS, "all_gather": backward * LAYERS + 1}
+    assert work(scattered.function).flops.sum() <= work(plain.function).flops.sum()
+
+
+def test_a_shared_norm_has_one_gain_and_shift() -> None:
+    for blocks in ("none", "one_norm", "two_norms"):
+        size = replace(SIZE, parallel_blocks=blocks)
+        held = sum(parameter_bytes(transformer_inference(size, 1), "parameter")) // 4
+        assert held == size.n_parameters
+        assert held == SIZE.n_parameters - (2 * 16 * LAYERS if blocks == "one_norm" else 0)
+
+
+def test_a_model_of_the_catalog_keeps_how_its_sub_layers_follow_one_another() -> None:
+    gpt = Transformer(
+        name="gpt", layers=LAYERS, hidden=16, heads=4, kv_heads=4, head_dim=4, ffn_hidden=64, vocab=16, seq_len=8
+    )
+    for blocks, norms in (("none", 2), ("one_norm", 1), ("two_norms", 2)):
+        step = model_program(replace(gpt, parallel_blocks=blocks), 4, mode="inference")
+        assert sum(i.op == "layer_norm" for i in step.function.instructions) == norms * LAYERS + 1
+        reduced = collectives(tensor_parallel(step, 2))["all_reduce"]
+        assert reduced == 1 + (2 if blocks == "none" else 1) * LAYERS
+
+
+def test_experts_are_not_put_beside_attention() -> None:
+    with pytest.raises(PerfModelError, match="dense layers"):
+        replace(SIZE, experts=4, parallel_blocks="one_norm")
 
 
 def test_sequence_parallelism_turns_all_reduces_into_pairs_of_the_same_volume() -> None:

@@ -24,6 +24,7 @@ def test_the_sequential_results_are_all_there() -> None:
 
 
 GRID = [("mlp", d) for d in grid(29)] + [("transformer", d) for d in grid(97)]
+GRID += [("one_norm", d) for d in grid(193)] + [("two_norms", d) for d in grid(211)]
 
 
 @pytest.mark.parametrize(("model", "degrees"), GRID, ids=[f"{model}-{show(d)}" for model, d in GRID])
@@ -49,6 +50,20 @@ def test_grid(model: str, degrees: Degrees) -> None:
 )
 def test_further_combinations(degrees: Degrees) -> None:
     assert largest_error(execute(distributed("transformer", degrees), inputs("transformer")), "transformer") < TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["one_norm", "two_norms"])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        Degrees(tensor=2, sequence_parallel=True),
+        Degrees(tensor=4, sequence_parallel=True, data=2, zero=2, pipeline=2, micro_batches=2, checkpoint=True),
+        Degrees(pipeline=2, micro_batches=4, schedule="seq1f1b", tensor=2, zero=3, data=2),
+    ],
+    ids=str,
+)
+def test_sub_layers_side_by_side(model: str, degrees: Degrees) -> None:
+    assert largest_error(execute(distributed(model, degrees), inputs(model)), model) < TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Model programs on one device, which the transforms of `perfmodel.program.distribute` distribute."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.program.ir.models._catalog import model_program
 from perfmodel.program.ir.models._mlp import mlp, mlp_inference
 from perfmodel.program.ir.models._model_builder import ModelBuilder
@@ -11,3 +12,5 @@ from perfmodel.program.ir.models._transformer import (
     transformer_inference,
     transformer_loss,
 )
+
+shorten_reprs(__name__)

@@ -38,7 +38,7 @@ def model_program(
         )
     size = TransformerSize(
         layers=model.layers, hidden=model.hidden, heads=model.heads, vocab=model.vocab,
-        seq_len=seq_len or model.seq_len, tied=model.tied_embeddings,
+        seq_len=seq_len or model.seq_len, tied=model.tied_embeddings, parallel_blocks=model.parallel_blocks,
     )  # fmt: skip
     if mode == "inference":
         return transformer_inference(size, batch, dtype)

@@ -1,6 +1,7 @@
 """GPT-2 style transformers: training with cross-entropy, inference, and a mixture-of-experts variant."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ir._builder import Builder
@@ -25,12 +26,16 @@ class TransformerSize:
     """Feed-forward networks of every layer, of which each token visits one; 0 for a dense model."""
     tied: bool = False
     """The table of embeddings is the head too."""
+    parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
+    """As in `perfmodel.spec.Transformer`; of dense models."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:
             raise PerfModelError(f"every size of a transformer must be at least 1, got {self}")
         if self.hidden % self.heads:
             raise PerfModelError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
+        if self.experts and self.parallel_blocks != "none":
+            raise PerfModelError(f"parallel_blocks={self.parallel_blocks} is of dense layers; use experts=0")
 
     @property
     def n_parameters(self) -> int:
@@ -39,7 +44,8 @@ class TransformerSize:
         attention = 2 * h + (h + 1) * 3 * h + (h + 1) * h
         dense = (h + 1) * ffn + (ffn + 1) * h
         expert = self.experts * 2 * h * ffn + h * self.experts
-        block = attention + 2 * h + (expert if self.experts else dense)
+        second_norm = 0 if self.parallel_blocks == "one_norm" else 2 * h
+        block = attention + second_norm + (expert if self.experts else dense)
         return self.layers * block + ((2 - self.tied) * self.vocab + self.seq_len + 2) * h
 
 
@@ -86,8 +92,7 @@ def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
         x = m.op("add", m.op("embedding", table, tokens), positions, name="x")
     for layer in range(size.layers):
         with m.tagged(phase="forward", layer=layer):
-            x = _attention(m, f"l{layer}", x, h, size.heads)
-            x = _experts(m, f"l{layer}", x, size, batch) if size.experts else _feed_forward(m, f"l{layer}", x, h)
+            x = _layer(m, f"l{layer}", x, size, batch)
     with m.tagged(phase="forward", layer=size.layers - 1):
         x = _norm(m, "final", x, h)
         if size.tied:
@@ -100,31 +105,46 @@ def _norm(m: ModelBuilder, name: str, x: str, h: int) -> str:
     return m.op("layer_norm", x, gain, shift, epsilon=1e-5, name=f"{name}.norm")
 
 
-def _attention(m: ModelBuilder, name: str, x: str, h: int, heads: int) -> str:
+def _layer(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int) -> str:
+    h, heads = size.hidden, size.heads
     y = _norm(m, f"{name}.attn", x, h)
+    out, bias = _attention(m, name, y, h, heads)
+    if size.parallel_blocks != "none":
+        y = y if size.parallel_blocks == "one_norm" else _norm(m, f"{name}.ffn", x, h)
+        inner, inner_bias = _feed_forward(m, name, y, h)
+        out = m.op("add", m.op("add", m.op("add", out, inner), x), bias, name=f"{name}.x")
+        return m.op("add", out, inner_bias, name=f"{name}.y")
+    x = m.op("add", m.op("add", out, x), bias, name=f"{name}.x")
+    y = _norm(m, f"{name}.ffn", x, h)
+    if size.experts:
+        return m.op("add", _experts(m, name, y, size, batch), x, name=f"{name}.y")
+    out, bias = _feed_forward(m, name, y, h)
+    return m.op("add", m.op("add", out, x), bias, name=f"{name}.y")
+
+
+def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[str, str]:
+    """What it gives, and the bias that is to be added."""
     w, bias = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1), m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
     qkv = m.op("add", m.op("matmul", y, w), bias)
     context = m.op("attention", qkv, heads=heads, causal=True)
     out = m.op("matmul", context, m.weight(f"{name}.proj", (h, h), tensor_axis=0))
-    return m.op("add", m.op("add", out, x), m.weight(f"{name}.proj_bias", (h,)), name=f"{name}.x")
+    return out, m.weight(f"{name}.proj_bias", (h,))
 
 
-def _feed_forward(m: ModelBuilder, name: str, x: str, h: int) -> str:
-    y = _norm(m, f"{name}.ffn", x, h)
+def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]:
+    """As `_attention`."""
     w, bias = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1), m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
     inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
     out = m.op("matmul", inner, m.weight(f"{name}.out", (4 * h, h), tensor_axis=0))
-    return m.op("add", m.op("add", out, x), m.weight(f"{name}.out_bias", (h,)), name=f"{name}.y")
+    return out, m.weight(f"{name}.out_bias", (h,))
 
 
-def _experts(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int) -> str:
+def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: int) -> str:
     """Each token through its best expert, scaled by the router's probability; no token is dropped."""
     h, experts = size.hidden, size.experts
-    y = _norm(m, f"{name}.ffn", x, h)
     shares = m.op("softmax", m.op("matmul", y, m.weight(f"{name}.router", (h, experts))))
     chosen = m.op("argmax", shares)
     buffers = m.op("dispatch", y, chosen, experts=experts, capacity=batch * size.seq_len)
     inner = m.op("gelu", m.op("matmul", buffers, m.weight(f"{name}.fc", (experts, h, 4 * h), expert_axis=0)))
     outer = m.op("matmul", inner, m.weight(f"{name}.out", (experts, 4 * h, h), expert_axis=0))
-    gated = m.op("mul", m.op("collect", outer, chosen), m.op("pick", shares, chosen))
-    return m.op("add", gated, x, name=f"{name}.y")
+    return m.op("mul", m.op("collect", outer, chosen), m.op("pick", shares, chosen))
