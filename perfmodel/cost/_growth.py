@@ -61,9 +61,7 @@ def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) ->
     return np.clip(found, least, most)
 
 
-def _with_few(
-    log_s: Float64[np.ndarray, "n"], few: int, measured: Bool[np.ndarray, "n"]
-) -> Float64[np.ndarray, "n"]:
+def _with_few(log_s: Float64[np.ndarray, "n"], few: int, measured: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """`growing`, where the first `few` times give way to the others, each to the one of twice the samples."""
     found = np.concatenate([log_s[:few], growing(log_s[few:], measured[few:])])
     for i in reversed(range(min(few, len(found) - 1))):

@@ -13,6 +13,7 @@ from perfmodel.prediction._problem import Setting, kept
 from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
 
+
 def sliced_job(job: Job, slices: int, index: int = 0) -> Job:
     """The job on one slice of the sequence, whose causal attention also sees the keys and values of those before it.
 

@@ -76,8 +76,8 @@ def add_layer_gathers(
     steps it does so within each, whose first gathers wait for the update before (`optimizers`, as `add_updates` has
     them). One that is not ahead is issued by the op itself, once its input is there.
 
-    Where the next op waits for each reduction, gathers that nobody waits for yet do not overtake it: they queue as those
-    of one op ahead, and start before that where nothing else is to be sent.
+    Where the next op waits for each reduction, gathers that nobody waits for yet do not overtake it: they queue as
+    those of one op ahead, and start before that where nothing else is to be sent.
     """
     if not spec.gathers_by_layer:
         return

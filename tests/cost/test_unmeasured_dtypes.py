@@ -101,8 +101,8 @@ def test_attention_of_wide_elements_is_never_slower_for_a_higher_rate(device):
 
 
 def test_what_was_measured_of_a_device_stays_so_where_its_figures_change():
-    """As of one that the tables name, so of one whose figures are those of another: kernels in a step are bounded by the
-    measured ones, which are the same."""
+    """As of one that the tables name, so of one whose figures are those of another: kernels in a step are bounded by
+    the measured ones, which are the same."""
     ops = [Gemm(dtype="fp32", m=2048 << i, n=5120, k=3456) for i in range(5)]
     for name in ("V100-SXM2-32GB", "A100-SXM4-40GB", "A100-SXM4-80GB"):
         device = catalog.device(name)

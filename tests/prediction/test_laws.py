@@ -209,11 +209,14 @@ def test_pairs_of_longer_passes_take_longer_and_ring_steps_none(case: Case, sche
 
 
 @some(8)
-@given(cases(), st.booleans())
-def test_weights_on_the_host_cost_no_less_than_the_optimizer_alone(case: Case, overlaps: bool) -> None:
-    """Every gather copies them first; what updates send back, they send back while the host updates others."""
+@given(cases(), st.booleans(), st.sampled_from([8, 512]))
+def test_the_more_is_on_the_host_the_longer_a_step_takes(case: Case, overlaps: bool, dp: int) -> None:
+    """However few parameters a rank updates. Of weights on the host every gather copies them first; what updates send
+    back, they send back while the host updates others."""
     if case.cluster.device.host_bandwidth_bytes_per_s:
-        sharded = case.laid(zero=3, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+        for zero in (1, 2, 3):
+            sharded = case.laid(zero=zero, dp=dp, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+            assert_between(sharded, sharded.laid(offload_states="optimizer"))
         assert_between(sharded.laid(offload_states="optimizer"), sharded.laid(offload_states="weights"))
 
 
