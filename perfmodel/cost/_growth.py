@@ -19,25 +19,30 @@ from perfmodel.cost.learn import rising
 from perfmodel.ops import Collective, KernelOp, Op
 
 _FEWEST: Final = {"m": 64, "k": 64, "tokens": 64}
-"""Least number of samples that is compared with others: below, a kernel does not fill a tile. 1 of sequences and
+"""Number of samples below which a kernel does not fill a tile: its time gives way to that of more. 1 of sequences and
 images."""
 _MOST: Final = 2**16
 """Beyond this number of samples times grow in proportion: measurements end there."""
 
 
 def _sizes(op: Op) -> tuple[KernelOp, ...]:
-    """A kernel with every number of samples that is its own times or over a power of two, within the range that is
-    compared, in ascending order; none of collectives, and where its own is below."""
+    """A kernel with every number of samples that is its own times or over a power of two, from what fills a tile (from
+    its own, where that does not) to the largest that is compared, in ascending order; none of collectives."""
     if isinstance(op, Collective):
         return ()
     name = op.samples
     count = getattr(op, name) if name else 0
-    least = _FEWEST.get(name, 1)
-    if count < least:
+    if count < 1:
         return ()
-    odd = count // (count & -count)
+    odd, least = count // (count & -count), min(count, _FEWEST.get(name, 1))
     every = [odd << i for i in range(_MOST.bit_length()) if least <= odd << i <= _MOST]
     return tuple(replace(op, **{name: n}) for n in every)
+
+
+def _too_few(chain: Sequence[KernelOp]) -> int:
+    """How many of a kernel's sizes do not fill a tile."""
+    name = chain[0].samples
+    return sum(getattr(one, name) < _FEWEST.get(name, 1) for one in chain)
 
 
 def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
@@ -54,6 +59,14 @@ def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) ->
     held, beyond = rising(log_s[measured], at_most=at[measured]), at[:, None] - at[measured]
     least, most = (held + np.minimum(beyond, 0.0)).max(axis=1), (held + np.maximum(beyond, 0.0)).min(axis=1)
     return np.clip(found, least, most)
+
+
+def _with_few(log_s: Float64[np.ndarray, "n"], few: int, measured: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """`growing`, where the first `few` times give way to the others, each to the one of twice the samples."""
+    found = np.concatenate([log_s[:few], growing(log_s[few:], measured[few:])])
+    for i in reversed(range(min(few, len(found) - 1))):
+        found[i] = np.clip(found[i], found[i + 1] - np.log(2.0), found[i + 1])
+    return found
 
 
 def with_sizes(ops: Iterable[Op]) -> list[Op]:
@@ -81,7 +94,8 @@ def growth(
         if i in done or isinstance(op, Collective) or not (chain := _sizes(op)):
             continue
         places = [place[one] for one in chain]
-        grown = growing(log_s[places], known[places])
+        few = _too_few(chain)
+        grown = _with_few(log_s[places], few, known[places])
         out[places] = grown - log_s[places]
         done.update(places)
         if i not in done:  # beyond the last

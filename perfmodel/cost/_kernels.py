@@ -262,13 +262,12 @@ class KernelModel:
         return self._reached.once((query, dtype), worked_out)
 
     def _from_16_bits(self, asked: Asked) -> Prediction:
-        """Times at the share of the roofline that the same kernels reach in 16 bits."""
-        narrow = asked.instead(in_16_bits(asked.rows))
-        log_time = self._predict(narrow).log_time
-        for query, mine in asked.by_query():
-            own_s, narrow_s = (roofline_time(query.figures, of.rows.take(mine)) for of in (asked, narrow))
-            log_time[mine] += np.log(own_s / narrow_s)
-        return Prediction.around(log_time, HALF_WIDTH, "extrapolated")
+        """Times of the same kernels in 16 bits where those are computed at the rate of the own type and memory gives
+        half as many of them: what more of either rate does to them, it does to these."""
+        pairs, pair_of = asked.combinations()
+        queries = tuple([query._replace(figures=_in_wide(query.figures, kind.dtype)) for query, kind in pairs])
+        narrow = replace(asked, rows=in_16_bits(asked.rows), queries=queries, query=pair_of)
+        return Prediction.around(self._predict(narrow).log_time, HALF_WIDTH, "extrapolated")
 
     def _mask(self, found: Prediction, at: np.ndarray, asked: Asked) -> None:
         """Move times of attention at positions so that leaving scores out by the causal mask takes no longer than all
@@ -310,6 +309,11 @@ class KernelModel:
         if family not in self._families:
             self._families[family] = load_family(self._weights, family)
         return self._families[family]
+
+
+def _in_wide(figures: Figures, dtype: str) -> Figures:
+    """Figures under which kernels of 16 bits take what those of 32 take."""
+    return replace(figures, bandwidth=figures.bandwidth / 2, peaks=figures.peaks | {"half": figures.peak(dtype)})
 
 
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:

@@ -124,11 +124,11 @@ def communication_events(
                     lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
                     units,
                 )
-        if is_trained(job) and not states.on_host:  # one update per pipeline rank over all its chunks
+        if is_trained(job):  # one update per pipeline rank over all its chunks
             of_rank = np.zeros((len(params), 1))
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
-            events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job))
+            events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job, states.on_host))
     if is_trained(job) and not states.on_host:
         _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
     if spec.tied_embedding and not (job.frozen or job.frozen_embedding):

@@ -113,7 +113,7 @@ class StateEvents:
                     ])  # fmt: skip
                 held = (counts.sum(axis=1) @ trained[group])[spec.stage_map].sum(axis=1)
                 shards = place.shards.size
-                updates = {of: partial(update, shards=of, job=job) for of in (1, shards)}
+                updates = {of: partial(update, shards=of, job=job, on_host=self._on_host) for of in (1, shards)}
                 self._updates[n, group] = self._numbers(held, updates, "update")[[0, -1]]
 
     def _numbers(
@@ -147,7 +147,7 @@ class StateEvents:
             updates = np.sum([time_s[self._updates[n, group]] for group in self._groups], axis=0)
             if self._on_host:
                 of_rank = self._own[n][1].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
-                updates = np.stack([of_rank, of_rank]) * self._host[n].update
+                updates = updates + of_rank * self._host[n].update
             fullest = np.min if shape.spec.steps > 1 else np.max  # without a barrier of all devices any may be last
             alone = fullest(updates, axis=1)
             gathered = {

@@ -18,8 +18,8 @@ from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forwa
 from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype
 
-_SHARES: Final = 8
-"""Steps in which casts are left out."""
+_HALVINGS: Final = 12
+"""Of the range in which the share of casts that pay is looked for."""
 _Row = tuple[float, float, float, str, float]
 
 
@@ -150,10 +150,11 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     timed: Callable[[ShardBlocks, EventTimes], BlockTimes],
 ) -> Float[np.ndarray, "blocks phases"]:
-    """The largest share (in steps) of its casts with which the passes of each block, under any recompute, take no
-    longer than in 16 bits (`wide`); the same for all phases.
+    """The largest share of its casts with which the passes of each block, under any recompute, take no longer than in
+    16 bits (`wide`); the same for all phases.
 
-    What a phase takes is convex in the share, and no more than in 16 bits without any.
+    What a phase takes is convex in the share, and no more than in 16 bits without any: the shares that pay are all up
+    to the largest.
     """
     trains = problem.job.mode == "train"
 
@@ -166,11 +167,14 @@ def _shares_that_pay(
         return phase_s[:, PASSED].sum(axis=1)[:, None] + recompute_s(phase_s[:, None], modes[None])
 
     most_s = passes_s(0.0, wide) * (1 + 1e-9)
-    if (passes_s(1.0, times) <= most_s).all():
-        return np.ones(blocks.counts.shape[:2])
-    pays = np.zeros(len(most_s))
-    for share in np.linspace(0.0, 1.0, _SHARES + 1)[1:].tolist():
-        pays = np.where((passes_s(share, times) <= most_s).all(axis=1), share, pays)
+    pays = (passes_s(1.0, times) <= most_s).all(axis=1).astype(float)
+    for block in np.flatnonzero(pays < 1).tolist():
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            share = (low + high) / 2
+            gains = bool((passes_s(share, times)[block] <= most_s[block]).all())
+            low, high = (share, high) if gains else (low, share)
+        pays[block] = low
     return np.repeat(pays[:, None], blocks.counts.shape[1], axis=1)
 
 

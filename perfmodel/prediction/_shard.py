@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.ops import Attention, KernelOp
 from perfmodel.prediction._blocks import ShardBlocks, count_events
 from perfmodel.prediction._phases import Variant
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
@@ -14,34 +13,17 @@ from perfmodel.prediction._problem import Setting, kept
 from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
 
-_KERNELS = ("forward", "backward_input", "backward_weight", "recompute_selective", "recompute_full")
 
-
-def sliced_job(job: Job, slices: int) -> Job:
-    """The job on one slice of the sequence.
+def sliced_job(job: Job, slices: int, index: int = 0) -> Job:
+    """The job on one slice of the sequence, whose causal attention also sees the keys and values of those before it.
 
     Raises:
         LayoutError: the sequence does not divide.
     """
     if job.seq_len % slices:
         raise LayoutError(f"sequence length {job.seq_len} is not divisible into {slices} slices", Reason.SLICES)
-    return replace(job, seq_len=job.seq_len // slices)
-
-
-def on_slice(blocks: Sequence[tuple[BlockOps, int]], index: int) -> list[tuple[BlockOps, int]]:
-    """Blocks of one slice, whose causal attention also sees the keys and values of the slices before it."""
-    return [(_block_on_slice(block, index), repeats) for block, repeats in blocks]
-
-
-def _block_on_slice(block: BlockOps, index: int) -> BlockOps:
-    kernels = {name: tuple((_op_on_slice(op, index), count) for op, count in getattr(block, name)) for name in _KERNELS}
-    return replace(block, **kernels)
-
-
-def _op_on_slice(op: KernelOp, index: int) -> KernelOp:
-    if isinstance(op, Attention) and op.causal and op.seq_q == op.seq_kv:
-        return replace(op, seq_kv=op.seq_kv * (index + 1))
-    return op
+    tokens = job.seq_len // slices
+    return replace(job, seq_len=tokens, cached_tokens=index * tokens) if slices > 1 else job
 
 
 @dataclass(frozen=True)
@@ -83,19 +65,16 @@ def _networks(setting: Setting, ranks: Ranks) -> tuple[Network, ...]:
 
 
 @kept
-def shard_blocks(setting: Setting, shard: Shard, slices: int) -> Sequence[tuple[BlockOps, int]]:
+def shard_blocks(setting: Setting, shard: Shard, slices: int, index: int = 0) -> Sequence[tuple[BlockOps, int]]:
     """Blocks of the model on a shard, on one of `slices` slices of the sequence (raises `LayoutError` if it does not
     divide)."""
-    job = sliced_job(setting.job, slices) if slices > 1 else setting.job
-    return blocks(setting.model, job, shard)
+    return blocks(setting.model, sliced_job(setting.job, slices, index), shard)
 
 
 @kept
 def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int) -> ShardBlocks:
     """Counted events of a shard's blocks on one of `slices` slices of the sequence."""
-    of_shard = shard_blocks(setting, placed.shard, slices)
-    if slices > 1:
-        of_shard = on_slice(of_shard, index)
+    of_shard = shard_blocks(setting, placed.shard, slices, index)
     return count_events(of_shard, dict(zip(BLOCK_GROUPS, placed.networks, strict=True)), setting.job)
 
 

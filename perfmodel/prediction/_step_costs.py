@@ -43,8 +43,8 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
     `align_param_gather`), so that what they cost delays a step once, and the first stage begins and ends it. Launched
     one by one they would delay every stage of the last backward after another, more than not to overlap them.
     """
-    serial = spec.param_gather == "layer_serial"  # the gather that the next pass waits for waits for the reduction
-    kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") and not serial else []
+    serial = spec.param_gather == "layer_serial"
+    kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") else []
     if spec.param_gather in ("step_overlap", "layer"):
         kinds += [Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD]
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
@@ -52,6 +52,8 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
     found: list[tuple[int, int, float]] = []
     for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE) & (stage == 0)).tolist():
         passes, step = _NEXT[Kind(kind[comm])]
+        if serial:  # a pass that waits for a gather waits for the reduction before it
+            passes = tuple(one for one in passes if one == Kind.BACKWARD_WEIGHT)
         at = segment[comm] + step
         beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == at) & (at >= 0)
         times = often[beside].sum()

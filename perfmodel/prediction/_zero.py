@@ -158,9 +158,10 @@ def exchanged_units(
     return np.maximum(one, counts @ layers) if zero == 3 else one
 
 
-def update(params: float, shards: int, job: Job) -> Op:
-    """The optimizer step over one of `shards` equal parts of so many parameters."""
-    return optimizer_op(-(-int(params) // shards), job)
+def update(params: float, shards: int, job: Job, on_host: bool = False) -> Op:
+    """The optimizer step over one of `shards` equal parts of so many parameters. Where the host's processors update
+    them (`HostSeconds`), what else a step takes: as over next to none."""
+    return optimizer_op(1 if on_host else -(-int(params) // shards), job)
 
 
 def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.ndarray, " blocks"]]:

@@ -75,11 +75,15 @@ def add_layer_gathers(
     queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does). In a stream of
     steps it does so within each, whose first gathers wait for the update before (`optimizers`, as `add_updates` has
     them). One that is not ahead is issued by the op itself, once its input is there.
+
+    Where the next op waits for each reduction, gathers that nobody waits for yet do not overtake it: they queue as
+    those of one op ahead, and start before that where nothing else is to be sent.
     """
     if not spec.gathers_by_layer:
         return
     s = passes.schedule
     ahead = spec.gathers_ahead
+    queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
     uses = np.flatnonzero(passes.op_column(s.phase != Phase.BACKWARD_WEIGHT))
     used_by = passes.instruction[uses]
     device, step = s.device[used_by], s.updates_before[used_by]
@@ -87,10 +91,10 @@ def add_layer_gathers(
     begins = (np.diff(device, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
     start = np.maximum.accumulate(np.where(begins, at, 0))
     k = at - start
-    beside = uses[start + np.maximum(k - ahead, 0)]
+    beside = uses[start + np.maximum(k - queued, 0)]
     slot = s.slot[passes.instruction[beside]]
     key = np.where(
-        k < ahead,
+        k < queued,
         order.lead_in_key(slot, device, k),
         order.key(slot, device, passes.part[beside], Around.GATHER),
     )

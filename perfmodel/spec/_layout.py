@@ -311,8 +311,8 @@ class Job:
     mode: Literal["train", "inference"] = "train"
     """Forward, backward and update, or a forward alone."""
     cached_tokens: int = 0
-    """Tokens of every sequence before those of the step, whose keys and values are in a cache (inference): with
-    `seq_len` 1 the step generates one token a sequence."""
+    """Tokens of every sequence before those of the step, to whose keys and values these attend too: in a cache
+    (inference, where with `seq_len` 1 the step generates one token a sequence), or of slices that came before."""
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     fp8_attention: bool = False
@@ -399,8 +399,6 @@ class Job:
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
         whole("job", {"adapter_rank": self.adapter_rank, "cached_tokens": self.cached_tokens}, least=0)
-        if self.cached_tokens and self.mode != "inference":
-            raise LayoutError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):

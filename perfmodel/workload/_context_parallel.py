@@ -46,7 +46,8 @@ def context_parallel(local: Local, whole: Attention) -> ContextPart:
 
 def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
     """cp steps: one with the rank's own keys, under the causal mask, then those of one other rank each: of a balanced
-    causal ring half a square (all queries with the earlier half of the keys, or the later half with all keys).
+    causal ring half a square (all queries with the earlier half of the keys, or the later half with all keys), and all
+    keys of tokens before those of the step, which are spread over the ranks too.
 
     Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their gradients make cp,
     back to where they belong: the last with no step beside it. Where they are gathered, only the first step runs
@@ -61,7 +62,7 @@ def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
     def step(keys: int, causal: bool) -> Attention:
         return replace(whole, seq_kv=keys, causal=causal, window=whole.window if whole.window < keys else 0)
 
-    half = seen // 2 if whole.causal and local.shard.cp_balanced else seen
+    half = seen - q // 2 if whole.causal and local.shard.cp_balanced else seen
     kv = replace(_keys_and_values(local, whole, 1 / cp), collective="send_recv", count=others, beside_attention=True)
     gradients = replace(kv, count=others, beside_attention=True)
     last = replace(kv, count=1, beside_attention=False)
@@ -95,8 +96,9 @@ def _gathered(local: Local, whole: Attention) -> ContextPart:
     gather = replace(_keys_and_values(local, whole, 1.0), collective="all_gather")
     steps = (whole,)
     if whole.causal and local.shard.cp_balanced:
-        chunk = keys // (2 * cp)
-        early = replace(whole, seq_q=chunk, seq_kv=chunk, window=whole.window if whole.window < chunk else 0)
+        chunk = whole.seq_q // 2
+        seen = keys - (2 * cp - 1) * chunk
+        early = replace(whole, seq_q=chunk, seq_kv=seen, window=whole.window if whole.window < seen else 0)
         steps = (early, replace(whole, seq_q=chunk))
     return ContextPart(
         steps=steps,

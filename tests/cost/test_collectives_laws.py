@@ -130,6 +130,28 @@ def test_intervals_hold_the_point(question: tuple[Cluster, Collective]) -> None:
     assert times.lo_s[0] <= times.time_s[0] <= times.hi_s[0]
 
 
+@settings(max_examples=100, deadline=None)
+@given(questions(), st.floats(24.0, 30.0))
+def test_large_gathers_and_scatters_take_no_longer_than_all_reduces(
+    question: tuple[Cluster, Collective], octaves: float
+) -> None:
+    """Where bandwidth counts: each moves half of what an all-reduce does, or as much where switches add."""
+    cluster, asked = question
+    if asked.num_ranks > 1:
+        kinds = ("all_gather", "reduce_scatter", "all_reduce")
+        large = [replace(asked, collective=kind, bytes=asked.num_ranks * 2**octaves) for kind in kinds]
+        gather_s, scatter_s, reduce_s = model().times(cluster, large).time_s
+        assert gather_s + scatter_s <= 2 * reduce_s * 1.02  # each is told as it was measured
+
+
+def test_small_gathers_over_many_ranks_take_longer_than_all_reduces() -> None:
+    """Not only rings: all-reduces have trees, of fewer steps. Measured at 1,024 ranks over Slingshot: 12 times as long
+    at 1 MiB, 36 times at 16 KiB; within a rack of 64 by NVLink 1.4 to 2.8 times."""
+    for size in (2.0**14, 2.0**20):
+        ratio = on_slingshot("all_gather", size, [256]) / on_slingshot("all_reduce", size, [256])
+        assert 3 < ratio[0] < 60
+
+
 def as_row(cluster: Cluster, asked: Collective) -> dict[str, object]:
     """The same question as a row of a table."""
     _, *outside = cluster.levels

@@ -68,6 +68,7 @@ def alone_s(ops: Sequence[Op], on: Device) -> np.ndarray:
 OPS = (
     Gemm(m=384, n=4096, k=1024), Gemm(m=4096, n=1024, k=512, pass_="wgrad", accumulate=True),
     Gemm(op="bmm", m=512, n=512, k=64, batch=16), Gemm(op="grouped_linear", m=256, n=2048, k=1024, groups=4),
+    Gemm(op="grouped_linear", m=2, n=1408, k=704, groups=64),
     Attention(batch=2, heads=16, kv_heads=16, seq_q=1024, seq_kv=1024, head_dim=64),
 )  # fmt: skip
 
@@ -97,6 +98,15 @@ def test_whoever_asks_for_other_sizes_is_told_the_same() -> None:
 
 def test_collectives_and_element_wise_kernels_are_left_as_they_are() -> None:
     reduction = Collective(collective="all_reduce", bytes=1e6, num_ranks=8, ranks_per_node=8)
-    ops = with_sizes([reduction, MemoryBound(op="add", rows=4096, hidden=1024), Gemm(m=8, n=64, k=64)])
-    assert len(ops) == 3
-    assert growth(ops, np.array([1.0, 2.0, 3.0]), [False] * 3).tolist() == [1.0, 1.0, 1.0]
+    ops = with_sizes([reduction, MemoryBound(op="add", rows=4096, hidden=1024)])
+    assert len(ops) == 2
+    assert growth(ops, np.array([1.0, 2.0]), [False] * 2).tolist() == [1.0, 1.0]
+
+
+def test_sizes_that_do_not_fill_a_tile_change_nothing_of_those_that_do() -> None:
+    on, op = catalog.device("A100-SXM4-80GB"), Gemm(op="grouped_linear", dtype="tf32", m=64, n=1408, k=704, groups=128)
+    found = []
+    for ops in ([op], [replace(op, m=8), op]):
+        every = with_sizes(ops)
+        found.append(growth(every, alone_s(every, on), [False] * len(every))[every.index(op)])
+    assert found[0] == found[1]

@@ -1,6 +1,7 @@
 """Element types that nobody measured run at the share of the roofline that the nearest measured one reaches."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,3 +77,35 @@ def test_scores_left_out_by_a_mask_cost_nothing(device):
         ]
         causal_s, full_s = KernelModel.load().times(device, both).time_s
         assert causal_s <= full_s * (1 + 1e-6), (both[0], causal_s / full_s)
+
+
+@pytest.mark.parametrize("device", ["P100-SXM2-16GB", "V100-SXM2-32GB", "A100-SXM4-40GB", "H100", "B300", "MI300X"])
+def test_attention_of_wide_elements_is_never_slower_for_a_higher_rate(device):
+    """And no faster than in proportion: as the kernels of 16 bits that it goes by."""
+    device, times = catalog.device(device), 1.4
+    peak = {name: rate and rate * times for name, rate in vars(device.peak).items()}
+    faster = [
+        replace(device, memory_bandwidth_bytes_per_s=times * device.memory_bandwidth_bytes_per_s),
+        replace(device, peak=replace(device.peak, **peak)),
+    ]
+    wide = [name for name in ("fp32", "tf32") if name in device.dtypes]
+    ops = [
+        Attention(dtype=dtype, batch=2, heads=16, kv_heads=16, seq_q=n, seq_kv=n, head_dim=128, pass_=pass_)
+        for dtype, n, pass_ in itertools.product(wide, (128, 512, 2048), ("fwd", "bwd"))
+    ]
+    before_s = KernelModel.load().times(device, ops).time_s
+    for other in faster:
+        gain = before_s / KernelModel.load().times(other, ops).time_s
+        assert gain.min() >= 1 - 1e-4
+        assert gain.max() <= times * (1 + 1e-4)
+
+
+def test_what_was_measured_of_a_device_stays_so_where_its_figures_change():
+    """As of one that the tables name, so of one whose figures are those of another: kernels in a step are bounded by
+    the measured ones, which are the same."""
+    ops = [Gemm(dtype="fp32", m=2048 << i, n=5120, k=3456) for i in range(5)]
+    for name in ("V100-SXM2-32GB", "A100-SXM4-40GB", "A100-SXM4-80GB"):
+        device = catalog.device(name)
+        faster = replace(device, memory_bandwidth_bytes_per_s=2 * device.memory_bandwidth_bytes_per_s)
+        own, other = (KernelModel.load().times(one, ops).provenance for one in (device, faster))
+        assert own == other

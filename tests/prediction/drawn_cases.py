@@ -119,7 +119,7 @@ _DEVICES = [
     "TPU-v4", "TPU-v5p", "TPU-v6e",
 ]  # fmt: skip
 """Devices that a cluster's networks are drawn with besides its own."""
-_DTYPES = ("bf16", "fp16", "fp8")
+_DTYPES = ("bf16", "fp16", "fp8", "fp32", "tf32")
 _LAYOUTS = [
     Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
     for tp, pp, dp, cp, ep in product((1, 2, 8), (1, 4), (1, 4, 16), (1, 2), (1, 4))

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
+from perfmodel.cost.learn import Fabric
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
+from perfmodel.prediction._memory import communicators
 from perfmodel.schedule import get_schedule
 from perfmodel.session import Session
-from perfmodel.spec import Layout, StateOffload, Transformer
+from perfmodel.spec import ContextParallel, Layout, StateOffload, Transformer
 
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
@@ -185,6 +187,19 @@ def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero:
 
 
 @some(8)
+@given(cases(), st.sampled_from(SCHEDULES), st.booleans())
+def test_gathers_further_ahead_never_hurt(case: Case, schedule: str, overlaps: bool) -> None:
+    """Whether or not the next pass waits for reductions, which a gather that nobody waits for does not hold up."""
+    pipelines = case.layout.pp if case.layout.pp > 1 else 2
+    for pp in (1, pipelines):
+        alike = case.laid(schedule=schedule, pp=pp, vpp=1, zero=3, overlap_grad_reduce=overlaps)
+        not_ahead = alike.laid(overlap_param_gather=False)
+        ahead = [alike.laid(overlap_param_gather=True, prefetch=layers) for layers in (1, 2, 4)]
+        for further, less in pairwise((*reversed(ahead), not_ahead)):
+            assert_between(further, less)
+
+
+@some(8)
 @given(cases(), st.sampled_from(["dualpipe", "dualpipe-v"]))
 def test_pairs_of_longer_passes_take_longer_and_ring_steps_none(case: Case, schedule: str) -> None:
     """One host issues both passes of a pair, whatever hides behind them."""
@@ -194,11 +209,14 @@ def test_pairs_of_longer_passes_take_longer_and_ring_steps_none(case: Case, sche
 
 
 @some(8)
-@given(cases(), st.booleans())
-def test_weights_on_the_host_cost_no_less_than_the_optimizer_alone(case: Case, overlaps: bool) -> None:
-    """Every gather copies them first; what updates send back, they send back while the host updates others."""
+@given(cases(), st.booleans(), st.sampled_from([8, 512]))
+def test_the_more_is_on_the_host_the_longer_a_step_takes(case: Case, overlaps: bool, dp: int) -> None:
+    """However few parameters a rank updates. Of weights on the host every gather copies them first; what updates send
+    back, they send back while the host updates others."""
     if case.cluster.device.host_bandwidth_bytes_per_s:
-        sharded = case.laid(zero=3, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+        for zero in (1, 2, 3):
+            sharded = case.laid(zero=zero, dp=dp, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+            assert_between(sharded, sharded.laid(offload_states="optimizer"))
         assert_between(sharded.laid(offload_states="optimizer"), sharded.laid(offload_states="weights"))
 
 
@@ -212,6 +230,14 @@ def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
 def test_context_parallelism_costs_device_seconds(case: Case) -> None:
     for cp in (1, 2, 4):
         assert_costs_device_seconds(case.laid(cp=cp), case.laid(cp=2 * cp))
+
+
+@some(5)
+@given(cases(), st.sampled_from(get_args(ContextParallel)))
+def test_slices_of_a_sequence_attend_to_those_before_them_on_every_rank(case: Case, kind: ContextParallel) -> None:
+    sliced = case.laid(schedule="seq1f1b", vpp=1, cp_kind=kind)
+    for cp in (1, 2):
+        assert_costs_device_seconds(sliced.laid(cp=cp), sliced.laid(cp=2 * cp))
 
 
 @some(8)
@@ -228,6 +254,23 @@ def test_replicas_cost_device_seconds(case: Case) -> None:
     if not get_schedule(case.layout.schedule).asynchronous:
         fewer = replace(case, rounds=2 * case.rounds)
         assert_costs_device_seconds(fewer, case.laid(dp=2 * case.layout.dp))
+
+
+BOTH_WAYS = ("chimera", "chimera-doubling", "chimera-halving", "gems", "dualpipe")
+"""Schedules whose replicas of a stage lie on other nodes: twice the data-parallel ones, and half as many groups of them
+share the adapters of a node."""
+
+
+@some(8)
+@given(cases(), st.sampled_from([1, 4]))
+def test_more_replicas_of_equal_work_are_never_faster(case: Case, dp: int) -> None:
+    """But for what each has to update, where it holds a shard; more ranks of a mesh have more links."""
+    mesh = Fabric.of(case.cluster).inside.of.mesh
+    if case.layout.schedule not in BOTH_WAYS and not mesh and (dp * case.layout.cp) % case.layout.ep == 0:
+        fewer, more = case.laid(dp=dp), case.laid(dp=2 * dp)
+        if fewer.possible and more.possible and more.step_s < fewer.step_s:
+            shard_s = fewer.prediction.breakdown_s["optimizer"] if case.layout.zero else 0.0
+            assert more.step_s >= (fewer.step_s - shard_s) * (1 - ROUNDING)
 
 
 @some(8)
@@ -267,17 +310,23 @@ def test_a_prediction_is_consistent(case: Case) -> None:
     assert 0 < p.mfu < 1
 
 
-@some(8)
+@some(5)
 @given(cases())
 def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_work(case: Case) -> None:
     def peak(one: Case) -> float | None:
-        return one.prediction.memory.peak if one.possible else None
+        """But for the buffers of communicators, of which more dimensions have more."""
+        if not one.possible:
+            return None
+        return one.prediction.memory.peak - one.framework.communicator_bytes * communicators(one.layout)
 
     # where nothing is sharded, gathered weights are a copy more
     stages = range(4 if case.layout.dp * case.layout.cp > 4 else 3)
     held = get_args(StateOffload) if case.cluster.device.host_bandwidth_bytes_per_s else ()
     falling = [
         [case.laid(zero=stage) for stage in stages],
+        [case.laid(tp=tp) for tp in (1, 2, 4)],
+        # gradients that ZeRO 2 shards lie whole in a pipeline
+        [case.laid(pp=pp, vpp=1, schedule="1f1b", zero=min(case.layout.zero, 1)) for pp in (1, 2, 4)],
         [case.laid(recompute=what) for what in ("none", "selective", "full")],
         [case.laid(zero=3, offload_states=states) for states in held],
         [case.laid(micro_batch=size * case.layout.micro_batch) for size in (2, 1)],

@@ -104,6 +104,8 @@ class Simulator:
         work = [(i, s) for i in order for s in self._segments(i, device)]
         using = [w for w in work if w[0].phase != Phase.BACKWARD_WEIGHT]
         ahead = {"layer": spec.prefetch, "layer_serial": 0}.get(spec.param_gather)
+        # no gather overtakes a reduction that the next op waits for, but the next op's own
+        queued = min(ahead or 0, 1) if spec.grad_reduce == "end" else ahead or 0
         gathered = 0
 
         def name_of(item: tuple[Instruction, int]) -> Name:
@@ -120,7 +122,7 @@ class Simulator:
             stage, waits = self._stage(i), []
             if ahead is not None and item in using:
                 k = using.index(item)
-                while gathered <= min(k + ahead, len(using) - 1):
+                while gathered <= min(k + queued, len(using) - 1):
                     before = gathered - 1 - ahead
                     gate = [(name_of(using[before]), 0.0)] if before >= 0 else []
                     if not ahead and segment == self._segments(i, device)[0]:

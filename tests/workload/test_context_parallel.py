@@ -31,6 +31,21 @@ def test_balanced_ranks_share_the_visible_pairs(cp, kind, tp, seq):
     assert cp * part == pytest.approx(whole, rel=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    cp=st.sampled_from([1, 2, 4]),
+    kind=st.sampled_from(["ring", "all_gather", "gathered_ring", "ulysses"]),
+    slices=st.sampled_from([2, 4]),
+    seq=st.sampled_from([1024, 8192]),
+)
+def test_slices_share_the_visible_pairs_too(cp, kind, slices, seq):
+    """Keys of the slices before are spread over ranks as a slice's own are."""
+    tokens = seq // slices
+    jobs = [Job(global_batch=1, seq_len=tokens, cached_tokens=i * tokens) for i in range(slices)]
+    parts = [attention_flops(job, cp=cp, cp_kind=kind) for job in jobs]
+    assert cp * sum(parts) == pytest.approx(attention_flops(Job(global_batch=1, seq_len=seq)), rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring"])
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_last_rank_of_a_contiguous_split_sees_nearly_twice_the_mean(kind, cp):

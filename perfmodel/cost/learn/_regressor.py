@@ -64,7 +64,8 @@ class Regressor:
         if self.dtypes and dtype not in self.dtypes:
             return -1.0
         return max(
-            2.0 if s.figures.same_kernels(figures) else similarity(figures, s.figures, dtype) for s in self.stacks
+            2.0 if s.figures.same_kernels(figures) else similarity(figures.nominal, s.figures, dtype)
+            for s in self.stacks
         )
 
     def predict(self, asked: Asked) -> Prediction:

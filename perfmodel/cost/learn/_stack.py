@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from math import exp, log2
 from typing import Any, Final
 
@@ -48,17 +49,18 @@ class Figures:
     @property
     def nominal(self) -> "Figures":
         """Those of the device of this name in the catalog; these where there is none."""
-        try:
-            return Figures.of(device(self.name))
-        except UnknownNameError:
-            return self
+        return _in_catalog(self.name) or self
 
     def same_kernels(self, other: "Figures") -> bool:
-        """Whether kernels run alike: the same device, or one that differs in memory size only."""
-        mine = (self.architecture, self.bandwidth, self.units, self.l2, self.peaks)
-        return self.name == other.name or mine == (
-            other.architecture, other.bandwidth, other.units, other.l2, other.peaks
-        )  # fmt: skip
+        """Whether kernels run alike: the same device, or one that differs in memory size only.
+
+        Of a device whose figures are changed, as of the one that the catalog has: what was measured on that stays so.
+        """
+        return self.name == other.name or self.nominal._of_kernels == other.nominal._of_kernels
+
+    @cached_property
+    def _of_kernels(self) -> tuple[Any, ...]:
+        return self.architecture, self.bandwidth, self.units, self.l2, self.peaks
 
     def same_die(self, other: "Figures") -> bool:
         """Whether both have the same multiprocessors, if not as many: the same device, or parts of one die."""
@@ -75,6 +77,14 @@ class Figures:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
         return asdict(self)
+
+
+@lru_cache(maxsize=512)
+def _in_catalog(name: str) -> Figures | None:
+    try:
+        return Figures.of(device(name))
+    except UnknownNameError:
+        return None
 
 
 _GENERATION: Final = {
