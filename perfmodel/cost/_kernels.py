@@ -22,6 +22,7 @@ from perfmodel.cost._roofline import (
 )
 from perfmodel.cost.learn import (
     PROVENANCE,
+    USUAL_EXPONENTIALS,
     Asked,
     Figures,
     Prediction,
@@ -262,8 +263,11 @@ class KernelModel:
         return self._reached.once((query, dtype), worked_out)
 
     def _from_16_bits(self, asked: Asked) -> Prediction:
-        """Times at the share of the roofline that the same kernels reach in 16 bits."""
-        narrow = asked.instead(in_16_bits(asked.rows))
+        """Times at the share of the roofline that the same kernels reach in 16 bits, on multiprocessors of the usual
+        exponentials: beside longer products faster ones gain next to nothing."""
+        figures = (replace(query.figures, exponentials_per_clock=USUAL_EXPONENTIALS) for query in asked.queries)
+        plain = tuple(query._replace(figures=of) for query, of in zip(asked.queries, figures, strict=True))
+        narrow = replace(asked.instead(in_16_bits(asked.rows)), queries=plain)
         log_time = self._predict(narrow).log_time
         for query, mine in asked.by_query():
             own_s, narrow_s = (roofline_time(query.figures, of.rows.take(mine)) for of in (asked, narrow))
