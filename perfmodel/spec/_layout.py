@@ -15,15 +15,17 @@ from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import dtype_bytes, untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
-RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
+                          "mla_up_proj"]  # fmt: skip
 """Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
 the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
-attention."""
+attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep products repeat it."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge", "gelu_formula"]  # fmt: skip
+                      "attention_merge", "gelu_formula", "one_hot_lookup"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
-context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula."""
+context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
+`one_hot_lookup`: embeddings are products with one-hot rows."""
 Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
                     "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its

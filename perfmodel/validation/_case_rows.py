@@ -72,8 +72,9 @@ _SCHEDULES = {
 
 
 _IN_RECIPE: Final = "in the recipe"
+_OF_RECIPE: Final = "used by that recipe"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap")
-_JOB: Final = ("cuda_graphs", "expert_dispatcher")
+_JOB: Final = ("cuda_graphs", "expert_dispatcher", "flash_attention")
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,16 @@ class RowRecipe:
 
 
 def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
-    """The recipe of a row by the framework's release that its notes name (`release 26.04`), as the catalog has it;
-    nothing where the row does not refer to one. Cells of the row go before it."""
+    """The recipe of a row, by the framework's release that its notes name (`release 26.04`) if there are any, as the
+    catalog has it; nothing where the row does not refer to one. Cells of the row go before it."""
     notes = text(row, "notes")
     release = re.search(r"release (\d+\.\d+)", notes)
-    if _IN_RECIPE not in notes or release is None or "pre-training" not in notes:
+    of_release = _IN_RECIPE in notes and release is not None and "pre-training" in notes
+    if not of_release and _OF_RECIPE not in notes:
         return RowRecipe()
     plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
     narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
-    set_by = catalog.recipe(framework.name, model.name, device.name, narrow or dtype, release[1])
+    set_by = catalog.recipe(framework.name, model.name, device.name, narrow or dtype, release[1] if release else "")
     layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
     job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
     if plain and not fp8_recipe_of(row):

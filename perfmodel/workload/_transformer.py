@@ -208,7 +208,7 @@ def feed_forward(model: Transformer, local: Local) -> list[Piece]:
     width = local.ffn * (2 if model.gated_ffn else 1)
     pieces = [
         column_linear(local, width, local.hidden, bias=model.bias),
-        activation(model, local, local.tokens, local.ffn),
+        *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
         row_linear(local, local.hidden, local.ffn, bias=model.bias),
     ]
     return recomputed("mlp", pieces)

@@ -50,8 +50,8 @@ def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
 
 
 def test_every_recipe_names_models_and_devices_of_the_catalog():
-    known = catalog._recipes._recipes("megatron-bridge")
-    assert known
+    known = [one for name in ("megatron-bridge", "pax") for one in catalog._recipes._recipes(name)]
+    assert len(known) > 2
     for one in known:
         assert [catalog.model(name).name for name in one.models] == list(one.models)
         assert [catalog.device(name).name for name in one.devices] == list(one.devices)
@@ -69,3 +69,17 @@ def test_every_recipe_names_models_and_devices_of_the_catalog():
 def test_a_recipe_is_found_by_model_device_element_type_and_release(model, device, dtype, release, found):
     assert recipe("megatron-bridge", model, device, dtype, release) == found
     assert recipe("no-framework", model, device, dtype, release) == {}
+
+
+def test_a_recipe_without_releases_is_of_several_frameworks():
+    pax = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 256, "ep": 1, "micro_batch": 8, "global_batch": 2048, "dtype": "bf16"}
+    pax |= {"model": "gpt3-5B", "framework": "pax-te@2025", "family": "gpt", "device": "H100-SXM5-80GB"}
+    pax |= {"seq_len": 2048, "flash_attention": None, "notes": "sizes used by that recipe"}
+    read = read_case(pax)
+    assert (read.layout.recompute, read.recompute_stated) == ("selective", True)
+    assert read.job.recompute_modules == ("core_attn", "layernorm", "mlp_act")
+    assert read.job.flash_attention
+    assert not read_case(pax | {"model": "gpt3-126M"}).job.flash_attention
+    assert not read_case(pax | {"notes": ""}).recompute_stated
+    assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
+    assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
