@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from perfmodel.catalog._toml import checked, package_tables
-from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule
+from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule, WideModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class Recipe:
     recompute_layers: int | None = None
     cuda_graphs: CudaGraphs | None = None
     flash_attention: bool | None = None
+    wide_modules: tuple[WideModule, ...] | None = None
+    wide_last_layers: int | None = None
     expert_dispatcher: Dispatcher | None = None
     ep_overlap: bool | None = None
     tp_overlap: bool | None = None

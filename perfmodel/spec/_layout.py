@@ -20,6 +20,9 @@ RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "mo
 """Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
 the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
 attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep products repeat it."""
+WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
+"""Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
+modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
                       "attention_merge", "gelu_formula", "one_hot_lookup"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
@@ -339,6 +342,10 @@ class Job:
     repeated_keys: bool = False
     """Keys and values are copied for every head of queries before attention, so that context parallelism exchanges as
     many copies and the kernel reads them."""
+    wide_modules: tuple[WideModule, ...] = ()
+    """What stays in 16 bits where products have 8 or 4."""
+    wide_last_layers: int = 0
+    """Layers at the end of the stack of which all products do."""
     masked_head: bool = False
     """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
     (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
@@ -400,13 +407,16 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
-        whole("job", {"adapter_rank": self.adapter_rank, "cached_tokens": self.cached_tokens}, least=0)
+        none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers")
+        whole("job", {name: getattr(self, name) for name in none_or_more}, least=0)
         if self.cached_tokens and self.mode != "inference":
             raise LayoutError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
             raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
+        if unknown := set(self.wide_modules) - set(get_args(WideModule)):
+            raise UnknownNameError("wide module", str(min(unknown)), get_args(WideModule))
         if self.optimizer not in OPTIMIZERS:
             raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
         if self.fp8_recipe not in get_args(Fp8Recipe):

@@ -74,7 +74,7 @@ _SCHEDULES = {
 _IN_RECIPE: Final = "in the recipe"
 _OF_RECIPE: Final = "used by that recipe"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap")
-_JOB: Final = ("cuda_graphs", "expert_dispatcher", "flash_attention")
+_JOB: Final = ("cuda_graphs", "expert_dispatcher", "flash_attention", "wide_modules", "wide_last_layers")
 
 
 @dataclass(frozen=True)

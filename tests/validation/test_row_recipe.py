@@ -83,3 +83,12 @@ def test_a_recipe_without_releases_is_of_several_frameworks():
     assert not read_case(pax | {"notes": ""}).recompute_stated
     assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
+
+
+def test_a_recipe_says_what_stays_wide():
+    notes, device = IN_RECIPE.format("26.06"), "GB300-NVL72"
+    row = V3 | {"model": "nemotron-3-super", "device": device, "pp": 1, "vpp": 1, "n_devices": 64, "notes": notes}
+    narrow, wider = (read_case(row | {"dtype": dtype}).job for dtype in ("nvfp4", "mxfp8"))
+    assert narrow.wide_last_layers == 14
+    assert set(narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
+    assert (wider.wide_last_layers, wider.wide_modules) == (0, ("further_tokens",))
