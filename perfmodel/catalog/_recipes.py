@@ -29,9 +29,13 @@ class Recipe:
     flash_attention: bool | None = None
     wide_modules: tuple[WideModule, ...] | None = None
     wide_last_layers: int | None = None
+    shards: int | None = None
+    """Devices over which weights are sharded; other replicas are beside them."""
     expert_dispatcher: Dispatcher | None = None
     ep_overlap: bool | None = None
     tp_overlap: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
     fewer_on_last_stage: int | None = None
     """Layers that the last pipeline stage (of all model chunks) has fewer than the others, for what else it has."""
 

@@ -369,8 +369,8 @@ class Job:
     adapter_rank: int = 0
     """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
     stops_recompute: bool = False
-    """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
-    that sees forward and backward as one, and torch's checkpoint without reentry."""
+    """Recompute of blocks, and of dense feed-forwards, stops before the last product, whose result backward does not
+    need: under a compiler (XLA) that sees forward and backward as one, and torch's checkpoint without reentry."""
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
     """What `Layout.recompute=selective` recomputes."""
     optimizer: str = "adam"

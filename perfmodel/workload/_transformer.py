@@ -217,4 +217,7 @@ def feed_forward(model: Transformer, local: Local) -> list[Piece]:
         *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
         row_linear(local, local.hidden, local.ffn, bias=model.bias),
     ]
-    return recomputed("mlp", pieces)
+    *others, last = recomputed("mlp", pieces)
+    if local.job.stops_recompute:
+        last = replace(last, again=tuple(replace(one, forward=(), forward_comm=()) for one in last.again))
+    return [*others, last]

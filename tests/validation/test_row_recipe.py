@@ -5,7 +5,7 @@ from test_case_rows import ROW
 
 from perfmodel import catalog
 from perfmodel.catalog import recipe
-from perfmodel.validation._case_rows import read_case
+from perfmodel.validation._case_rows import read_case, read_cases
 
 IN_RECIPE = "release {}; task pre-training; recompute, offload and overlap flags are in the recipe, not in the table"
 V3 = ROW | {
@@ -83,6 +83,20 @@ def test_a_recipe_without_releases_is_of_several_frameworks():
     assert not read_case(pax | {"notes": ""}).recompute_stated
     assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
+
+
+@pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])
+def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded, replicas):
+    row = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 32, "ep": 1, "micro_batch": 4, "n_devices": 32, "global_batch": 128}
+    row |= {"model": "gpt-5B (paxml)", "framework": "pax@2024", "family": "gpt", "device": "H100-SXM5-80GB"}
+    row |= {"layers": 24, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 16384, "vocab": 50304}
+    row |= {"dtype": "fp8", "seq_len": 2048, "zero_stage": 3, "sharding": "FSDP", "devices_per_node": 8}
+    row |= {"url_or_repo": f"paxml/README_5b.md (tag {tag})", "flash_attention": None}
+    found = read_cases(row | {"notes": "recompute lives in the launch scripts of the tag; GPT5B (FSDP+DP, MBS=4)"})
+    assert {case.layout.replicate for case in found} == replicas
+    assert {case.layout.overlap_param_gather for case in found} == {not sharded}
+    assert all(("replicate" in case.assumed) != sharded for case in found)
+    assert all(case.recompute_stated and case.layout.recompute == "selective" for case in found)
 
 
 def test_a_recipe_says_what_stays_wide():

@@ -57,6 +57,13 @@ def test_modules_add_up():
     assert _freed(LLAMA, "layernorm", shard=sharded) == _freed(LLAMA, "layernorm") / 4
 
 
+def test_a_feed_forward_that_stops_early_leaves_out_its_last_product():
+    early = replace(JOB, stops_recompute=True)
+    assert _freed(LLAMA, "mlp", job=early) == _freed(LLAMA, "mlp")
+    assert matmul_flops(_layer(LLAMA, "mlp", job=early).recompute_selective) == 2 * TOKENS * 2 * H * FFN
+    assert _layer(LLAMA, "core_attn", job=early).recompute_selective == _layer(LLAMA, "core_attn").recompute_selective
+
+
 def test_modules_of_experts():
     net = catalog.model("qwen1.5-moe-a2.7b")
     copies, inner, shared = TOKENS * 4, 1408, 5632
