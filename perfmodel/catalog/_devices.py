@@ -29,6 +29,7 @@ class DeviceEntry(Stated):
     peak_tflops: PeakTflops
     compute_units: int
     clock_mhz: float
+    exponentials_per_clock: int = 16
     l2_mib: float
     link_gb_per_s: float
     """One way, all lanes together."""

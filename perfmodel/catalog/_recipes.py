@@ -1,6 +1,7 @@
 """Settings of frameworks' published performance recipes, which tables of results leave out.
 
-A TOML file has the recipes of one framework; see the head of `data/recipes/megatron-bridge.toml`.
+A TOML file has the recipes of the framework of its name, or of its `frameworks`; see the head of
+`data/recipes/megatron-bridge.toml`.
 """
 
 from dataclasses import dataclass, fields
@@ -8,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from perfmodel.catalog._toml import checked, package_tables
-from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule
+from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule, WideModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,16 @@ class Recipe:
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     recompute_layers: int | None = None
     cuda_graphs: CudaGraphs | None = None
+    flash_attention: bool | None = None
+    wide_modules: tuple[WideModule, ...] | None = None
+    wide_last_layers: int | None = None
+    shards: int | None = None
+    """Devices over which weights are sharded; other replicas are beside them."""
     expert_dispatcher: Dispatcher | None = None
     ep_overlap: bool | None = None
     tp_overlap: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
     fewer_on_last_stage: int | None = None
     """Layers that the last pipeline stage (of all model chunks) has fewer than the others, for what else it has."""
 
@@ -52,7 +60,7 @@ def recipe(framework: str, model: str, device: str, dtype: str, release: str) ->
     Args:
         framework, model, device: names of the catalog.
         dtype: element type, or the recipe of a narrow one.
-        release: year and month of the release, as `26.04`.
+        release: year and month of the release, as `26.04`; empty where there are none.
     """
     found: dict[str, Any] = {}
     for one in _recipes(framework):
@@ -64,15 +72,24 @@ def recipe(framework: str, model: str, device: str, dtype: str, release: str) ->
 
 def plain_fp8(framework: str) -> Fp8Recipe:
     """What a framework's tables mean by FP8 without further words; empty where that is not known."""
-    return package_tables("recipes").get(f"{framework}.toml", {}).get("fp8", "")
+    return next((file["fp8"] for _, file in _files(framework) if "fp8" in file), "")
 
 
 @cache
 def _recipes(framework: str) -> tuple[Recipe, ...]:
-    entries = package_tables("recipes").get(f"{framework}.toml", {}).get("recipe", [])
-    return tuple(checked(Recipe, entry, f"{framework}.toml, recipe {n}") for n, entry in enumerate(entries, 1))
+    return tuple(
+        checked(Recipe, entry, f"{name}, recipe {n}")
+        for name, file in _files(framework)
+        for n, entry in enumerate(file.get("recipe", []), 1)
+    )
+
+
+def _files(framework: str) -> list[tuple[str, dict[str, Any]]]:
+    """Those with recipes of a framework, and their names."""
+    of_all = package_tables("recipes").items()
+    return [(name, file) for name, file in of_all if framework in file.get("frameworks", [name.removesuffix(".toml")])]
 
 
 def _order(release: str) -> tuple[int, ...]:
-    """Year and month."""
-    return tuple(int(part) for part in release.split(".")[:2])
+    """Year and month; nothing of no release."""
+    return tuple(int(part) for part in release.split(".")[:2] if part)

@@ -22,6 +22,7 @@ from perfmodel.cost._roofline import (
 )
 from perfmodel.cost.learn import (
     PROVENANCE,
+    USUAL_EXPONENTIALS,
     Asked,
     Figures,
     Prediction,
@@ -312,8 +313,10 @@ class KernelModel:
 
 
 def _in_wide(figures: Figures, dtype: str) -> Figures:
-    """Figures under which kernels of 16 bits take what those of 32 take."""
-    return replace(figures, bandwidth=figures.bandwidth / 2, peaks=figures.peaks | {"half": figures.peak(dtype)})
+    """Figures under which kernels of 16 bits take what those of 32 take, on multiprocessors of the usual exponentials:
+    beside longer products faster ones gain next to nothing."""
+    peaks = figures.peaks | {"half": figures.peak(dtype)}
+    return replace(figures, bandwidth=figures.bandwidth / 2, peaks=peaks, exponentials_per_clock=USUAL_EXPONENTIALS)
 
 
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:

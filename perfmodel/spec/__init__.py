@@ -25,6 +25,7 @@ from perfmodel.spec._layout import (
     Recompute,
     RecomputeModule,
     StateOffload,
+    WideModule,
 )
 from perfmodel.spec._model import (
     AdaLN,

@@ -66,6 +66,8 @@ class Device:
     """Multiprocessors (NVIDIA SM, AMD CU, TPU core, CPU core)."""
     clock_hz: float
     """Boost clock."""
+    exponentials_per_clock: int = 16
+    """Exponentials that the special function units of a multiprocessor take in a clock."""
     l2_bytes: float
     link_bandwidth_bytes_per_s: float
     """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes together."""
@@ -86,7 +88,7 @@ class Device:
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "compute_units", "clock_hz",
-                     "l2_bytes", "link_bandwidth_bytes_per_s"):  # fmt: skip
+                     "exponentials_per_clock", "l2_bytes", "link_bandwidth_bytes_per_s"):  # fmt: skip
             positive(f"device {self.name}: {name}", getattr(self, name))
         for name in ("host_bandwidth_bytes_per_s", "power_w", "idle_power_w", "usd_per_hour"):
             if (value := getattr(self, name)) is not None:

@@ -15,15 +15,20 @@ from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import dtype_bytes, untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
-RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
+                          "mla_up_proj"]  # fmt: skip
 """Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
 the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
-attention."""
+attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep products repeat it."""
+WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
+"""Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
+modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge", "gelu_formula"]  # fmt: skip
+                      "attention_merge", "gelu_formula", "one_hot_lookup"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
-context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula."""
+context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
+`one_hot_lookup`: embeddings are products with one-hot rows."""
 Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
                     "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
@@ -337,6 +342,10 @@ class Job:
     repeated_keys: bool = False
     """Keys and values are copied for every head of queries before attention, so that context parallelism exchanges as
     many copies and the kernel reads them."""
+    wide_modules: tuple[WideModule, ...] = ()
+    """What stays in 16 bits where products have 8 or 4."""
+    wide_last_layers: int = 0
+    """Layers at the end of the stack of which all products do."""
     masked_head: bool = False
     """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
     (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
@@ -360,8 +369,8 @@ class Job:
     adapter_rank: int = 0
     """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
     stops_recompute: bool = False
-    """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
-    that sees forward and backward as one, and torch's checkpoint without reentry."""
+    """Recompute of blocks, and of dense feed-forwards, stops before the last product, whose result backward does not
+    need: under a compiler (XLA) that sees forward and backward as one, and torch's checkpoint without reentry."""
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
     """What `Layout.recompute=selective` recomputes."""
     optimizer: str = "adam"
@@ -398,11 +407,14 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
-        whole("job", {"adapter_rank": self.adapter_rank, "cached_tokens": self.cached_tokens}, least=0)
+        none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers")
+        whole("job", {name: getattr(self, name) for name in none_or_more}, least=0)
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
             raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
+        if unknown := set(self.wide_modules) - set(get_args(WideModule)):
+            raise UnknownNameError("wide module", str(min(unknown)), get_args(WideModule))
         if self.optimizer not in OPTIMIZERS:
             raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
         if self.fp8_recipe not in get_args(Fp8Recipe):

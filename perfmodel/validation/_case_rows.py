@@ -72,8 +72,10 @@ _SCHEDULES = {
 
 
 _IN_RECIPE: Final = "in the recipe"
-_LAYOUT: Final = ("ep_overlap", "tp_overlap")
-_JOB: Final = ("cuda_graphs", "expert_dispatcher")
+_OF_RECIPE: Final = "used by that recipe"
+_IN_SCRIPTS: Final = "in the launch scripts of the tag"
+_LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
+_JOB: Final = ("cuda_graphs", "expert_dispatcher", "flash_attention", "wide_modules", "wide_last_layers")
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,13 @@ class RowRecipe:
 
 
 def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
-    """The recipe of a row by the framework's release that its notes name (`release 26.04`), as the catalog has it;
-    nothing where the row does not refer to one. Cells of the row go before it."""
-    notes = text(row, "notes")
-    release = re.search(r"release (\d+\.\d+)", notes)
-    if _IN_RECIPE not in notes or release is None or "pre-training" not in notes:
+    """The recipe of a row, as the catalog has it; nothing where the row does not refer to one. Cells of the row go
+    before it."""
+    if (release := _recipe_release(row)) is None:
         return RowRecipe()
     plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
     narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
-    set_by = catalog.recipe(framework.name, model.name, device.name, narrow or dtype, release[1])
+    set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
     layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
     job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
     if plain and not fp8_recipe_of(row):
@@ -113,6 +113,37 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
         if isinstance(model, Transformer) and (layers := set_by.get("recompute_layers")):
             layout |= {"recompute": "none", "recompute_full_layers": layers}
     return RowRecipe(layout, job)
+
+
+def _recipe_release(row: Row) -> str | None:
+    """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
+    launch scripts, by the tag of the page. Empty where recipes have none, None where the row refers to none."""
+    notes = text(row, "notes")
+    found = re.search(r"release (\d+\.\d+)", notes)
+    if found and _IN_RECIPE in notes and "pre-training" in notes:
+        return found[1]
+    found = re.search(r"\(tag v(\d+\.\d+)", text(row, "url_or_repo"))
+    if found and _IN_SCRIPTS in notes:
+        return found[1]
+    return "" if _OF_RECIPE in notes else None
+
+
+def _usual_name(model: Model) -> str:
+    """The catalog's name of a model, or the model's, where the catalog has none."""
+    try:
+        return catalog.model(model.name).name
+    except PerfModelError:
+        return model.name
+
+
+def _with_shards_of_recipe(row: Row, framework: Framework) -> Row:
+    """With the devices over which FSDP shards weights, where the row's recipe tells them and the row does not."""
+    release = _recipe_release(row)
+    if not release or text(row, "sharding").lower() != "fsdp":
+        return row
+    model, device = _usual_name(model_of(row, framework).model), catalog.device(text(row, "device")).name
+    shards = catalog.recipe(framework.name, model, device, "", release).get("shards")
+    return {**row, "sharding": f"FSDP over {shards} devices"} if shards else row
 
 
 def read_case(row: Row, framework: Framework | None = None) -> Case:
@@ -174,6 +205,7 @@ def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
     """
     runs = framework or framework_of(framework_name(row))[0]
     usual = runs.micro_batch if runs.micro_batch != Framework.micro_batch else None
+    row = _with_shards_of_recipe(row, runs)
     rows, names = plausible_rows(row, usual, _narrow_dtype(row, runs), runs.layer_graphs)
     cases, refused = [], []
     for one in rows:

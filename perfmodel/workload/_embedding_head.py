@@ -143,6 +143,13 @@ def _table(local: Local, rows: int) -> list[Piece]:
 
 
 def _lookup(local: Local, tokens: int, rows: int) -> Piece:
+    """Rows of a table by their indices; or its product with a one-hot row for each, written first, of which the table
+    alone has a gradient."""
+    if "one_hot_lookup" in local.job.eager_kernels:
+        precision = local.unquantised.precision
+        made = linear(precision, tokens, local.hidden, rows, kept_input=0.0)
+        one_hot = memory(precision, "relu", tokens, rows)
+        return replace(made, forward=(one_hot, *made.forward), backward_input=(), params=0)
     forward = Embedding(dtype=local.precision.act_dtype, tokens=tokens, hidden=local.hidden, vocab=rows)
     return Piece(forward=(forward,), backward_weight=(replace(forward, pass_="bwd"),))
 

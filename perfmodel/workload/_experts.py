@@ -29,16 +29,16 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
             tp times).
     """
     routing = route(model, local, experts)
-    router = replace(local.precision, dtype=local.precision.act_dtype)
+    router, latent = replace(local.precision, dtype=local.precision.act_dtype), local.of("latent").precision
     rows = routing.rows
     pieces = [
         linear(router, rows, experts.count, local.hidden, bias=experts.count if experts.router_bias else 0),
         pointwise(router, [("softmax", 1)], rows, experts.count, saved_bytes=4.0 * rows * experts.count),
-        *([linear(local.precision, rows, experts.latent, local.hidden)] if experts.latent else []),
+        *([linear(latent, rows, experts.latent, local.hidden)] if experts.latent else []),
         _dispatch(local, routing),
         _experts(model, local, experts, routing),
         _combine(local, routing),
-        *([linear(local.precision, rows, local.hidden, experts.latent)] if experts.latent else []),
+        *([linear(latent, rows, local.hidden, experts.latent)] if experts.latent else []),
     ]
     if inner := experts.shared_ffn_hidden // local.tp:
         width = inner * (2 if model.gated_ffn else 1)

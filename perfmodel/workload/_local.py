@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Job, Model, Transformer
+from perfmodel.spec import Job, Model, Transformer, WideModule
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Shard
 
@@ -68,6 +68,14 @@ class Local:
     def unquantised(self) -> "Local":
         """The same with products in the type of stored activations."""
         return replace(self, precision=replace(self.precision, dtype=self.precision.act_dtype))
+
+    def of(self, module: WideModule) -> "Local":
+        """The same for products that the job may keep wider than others (`Job.wide_modules`)."""
+        if module not in self.job.wide_modules:
+            return self
+        if module == "mamba_output" and self.precision.dtype == "fp4":
+            return replace(self, precision=replace(self.precision, dtype="fp8", recipe="mxfp8"))
+        return self if module == "mamba_output" else self.unquantised
 
     @property
     def act_bytes(self) -> int:

@@ -4,8 +4,9 @@ Every piece saves for backward exactly the inputs that its own gradients need, t
 Korthikanti et al. (arXiv 2205.05198, section 4.1) count activation memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from perfmodel.ops import KernelOp, MemoryBound
 from perfmodel.spec import RecomputeModule
@@ -40,6 +41,13 @@ class Piece:
     saved_bytes: float = 0.0
     input_bytes: float = 0.0
     """The part of it that the piece before made."""
+
+
+_HELD_BY: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
+    "moe": frozenset({"moe_act", "shared_experts"}),
+    "mlp": frozenset({"mlp_act"}),
+}
+"""Modules that others repeat with themselves."""
 
 
 def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
@@ -93,7 +101,7 @@ def assemble(
     """
     forward = _kernels(p.forward for p in pieces)
     forward_comm = _comms(p.forward_comm for p in pieces)
-    chosen = set(modules) - ({"moe_act", "shared_experts"} if "moe" in modules else set())
+    chosen = set(modules).difference(*(parts for whole, parts in _HELD_BY.items() if whole in modules))
     again = [one for p in pieces for one in p.again if one.module in chosen] if train else []
     recomputed = train and input_bytes is not None
     repeated = pieces[: _last_product(pieces)] if stops_recompute else pieces

@@ -32,7 +32,7 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
             local.precision, [("silu_mul", 2), ("layer_norm", 1)], local.tokens, inner, params=inner,
             saved_bytes=tensor * inner,
         ),
-        row_linear(local, local.hidden, inner),
+        row_linear(local.of("mamba_output"), local.hidden, inner),
     ]  # fmt: skip
 
 

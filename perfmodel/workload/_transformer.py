@@ -51,8 +51,11 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
     local = local_sizes(model, job, shard, job.seq_len)
-    layers = {word: _layer_of(model, local, word) for word in dict.fromkeys(model.stack)}
-    body = [(layers[word], len(list(alike))) for word, alike in groupby(model.stack)]
+    wide = job.wide_last_layers if local != local.unquantised else 0  # else all are alike
+    narrow = len(model.stack) - wide
+    stack = [(word, at >= narrow) for at, word in enumerate(model.stack)]
+    layers = {kind: _layer_of(model, local.unquantised if kind[1] else local, kind[0]) for kind in set(stack)}
+    body = [(layers[kind], len(list(alike))) for kind, alike in groupby(stack)]
     return ((_embedding("embedding", model, local), 1), *body, *_further_tokens(model, local), (_head(model, local), 1))
 
 
@@ -98,7 +101,9 @@ def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
         return expert_feed_forward(model, local, model.experts)
     if letter == "-":
         return feed_forward(model, local)
-    return self_attention(model, local, causal=model.causal, window=model.window if letter == "W" else 0)
+    return self_attention(
+        model, local.of("attention"), causal=model.causal, window=model.window if letter == "W" else 0
+    )
 
 
 def _further_tokens(model: Transformer, local: Local) -> Blocks:
@@ -114,6 +119,7 @@ def _further_tokens(model: Transformer, local: Local) -> Blocks:
 def _further_token(model: Transformer, local: Local) -> BlockOps:
     """A module that predicts one token further: the token's embedding and the layers' output, each normalised, made
     one by a product; a layer; the head. It stands with the head, whose table and the embedding's it uses."""
+    local = local.of("further_tokens")
     layer = _sub_layers(model, local, model.mtp_stack[0])
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
     return assemble(
@@ -226,7 +232,10 @@ def feed_forward(model: Transformer, local: Local, *, own_input: bool = True) ->
     width = local.ffn * (2 if model.gated_ffn else 1)
     pieces = [
         column_linear(local, width, local.hidden, bias=model.bias, kept_input=own_input, communicates=own_input),
-        activation(model, local, local.tokens, local.ffn),
+        *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
         row_linear(local, local.hidden, local.ffn, bias=model.bias),
     ]
-    return recomputed("mlp", pieces)
+    *others, last = recomputed("mlp", pieces)
+    if local.job.stops_recompute:
+        last = replace(last, again=tuple(replace(one, forward=(), forward_comm=()) for one in last.again))
+    return [*others, last]

@@ -5,7 +5,7 @@ from test_case_rows import ROW
 
 from perfmodel import catalog
 from perfmodel.catalog import recipe
-from perfmodel.validation._case_rows import read_case
+from perfmodel.validation._case_rows import read_case, read_cases
 
 IN_RECIPE = "release {}; task pre-training; recompute, offload and overlap flags are in the recipe, not in the table"
 V3 = ROW | {
@@ -50,8 +50,8 @@ def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
 
 
 def test_every_recipe_names_models_and_devices_of_the_catalog():
-    known = catalog._recipes._recipes("megatron-bridge")
-    assert known
+    known = [one for name in ("megatron-bridge", "pax") for one in catalog._recipes._recipes(name)]
+    assert len(known) > 2
     for one in known:
         assert [catalog.model(name).name for name in one.models] == list(one.models)
         assert [catalog.device(name).name for name in one.devices] == list(one.devices)
@@ -69,3 +69,40 @@ def test_every_recipe_names_models_and_devices_of_the_catalog():
 def test_a_recipe_is_found_by_model_device_element_type_and_release(model, device, dtype, release, found):
     assert recipe("megatron-bridge", model, device, dtype, release) == found
     assert recipe("no-framework", model, device, dtype, release) == {}
+
+
+def test_a_recipe_without_releases_is_of_several_frameworks():
+    pax = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 256, "ep": 1, "micro_batch": 8, "global_batch": 2048, "dtype": "bf16"}
+    pax |= {"model": "gpt3-5B", "framework": "pax-te@2025", "family": "gpt", "device": "H100-SXM5-80GB"}
+    pax |= {"seq_len": 2048, "flash_attention": None, "notes": "sizes used by that recipe"}
+    read = read_case(pax)
+    assert (read.layout.recompute, read.recompute_stated) == ("selective", True)
+    assert read.job.recompute_modules == ("core_attn", "layernorm", "mlp_act")
+    assert read.job.flash_attention
+    assert not read_case(pax | {"model": "gpt3-126M"}).job.flash_attention
+    assert not read_case(pax | {"notes": ""}).recompute_stated
+    assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
+    assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
+
+
+@pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])
+def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded, replicas):
+    row = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 32, "ep": 1, "micro_batch": 4, "n_devices": 32, "global_batch": 128}
+    row |= {"model": "gpt-5B (paxml)", "framework": "pax@2024", "family": "gpt", "device": "H100-SXM5-80GB"}
+    row |= {"layers": 24, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 16384, "vocab": 50304}
+    row |= {"dtype": "fp8", "seq_len": 2048, "zero_stage": 3, "sharding": "FSDP", "devices_per_node": 8}
+    row |= {"url_or_repo": f"paxml/README_5b.md (tag {tag})", "flash_attention": None}
+    found = read_cases(row | {"notes": "recompute lives in the launch scripts of the tag; GPT5B (FSDP+DP, MBS=4)"})
+    assert {case.layout.replicate for case in found} == replicas
+    assert {case.layout.overlap_param_gather for case in found} == {not sharded}
+    assert all(("replicate" in case.assumed) != sharded for case in found)
+    assert all(case.recompute_stated and case.layout.recompute == "selective" for case in found)
+
+
+def test_a_recipe_says_what_stays_wide():
+    notes, device = IN_RECIPE.format("26.06"), "GB300-NVL72"
+    row = V3 | {"model": "nemotron-3-super", "device": device, "pp": 1, "vpp": 1, "n_devices": 64, "notes": notes}
+    narrow, wider = (read_case(row | {"dtype": dtype}).job for dtype in ("nvfp4", "mxfp8"))
+    assert narrow.wide_last_layers == 14
+    assert set(narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
+    assert (wider.wide_last_layers, wider.wide_modules) == (0, ("further_tokens",))

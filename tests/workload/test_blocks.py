@@ -41,6 +41,26 @@ def test_vocabulary_is_padded_for_even_shards():
     assert shapes(head) == [(1024, 51200 // 8, 1024)]
 
 
+def test_embeddings_may_be_products_with_one_hot_rows():
+    net = model("gpt3-125m")
+    job = Job(global_batch=4, seq_len=2048)
+    looked_up, product = (
+        blocks(net, replace(job, eager_kernels=kinds), Shard(micro_batch=4))[0][0]
+        for kinds in ((), ("one_hot_lookup",))
+    )
+    tokens, h, vocab = 4 * 2048, net.hidden, 50_304
+    assert shapes(looked_up) == []
+    # words and positions; of a one-hot row nobody takes a gradient
+    assert shapes(product) == [(tokens, h, vocab), (tokens, h, 2048)]
+    assert shapes(product, "backward_weight") == [(h, 2048, tokens), (h, vocab, tokens)]
+    assert shapes(product, "backward_input") == []
+    assert product.params == looked_up.params
+    assert product.activation_bytes == looked_up.activation_bytes
+    # each is written before it is multiplied
+    memory = [(op.rows, op.hidden) for op, _ in product.forward if op.family == "memory"]
+    assert [shape for shape in memory if shape[1] != h] == [(tokens, vocab), (tokens, 2048)]
+
+
 def test_latent_attention_projections():
     block = layer_of("deepseek-v3")
     s, h = 4096, 7168

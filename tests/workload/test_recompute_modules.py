@@ -33,6 +33,8 @@ def _freed(net, *modules, **others):
         ("layernorm", 2 * 2 * TOKENS * H, 0.0),
         # gate, value and their product
         ("mlp", 3 * 2 * TOKENS * FFN, 2 * TOKENS * 3 * H * FFN),
+        # gate and value
+        ("mlp_act", 2 * 2 * TOKENS * FFN, 0.0),
     ],
 )
 def test_a_module_of_a_dense_layer(module, freed, flops):
@@ -50,8 +52,16 @@ def test_modules_add_up():
     assert _freed(LLAMA, *all_three) == sum(_freed(LLAMA, one) for one in all_three)
     assert _layer(LLAMA).recompute_selective == ()
     assert _freed(LLAMA) == 0
+    assert _layer(LLAMA, "mlp", "mlp_act") == _layer(LLAMA, "mlp")  # the whole has its part
     sharded = Shard(tp=4, sequence_parallel=True)
     assert _freed(LLAMA, "layernorm", shard=sharded) == _freed(LLAMA, "layernorm") / 4
+
+
+def test_a_feed_forward_that_stops_early_leaves_out_its_last_product():
+    early = replace(JOB, stops_recompute=True)
+    assert _freed(LLAMA, "mlp", job=early) == _freed(LLAMA, "mlp")
+    assert matmul_flops(_layer(LLAMA, "mlp", job=early).recompute_selective) == 2 * TOKENS * 2 * H * FFN
+    assert _layer(LLAMA, "core_attn", job=early).recompute_selective == _layer(LLAMA, "core_attn").recompute_selective
 
 
 def test_modules_of_experts():

@@ -8,6 +8,7 @@ from perfmodel.cost.learn._collective_price import predict_rows as predict_colle
 from perfmodel.cost.learn._collective_rows import collective_rows, counted, set_aside
 from perfmodel.cost.learn._collective_studies import LeftOut, Study, study_collectives
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, collective_weights
+from perfmodel.cost.learn._dies import USUAL_EXPONENTIALS
 from perfmodel.cost.learn._fabrics import Fabric, is_flat, is_known, is_network, link_class
 from perfmodel.cost.learn._fabrics import canonical_device as device_name
 from perfmodel.cost.learn._fit import fit, fit_calibration, fit_collectives

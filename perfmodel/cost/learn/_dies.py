@@ -1,7 +1,7 @@
 """What dies are known to do beyond what the regressors of tables say of them: fused attention as training runs it, from
-kernels that were timed otherwise (servers' with their caches, forward for backward, 16 bits for 8); norms, by the share
-of the bandwidth that they reach, and the least time of kernels that do little more than move their tensors; and
-products of 8 bits that were timed together with the quantising of their first operand."""
+kernels that were timed otherwise (servers' with their caches, forward for backward, 16 bits for 8, fewer exponentials
+in a clock); norms, by the share of the bandwidth that they reach, and the least time of kernels that do little more
+than move their tensors; and products of 8 bits that were timed together with the quantising of their first operand."""
 
 from typing import Final, NamedTuple
 
@@ -23,8 +23,9 @@ _OVER_FORWARD: Final = {
 """Time of backward over that of forward, of heads of up to `_WIDE` elements and of wider ones: medians over the
 benchmarks of NVIDIA/cudnn-frontend (H200: 1.19.0, GB200: 1.21.1), sequences of 2k to 75k tokens, both masks, backward
 not deterministic where that was timed. GH100 has no wide heads in 8 bits: their ratio is taken to grow as in 16."""
-
-
+_OVER_FORWARD_OF_WINDOWS: Final = {"GH100": 3.55, "GB100": 2.33}
+"""The same of sliding windows in 16 bits: medians over NVIDIA/cudnn-frontend 1.31.0, benchmark/attention_training,
+gpt_oss (windows of 128 tokens, heads of 64 elements, 2k to 32k tokens, H200; GB200 and GB300)."""
 _EQUAL_HEAD: Final = 128
 """Elements of a value from which longer queries and keys (192, latent attention) cost what their FLOPs do: kernels made
 for them hold 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, those of equal heads 1,574 and 644 (the same
@@ -33,6 +34,12 @@ _QUERY_HEADS: Final = 8
 """Heads of queries for one of keys, of which servers' kernels copy few into their caches, and were timed most."""
 _NARROW_FORWARD: Final = {"GH100": (0.67, 0.67), "GB100": (0.77, 0.68)}
 """Time of a forward in 8 bits over that in 16, as `_OVER_FORWARD` by head; GH100 has no wide heads in 8 bits."""
+_OVER_SERVED: Final = {"GB100": 1.07}
+"""Time of a training forward on a part with `USUAL_EXPONENTIALS` over what servers' kernels take, which were timed on
+Blackwell Ultra: the median over NVIDIA/cudnn-frontend 1.31.0, benchmark/attention_training, of GB200 and, by
+`log_over_exponentials`, GB300 (16 bits, llama3.1 and dsv3, 4k to 32k tokens, both masks: from 0.88 to 1.27)."""
+USUAL_EXPONENTIALS: Final = 16
+"""Exponentials in a clock of the multiprocessors on which the ratios above were timed."""
 
 
 def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
@@ -59,6 +66,42 @@ def as_equal_heads(rows: Rows, die: np.ndarray, kept: np.ndarray) -> tuple[Rows,
     return Rows(rows.family, shape, *kinds_of(columns)), log_over
 
 
+def log_over_served(asked: Asked, served: np.ndarray) -> Float64[np.ndarray, "n"]:
+    """Log of the time of training kernels of forward over that of servers' kernels, for rows that are `served` [n]."""
+    forward = asked.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
+    usual = asked.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
+    return np.where(served & forward & ~_slides(asked.rows), usual + log_over_exponentials(asked), 0.0)
+
+
+def log_over_exponentials(asked: Asked) -> Float64[np.ndarray, "n"]:
+    """Log of the time of attention on a device over that on one of its kind with `USUAL_EXPONENTIALS`.
+
+    The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
+    Dao-AILab/flash-attention), so their times add up. Of a pair of a query and a key: 2 (d_qk + d_v) FLOPs forward, 2.5
+    times as many backward, at the peak of the element type, and an exponential either way. Tiles of a sliding window
+    are mostly edges, which take as long for something else.
+    """
+    shape, kinds = asked.rows.shape, asked.rows.kinds
+    head, value = (np.asarray(shape[of], float) for of in ("head_dim", "head_dim_v"))
+    backward = asked.rows.by_kind(lambda kind: 2.5 if kind.pass_ == "bwd" else 1.0)
+    peaks = asked.of_query(lambda query: [query.figures.peak(kind.dtype) for kind in kinds])
+    usual_hz, own_hz = asked.of_query(
+        lambda query: [
+            per_clock * query.figures.units * query.figures.clock
+            for per_clock in (USUAL_EXPONENTIALS, query.figures.exponentials_per_clock)
+        ]
+    ).T
+    products_s = 2.0 * (head + value) * backward / np.take_along_axis(peaks, asked.rows.kind[:, None], axis=1)[:, 0]
+    over = np.log((products_s + 1 / own_hz) / (products_s + 1 / usual_hz))
+    return np.where(_slides(asked.rows), 0.0, over)
+
+
+def _slides(rows: Rows) -> np.ndarray:
+    """Whether attention sees a window of its keys, bool[n]."""
+    window, keys = (np.asarray(rows.shape[of], float) for of in ("window", "seq_kv"))
+    return (window > 0) & (window < keys)
+
+
 def goes_by_forward(kind: KernelKind, die: str) -> bool:
     """Whether a kind is the backward of attention on a die where it was timed beside its forward."""
     return kind.op in ATTENTION_MASKS and kind.pass_ == "bwd" and (die, kind.dtype) in _OVER_FORWARD
@@ -69,10 +112,14 @@ def forward_rows(rows: Rows) -> Rows:
     return rows.changed({}, pass_="fwd")
 
 
-def log_over_forward(rows: Rows, die: np.ndarray) -> Float64[np.ndarray, "n"]:
-    """Log of the time of backward over that of forward, on the die of each row [n]."""
+def log_over_forward(asked: Asked) -> Float64[np.ndarray, "n"]:
+    """Log of the time of rows of backward over that of their forward."""
+    rows, die = asked.rows, asked.of_query(lambda query: query.figures.die)
     usual = np.array([_OVER_FORWARD[of, dtype] for of, dtype in zip(die, rows.dtypes, strict=True)])
-    return np.log(np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, usual[:, 1], usual[:, 0]))
+    over = np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, usual[:, 1], usual[:, 0])
+    in_window = np.array([_OVER_FORWARD_OF_WINDOWS[of] for of in die])
+    log_over = np.log(np.where(_slides(rows) & (rows.dtypes == "half"), in_window, over))
+    return log_over + log_over_exponentials(asked) - log_over_exponentials(asked.instead(forward_rows(rows)))
 
 
 class _Shares(NamedTuple):

@@ -13,6 +13,7 @@ from perfmodel.cost.learn._dies import (
     forward_rows,
     log_least,
     log_over_forward,
+    log_over_served,
     log_product_share,
     norm_times,
     without_copies,
@@ -95,7 +96,7 @@ class Regressor:
                 return answer
             case "by forward":
                 forward = self._by_plans(asked.instead(forward_rows(asked.rows)))
-                return scaled(forward, log_over_forward(asked.rows, asked.of_query(_die)))
+                return scaled(forward, log_over_forward(asked))
             case "by bandwidth":
                 return norm_times(asked)
             case "sum":
@@ -127,8 +128,10 @@ class Regressor:
 
         if self.family == "attention":
             kept = where(lambda q, kind, plan: timed_for(plan, self.stacks, q.figures, q.source))
-            copies = where(lambda q, kind, plan: self._fills_caches(plan))
-            rows, log_over = as_equal_heads(without_copies(rows, copies & ~kept), asked.of_query(_die), kept)
+            served = ~kept & where(lambda q, kind, plan: self.stacks[plan.terms[0].stack].fills_caches)
+            copies = served & where(lambda q, kind, plan: plan.terms[0].kind.op == "causal")
+            rows, log_over = as_equal_heads(without_copies(rows, copies), asked.of_query(_die), kept)
+            log_over += log_over_served(asked, served)
             out = self._as_timed(asked.instead(rows), direct)
             return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
         out = self._as_timed(asked, direct)
@@ -151,11 +154,6 @@ class Regressor:
             self.stacks[t.stack].figures.same_kernels(t.figures) or self.stacks[t.stack].figures == t.home
             for t in plan.terms
         )
-
-    def _fills_caches(self, plan: Plan) -> bool:
-        """Whether attention is answered by prompts of a server, timed while they fill its cache."""
-        term = plan.terms[0]
-        return self.stacks[term.stack].fills_caches and term.kind.op == "causal"
 
     def _quantises(self, query: Query, plan: Plan) -> bool:
         """Whether a product is answered by one that was timed with the quantising of its operand, and is not asked as

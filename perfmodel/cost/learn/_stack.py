@@ -33,6 +33,8 @@ class Figures:
     """As in `Device`."""
     reached_share: float | None = None
     """As in `Device`."""
+    exponentials_per_clock: int = 16
+    """As in `Device`."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
@@ -44,7 +46,7 @@ class Figures:
         peaks["half"] = peaks.pop("bf16")
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
                    float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die,
-                   device.reached_share)  # fmt: skip
+                   device.reached_share, device.exponentials_per_clock)  # fmt: skip
 
     @property
     def nominal(self) -> "Figures":

@@ -53,6 +53,10 @@ def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
     return {"recompute": "full"}
 
 
+_MODULES: Final = tuple(one for one in get_args(RecomputeModule) if one != "mlp_act")
+"""Those that Megatron-Core has."""
+
+
 def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
     """What selective recompute repeats, where it is not the attention core alone.
 
@@ -63,13 +67,13 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
     def read(found: Mapping[str, Any]) -> Fields:
         value = found[name]
         modules = value if isinstance(value, list) else str(value).split()
-        if unknown := [one for one in modules if one not in get_args(RecomputeModule)]:
+        if unknown := [one for one in modules if one not in _MODULES]:
             raise BadValue(f"has no modules {', '.join(map(str, unknown))}; there are "
-                           f"{', '.join(get_args(RecomputeModule))}; got {value!r}")  # fmt: skip
+                           f"{', '.join(_MODULES)}; got {value!r}")  # fmt: skip
         return {"recompute_modules": tuple(modules)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
-        modules = fields.get("recompute_modules", ())
+        modules = tuple(one for one in fields.get("recompute_modules", ()) if one in _MODULES)
         said = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
         return {name: joined(modules) if said else None}
 

@@ -65,6 +65,8 @@ JOBS = (
         "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
         "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
         "recompute_modules": st.sampled_from([("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]),
+        "wide_modules": st.sampled_from([(), ("attention", "further_tokens")]),
+        "wide_last_layers": st.sampled_from([0, 3]),
         "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
         "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
         "expert_imbalance": st.sampled_from([1.0, 1.3]),
