@@ -205,7 +205,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if more := other_optimizer_bytes_per_param(job):
         others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         optimizer = optimizer + more * xp.where(sharding.zero >= 1, *sharding.spread(_dot(ranks.held, others)))
-    weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
+    weight, trained = held_dtype_bytes(job), is_trained(job)
     sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
     gradients = gradient_dtype_bytes(job) * xp.where(sharded, *updated) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends

@@ -47,6 +47,14 @@ class Case:
     recompute_stated: bool = True
     """Whether the row says what is recomputed."""
 
+    @property
+    def in_8_bits(self) -> "Case":
+        """The case with inputs of activations kept in 8 bits, if products are in 8 bits, the framework can and the row
+        tells recompute, by which it would save more otherwise; else as it is."""
+        if self.recompute_stated and self.job.dtype == "fp8" and self.framework.keeps_fp8_activation_inputs:
+            return replace(self, job=replace(self.job, fp8_activation_inputs=True))
+        return self
+
     def recomputing_more(self) -> list["Case"]:
         """The case with more recompute than it has, as its framework can: `selective`, some layers of every stage, all
         of them. Compiled steps recompute by one policy for all layers."""
