@@ -248,17 +248,6 @@ def test_adapters_pass_over_activations_and_need_no_gradient_buffers() -> None:
         replace(job, frozen=False, adapter_rank=16)
 
 
-@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-b200"])
-def test_frozen_weights_of_8_bit_products_take_a_byte(cluster: str) -> None:
-    job = Job(global_batch=8, seq_len=2048, dtype="fp8", frozen=True)
-    narrow, wide = (
-        explain(step_problem(MODEL, catalog.cluster(cluster), one), Layout(dp=8)).memory
-        for one in (job, replace(job, dtype="bf16"))
-    )
-    assert wide.weights == pytest.approx(2 * narrow.weights)
-    assert narrow.gradients == narrow.optimizer == 0
-
-
 @pytest.mark.parametrize(("recipe", "kernels"), [("delayed", 2), ("rowwise", 6), ("aqt", 6)])
 def test_recipes_that_keep_nothing_narrow_quantise_for_every_product(recipe: str, kernels: int) -> None:
     dtype = "int8" if recipe == "aqt" else "fp8"
