@@ -368,7 +368,8 @@ class Job:
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
     """What `Layout.recompute=selective` recomputes."""
     optimizer: str = "adam"
-    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adafactor, lion, muon, sgd (with momentum), plain-sgd."""
+    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lion, muon, sgd (with momentum),
+    plain-sgd."""
     assumed: tuple[str, ...] = ()
     """What nobody said and was chosen instead, one sentence each."""
 

@@ -20,6 +20,7 @@ from perfmodel.validation._row_words import (
     fp8_recipe_of,
     framework_name,
     graphs_of,
+    keeps_16_bits_alone,
     launch_flags,
     network_of,
     overlaps_experts,
@@ -156,6 +157,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         said["fp8_recipe"] = recipe
     if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
         said["fp8_attention"] = True
+    if keeps_16_bits_alone(row):
+        said["optimizer"] = "adam16bit"
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
     if (rank := adapter_rank_of(row)) is not None:
