@@ -205,7 +205,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if more := other_optimizer_bytes_per_param(job):
         others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         optimizer = optimizer + more * xp.where(sharding.zero >= 1, *sharding.spread(_dot(ranks.held, others)))
-    weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
+    weight, trained = held_dtype_bytes(job), is_trained(job)
     sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
     gradients = gradient_dtype_bytes(job) * xp.where(sharded, *updated) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
@@ -219,7 +219,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
         buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
-    buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
+    transient = _transient(ranks, blocks, trains=job.mode == "train")
+    buffers = buffers + (transient + framework.context_bytes)  # many layouts: joined last
     parts = (
         xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *held) * ranks.versions), gradients,
         xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
@@ -251,13 +252,17 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 
-def _transient(ranks: RankBlocks, blocks: BlockBytes) -> Float[Any, "*layouts ranks"]:
-    """The largest block while it runs, on each rank, and dummy gradients beside it."""
-    largest = _largest(blocks.transient, ranks.held > 0)
+def _transient(ranks: RankBlocks, blocks: BlockBytes, *, trains: bool) -> Float[Any, "*layouts ranks"]:
+    """The largest block while it runs, on each rank, and dummy gradients beside it. While a layer's backward runs, what
+    the blocks behind all layers (the head) kept of its micro-batch is gone."""
     xp = ranks.held_full.__array_namespace__()
+    behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
+    gone = _dot(xp.minimum(ranks.alive, ranks.held), blocks.kept * behind) * trains
+    of_head = _largest(blocks.transient * behind, ranks.held > 0)
+    largest = _largest(blocks.transient * ~behind, ranks.held > 0)
     if xp is not np or ranks.held_full.any():
         largest = xp.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
-    return largest + blocks.dummy_gradients[..., None]
+    return xp.maximum(of_head, largest - gone) + blocks.dummy_gradients[..., None]
 
 
 def _dot(

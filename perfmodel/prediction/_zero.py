@@ -74,13 +74,13 @@ def stored_dtype_bytes(job: Job) -> int:
     return max(dtype_bytes(job.dtype), 2)
 
 
-def held_dtype_bytes(job: Job, device: Device) -> int:
+def held_dtype_bytes(job: Job) -> int:
     """Bytes per weight in device memory. Frozen weights of fp8 products need no other copy (`fp8_params` of NeMo's
-    LoRA), but the transposed one that input gradients read before Blackwell (Transformer Engine 2.0,
-    pytorch/tensor/float8_tensor.py: columnwise data only where fp8 products have one layout)."""
-    if job.frozen and job.dtype == "fp8":
-        return 1 if device.architecture == "Blackwell" or job.mode != "train" else 2
-    return stored_dtype_bytes(job)
+    LoRA): the transposed one that input gradients read before Blackwell is made anew in every backward
+    (`disable_parameter_transpose_cache`, which NVIDIA's LoRA sets: mlcommons/training_results_v4.0
+    NVIDIA/benchmarks/llama2_70b_lora/implementations/nemo/conf/megatron_gpt_peft_tuning_config.yaml, and NeMo 2
+    scripts/performance/llm/finetune_*.py)."""
+    return 1 if job.frozen and job.dtype == "fp8" else stored_dtype_bytes(job)
 
 
 def gradient_dtype_bytes(job: Job) -> int:

@@ -164,6 +164,8 @@ class Framework(Stated):
     """All as in `Job`."""
     stops_recompute: bool = False
     """As in `Job`; compiled steps do anyway."""
+    keeps_fp8_activation_inputs: bool = False
+    """A launch may keep inputs of activations in 8 bits (`Job.fp8_activation_inputs`)."""
     selective_layers: bool = False
     """`selective` recompute means some whole layers and none of the others, instead of a part of every layer."""
     selective_share: float = 0.0

@@ -322,6 +322,9 @@ class Job:
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     fp8_attention: bool = False
     """Fused attention multiplies in 8 bits as products do (Transformer Engine's `fp8_dpa`); otherwise in 16."""
+    fp8_activation_inputs: bool = False
+    """Inputs of the activation of gated feed-forwards are kept for backward in 8 bits, by a cast each way
+    (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
     grad_dtype: str = "fp32"
     """Element type in which gradients are accumulated and reduced."""
     fused_kernels: bool = True
@@ -374,7 +377,8 @@ class Job:
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
     """What `Layout.recompute=selective` recomputes."""
     optimizer: str = "adam"
-    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adafactor, lion, muon, sgd (with momentum), plain-sgd."""
+    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lion, muon, sgd (with momentum),
+    plain-sgd."""
     assumed: tuple[str, ...] = ()
     """What nobody said and was chosen instead, one sentence each."""
 

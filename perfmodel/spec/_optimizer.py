@@ -35,6 +35,11 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
     "adam8bit": Optimizer(
         state_bytes=2 * (1 + 4 / BLOCK_OF_8_BIT), source="Dettmers et al., arXiv 2110.02861, section 2"
     ),
+    "adam16bit": Optimizer(
+        state_bytes=4, master=False,
+        source="torch/optim/adamw.py of weights that are kept in 16 bits alone: moments in the weights' type "
+        "(`torch.zeros_like`)",
+    ),
     "adafactor": Optimizer(
         state_bytes=0, gradient_reads=3, clips=False,
         source="Shazeer and Stern, arXiv 1804.04235, algorithm 4: without momentum; sums of rows and columns, below a "
@@ -50,4 +55,4 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
         state_bytes=0, master=False, clips=False, kernel="sgd", source="Robbins and Monro 1951: w - lr * gradient"
     ),
 }  # fmt: skip
-"""By name; `sgd` keeps a momentum, `plain-sgd` nothing, and updates weights in their own element type."""
+"""By name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update weights in their own type."""

@@ -20,6 +20,7 @@ from perfmodel.validation._row_words import (
     fp8_recipe_of,
     framework_name,
     graphs_of,
+    keeps_16_bits_alone,
     launch_flags,
     network_of,
     overlaps_experts,
@@ -46,6 +47,14 @@ class Case:
     """Names of what nothing in the row tells, and was assumed."""
     recompute_stated: bool = True
     """Whether the row says what is recomputed."""
+
+    @property
+    def in_8_bits(self) -> "Case":
+        """The case with inputs of activations kept in 8 bits, if products are in 8 bits, the framework can and the row
+        tells recompute, by which it would save more otherwise; else as it is."""
+        if self.recompute_stated and self.job.dtype == "fp8" and self.framework.keeps_fp8_activation_inputs:
+            return replace(self, job=replace(self.job, fp8_activation_inputs=True))
+        return self
 
     def recomputing_more(self) -> list["Case"]:
         """The case with more recompute than it has, as its framework can: `selective`, some layers of every stage, all
@@ -179,6 +188,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         said["fp8_recipe"] = recipe
     if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
         said["fp8_attention"] = True
+    if keeps_16_bits_alone(row):
+        said["optimizer"] = "adam16bit"
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
     if (rank := adapter_rank_of(row)) is not None:

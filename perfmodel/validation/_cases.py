@@ -190,9 +190,11 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
     """Predictions of all that a run may have been, the fastest first: what fits, else what comes nearest to it, and is
     no slower than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
 
-    A run that told nothing of recompute, and cannot have fitted with as little as its framework takes then (its
-    probability to fit is below `CANNOT_FIT`), recomputed more: as little as may fit. What has to fit is what is needed:
-    the run ran, and an allocator gives back what it loses between tensors before it gives up.
+    A run kept less for backward than its row tells where it would hardly have fitted otherwise. Inputs of activations
+    in 8 bits cost next to no time: they were kept so if the device would rather have overflowed (`Case.in_8_bits`). A
+    run that told nothing of recompute, and cannot have fitted with as little as its framework takes then (its
+    probability to fit is below `CANNOT_FIT`), recomputed more: as little as may fit. What has to fit there is what is
+    needed: the run ran, and an allocator gives back what it loses between tensors before it gives up.
 
     Raises:
         PerfModelError: none of them can be laid out.
@@ -204,6 +206,8 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
     found, refused = _predicted(cases, calibration, site)
     if not found:
         raise refused[0]
+    if all(result.fits_probability < MAY_FIT for _, result in found):
+        found = _predicted([case.in_8_bits for case, _ in found], calibration, site)[0]
     if all(chance(result) < CANNOT_FIT for _, result in found):
         fastest = sorted(found, key=lambda one: one[1].step_time_s)[:MOST_OPEN]
         more = [other for case, _ in fastest if not case.recompute_stated for other in case.recomputing_more()]

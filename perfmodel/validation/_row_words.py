@@ -57,6 +57,11 @@ def fp8_recipe_of(row: Row) -> Fp8Recipe | None:
     return next((recipe for pattern, recipe in _RECIPES if re.search(pattern, stated)), None)
 
 
+def keeps_16_bits_alone(row: Row) -> bool:
+    """Whether a row says that weights and optimizer states are kept in 16 bits alone (`pure bf16`)."""
+    return bool(re.search(r"pure (bf|fp)16", f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}".lower()))
+
+
 def attends_in_8_bits(row: Row) -> bool:
     """Whether a row's recipe says that attention multiplies in 8 bits too."""
     return "attention fp8" in text(row, "dtype_recipe").lower()

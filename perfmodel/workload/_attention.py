@@ -26,7 +26,7 @@ def self_attention(
     width = (heads * (2 if model.attention_gate else 1) + 2 * kv) * d
     return [
         column_linear(local, width, local.hidden, bias=model.bias or model.qkv_bias,
-                      kept_output=True, shares_input=local.job.adapter_rank > 0),
+                      kept_output=_kept_share(local), shares_input=local.job.adapter_rank > 0),
         *adapter(local, local.tokens, width, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
@@ -38,6 +38,11 @@ def self_attention(
     ]  # fmt: skip
 
 
+def _kept_share(local: Local) -> float:
+    """Of queries, keys and values: in 8-bit attention their narrow copies are kept alone."""
+    return 1 / local.act_bytes if local.job.fp8_attention else 1.0
+
+
 def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[Piece]:
     """Decoder queries over the encoder's output of `memory_len` tokens per sequence (T5).
 
@@ -46,9 +51,9 @@ def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[P
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
     return [
-        column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=True),
+        column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0),
         column_linear(local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens,
-                      kept_input=False, kept_output=True),
+                      kept_input=False, kept_output=1.0),
         attention_core(model, local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0),
         *_output(model, local, heads * d),
     ]  # fmt: skip
@@ -114,11 +119,11 @@ def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttentio
 def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> list[Piece]:
     rows, width = local.norm_tokens, local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     if not latent.q_lora_rank:
-        return [column_linear(local, width, local.hidden, kept_output=True)]
+        return [column_linear(local, width, local.hidden, kept_output=1.0)]
     return [
         linear(local.precision, rows, latent.q_lora_rank, local.hidden),
         small_norm(model, local, rows, latent.q_lora_rank),
-        *recomputed("mla_up_proj", [column_linear(local, width, latent.q_lora_rank, kept_output=True)]),
+        *recomputed("mla_up_proj", [column_linear(local, width, latent.q_lora_rank, kept_output=1.0)]),
     ]
 
 

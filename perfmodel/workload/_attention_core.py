@@ -29,10 +29,21 @@ def attention_core(
         if local.job.flash_attention
         else _materialised(model, local, d_qk, d_v, seq_kv)
     )
+    core = replace(core, saved_bytes=core.saved_bytes + _kept_result_bytes(local, d_v))
     prompt = local.job.mode == "inference" and local.seq_local > 1
     if prompt and local.job.flash_attention and not model.latent_attention:
         core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
     return recomputed("core_attn", [core])[0]
+
+
+def _kept_result_bytes(local: Local, d_v: int) -> float:
+    """Fused attention's gradient needs its result: in 8 bits a copy of its own (Transformer Engine 2,
+    pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`); otherwise the tensor that the output
+    projection keeps, or keeps no more where its weight is frozen."""
+    elements = float(local.tokens) * local.heads * d_v
+    if not local.job.flash_attention:
+        return 0.0
+    return elements if local.job.fp8_attention else elements * local.act_bytes * local.precision.frozen
 
 
 def _cached(local: Local, kv_heads: int, dims: int) -> KernelOp:

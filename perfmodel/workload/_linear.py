@@ -19,7 +19,7 @@ def linear(
     *,
     bias: int = 0,
     kept_input: float = 1.0,
-    kept_output: bool = False,
+    kept_output: float = 0.0,
     forward_comm: tuple[Comm, ...] = (),
     backward_comm: tuple[Comm, ...] = (),
 ) -> Piece:
@@ -28,7 +28,7 @@ def linear(
     Args:
         bias: bias parameters held by this device.
         kept_input: share of X kept for the weight gradient, if there is one (0 if another piece keeps it).
-        kept_output: whether Y is kept too, for a later piece that needs it.
+        kept_output: share of Y's bytes that is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
     # the weight gradient needs only the quantised input, where it is not quantised again
@@ -49,7 +49,7 @@ def linear(
         forward_comm=forward_comm,
         backward_comm=backward_comm,
         params=n * k + bias,
-        saved_bytes=input_bytes + (float(m) * n * precision.act_bytes if kept_output else 0.0),
+        saved_bytes=input_bytes + float(m) * n * precision.act_bytes * kept_output,
         input_bytes=input_bytes,
     )
 
@@ -62,7 +62,7 @@ def column_linear(
     bias: bool = False,
     tokens: int | None = None,
     kept_input: bool = True,
-    kept_output: bool = False,
+    kept_output: float = 0.0,
     shares_input: bool = False,
     communicates: bool = True,
 ) -> Piece:

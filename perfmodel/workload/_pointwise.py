@@ -11,6 +11,7 @@ from perfmodel.spec import Transformer
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
+from perfmodel.workload._quantisation import QUANTISING
 
 
 def norm(model: Transformer, local: Local) -> Piece:
@@ -116,10 +117,15 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
 
     A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its
-    function and is named after the measured one.
+    function and is named after the measured one. In 8 bits these are kept by a cast before and another in backward
+    (Megatron-Core 0.7 core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
     """
     name, fused = model.activation, local.job.fuses("activation")
     inputs = 1
+    if local.job.fp8_activation_inputs and model.gated_ffn and name == "silu" and fused:
+        cast = memory(local.precision, QUANTISING, rows, 2 * width)
+        made = pointwise(local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width)
+        return replace(made, forward=(*made.forward, cast), backward_input=(cast, *made.backward_input))
     if model.gated_ffn:
         ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
         inputs = 2 if fused else 3  # eager kernels also keep the activated gate

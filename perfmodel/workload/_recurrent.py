@@ -25,7 +25,7 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
     convolved = inner + 2 * mamba.groups * mamba.state // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
-        column_linear(local, inner + convolved + heads, local.hidden, kept_output=True),
+        column_linear(local, inner + convolved + heads, local.hidden, kept_output=1.0),
         _convolution(local, convolved, convolved * (mamba.conv_kernel + 1), saved_bytes=tensor * convolved),
         _state_space(local, mamba, heads),
         pointwise(
@@ -114,7 +114,7 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
     convolved = values + 2 * net.key_heads * net.key_dim // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
-        column_linear(local, convolved + values + 2 * heads, local.hidden, kept_output=True),
+        column_linear(local, convolved + values + 2 * heads, local.hidden, kept_output=1.0),
         pointwise(
             local.precision, [("silu", 1)], local.tokens, convolved, params=convolved * net.conv_kernel,
             saved_bytes=tensor * convolved,

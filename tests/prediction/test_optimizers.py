@@ -17,7 +17,8 @@ JOB = Job(global_batch=8, seq_len=2048)
 # gradient, master and moments both ways, the 16-bit weight, norm and clipping
 BY_HAND = {
     "adam": (12, 4 + 24 + 2 + 12), "adamw": (12, 4 + 24 + 2 + 12),
-    "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12), "adafactor": (4, 3 * 4 + 8 + 2),
+    "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12), "adam16bit": (4, 4 + 2 * (2 + 4) + 12),
+    "adafactor": (4, 3 * 4 + 8 + 2),
     "lion": (8, 4 + 16 + 2 + 12), "muon": (8, 4 + 16 + 2 + 12), "sgd": (8, 4 + 16 + 2), "plain-sgd": (0, 4 + 4),
 }  # fmt: skip
 

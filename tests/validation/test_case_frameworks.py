@@ -62,7 +62,8 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
     stated_of_job |= attention | recipe | dispatcher | {"fp8_attention": case.job.fp8_attention}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
-        dtype=case.job.dtype, frozen=case.job.frozen, adapter_rank=case.job.adapter_rank, **stated_of_job,
+        dtype=case.job.dtype, frozen=case.job.frozen, adapter_rank=case.job.adapter_rank,
+        optimizer=case.job.optimizer, **stated_of_job,
     )  # fmt: skip
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
     if given(row, "recompute_detail"):

@@ -148,6 +148,11 @@ def test_on_gaudi_megatron_deepspeed_is_habanas():
     assert read_case(row | {"device": "A100-SXM4-80GB"}).framework.label == "megatron-deepspeed@2023"
 
 
+def test_weights_in_16_bits_alone_have_their_states_so_too():
+    assert read_case(ROW | {"dtype_recipe": "bf16 (pure bf16 assumed)"}).job.optimizer == "adam16bit"
+    assert read_case(ROW).job.optimizer == "adam"
+
+
 def test_adapters_that_notes_tell():
     said = ("", False, 0), ("LoRA", True, 0), ("fine-tuning: lora", True, 0), ("LoRA rank 16 on attention", True, 16)
     for notes, frozen, rank in said:

@@ -168,6 +168,28 @@ def test_a_run_that_cannot_have_fitted_recomputed_as_little_as_may_fit():
     assert explained([small], None, Site())[0][0].layout == small.layout
 
 
+def test_a_run_that_told_its_recompute_keeps_activations_in_8_bits_where_it_would_hardly_fit():
+    row = {
+        "case_id": "x", "source": "s", "model": "llama2-70B-lora", "family": "llama",
+        "device": "B200-SXM-180GB", "n_devices": 8,
+        "tp": 1, "pp": 1, "cp": 1, "dp": 8, "micro_batch": 1, "global_batch": 8, "seq_len": 8192, "dtype": "fp8",
+        "dtype_recipe": "fp8 delayed (attention fp8)", "recompute": "none", "framework": "nemo@2025",
+        "notes": "LoRA rank 16", "sequence_parallel": 0,
+        "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672, "vocab": 32000,
+    }  # fmt: skip
+    (case,) = read_cases(row)
+    assert case.recompute_stated
+    (found, result), *_ = explained([case], None, Site())
+    assert found.job.fp8_activation_inputs
+    assert found.layout == case.layout
+    assert result.memory_needed_bytes <= result.memory_capacity_bytes
+    of_parts = replace(case, layout=case.layout.replace(dp=2, cp=4), job=replace(case.job, global_batch=2))
+    assert explained([of_parts], None, Site())[0][0] == of_parts
+    unable = replace(case, framework=replace(case.framework, keeps_fp8_activation_inputs=False))
+    assert unable.in_8_bits == unable
+    assert replace(case, recompute_stated=False).in_8_bits.job == case.job
+
+
 def test_missing_cells_are_filled_from_what_is_known():
     case = read_case({k: v for k, v in KORTHIKANTI_22B.items() if k not in ("vocab", "ffn_hidden", "vpp")})
     assert case.model.ffn_hidden == 4 * 6144

@@ -101,6 +101,41 @@ def test_fp8_products_quantise_their_inputs_and_leave_the_rest_in_16_bit():
     assert {("linear", "fp8"), ("quantize_fp8_static", "bf16"), ("flash_attention", "bf16")} <= kinds
 
 
+def test_inputs_of_swiglu_in_8_bits_are_half_the_bytes_for_two_casts():
+    job = Job(global_batch=1, seq_len=4096, dtype="fp8")
+    plain, narrow = (layer_of("llama3-8b", replace(job, fp8_activation_inputs=on)) for on in (False, True))
+    assert plain.activation_bytes.none - narrow.activation_bytes.none == 4096 * 2 * 14336
+    for phase, further in (("forward", 1), ("backward_input", 1), ("backward_weight", 0)):
+        casts = [sum(n for op, n in getattr(one, phase) if is_cast(op)) for one in (plain, narrow)]
+        assert casts[1] - casts[0] == further
+    # nothing else than fused SwiGLU can
+    for name, other in (("gpt3-175b", job), ("llama3-8b", replace(job, eager_kernels=("activation",)))):
+        assert layer_of(name, other) == layer_of(name, replace(other, fp8_activation_inputs=True))
+
+
+@pytest.mark.parametrize(
+    ("job", "per_token"),
+    [
+        # norms' inputs; queries, keys and values; attention's result and statistics; the inputs of SwiGLU
+        ({}, 2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336),
+        ({"dtype": "fp8"}, 2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336),
+        ({"dtype": "fp8", "fp8_attention": True}, 2 * 2 * 4096 + 6144 + 4096 + 4 * 32 + 2 * 2 * 14336),
+        # an adapter's input as it was dropped from, and the mask, of both projections
+        ({"adapter_rank": 16}, 2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336 + 2 * 3 * 4096),
+    ],
+)
+def test_a_frozen_layer_keeps_what_gradients_of_its_inputs_need(job, per_token):
+    layer = layer_of("llama3-8b", Job(global_batch=1, seq_len=8192, frozen=True, **job))
+    assert layer.activation_bytes.none == 8192 * per_token
+
+
+def test_attention_in_8_bits_keeps_8_bits():
+    job = Job(global_batch=1, seq_len=4096, dtype="fp8")
+    plain, narrow = (layer_of("llama3-8b", replace(job, fp8_attention=on)) for on in (False, True))
+    # half of queries, keys and values; its result beside the copy that the output projection keeps
+    assert plain.activation_bytes.none - narrow.activation_bytes.none == 4096 * (6144 - 4096)
+
+
 def test_attention_in_8_bits_casts_what_it_takes_and_gives():
     job = Job(global_batch=1, seq_len=4096, dtype="fp8")
     plain, narrow = (layer_of("llama3-8b", replace(job, fp8_attention=on)) for on in (False, True))

@@ -132,7 +132,7 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
     fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}
     if job is not None:
         names = ("global_batch", "seq_len", "dtype", "flash_attention", "grad_dtype", "optimizer", "cuda_graphs",
-                 "recompute_modules")  # fmt: skip
+                 "recompute_modules", "fp8_activation_inputs")  # fmt: skip
         names = (*names, "expert_dispatcher", "expert_capacity_factor") if layout.ep > 1 else names
         fields |= {name: getattr(job, name) for name in names}
     if model is None:
