@@ -132,7 +132,8 @@ def test_twice_the_layers_take_longer_and_at_most_twice_as_long(case: Case) -> N
             deeper = replace(case.model, layers=2 * case.model.layers, experts=experts)
         except ValueError:
             return  # layers of several kinds, each of its own number
-        assert_between(case, replace(case, model=deeper), most=2.0)
+        # a little more than twice: a bubble hides what a stage does once, more of it where layers are few
+        assert_between(case, replace(case, model=deeper), most=2.01)
 
 
 @some(8)

@@ -136,6 +136,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "recompute_detail": ("text", "which layers or ops"),
     "launch_and_overlap": ("text", "launch flags and what is overlapped"),
     "notes": ("text", "anything else; some settings are read from it"),
+    "url_or_repo": ("text", "where the row is from; a tag in it tells which launch scripts ran"),
     "measured_iter_time_s": ("s", "time of a step"),
     "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
     "measured_mfu": ("share", "model FLOP/s of the peak"),
