@@ -48,7 +48,7 @@ def validate_kernels(
         table = read_table(file)
         kind = table_kind(table, file)
         if kind == "collective" and not marked:
-            table = table[~clean_collectives(table)["doubtful"].to_numpy(bool)].reset_index(drop=True)
+            table = pd.DataFrame(table[~clean_collectives(table)["doubtful"].to_numpy(bool)]).reset_index(drop=True)
         times = predicted_times(table, kind, calibration)
         family = table["collective"] if kind == "collective" else table["op_family"]
         measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
