@@ -83,11 +83,10 @@ def _sub_layers(model: Transformer, local: Local, word: str) -> list[Piece]:
     """Those of a layer, one after the other or side by side."""
     if model.parallel_blocks == "none":
         return [piece for letter in word for piece in sub_layer(model, local, _mixer(model, local, letter))]
-    window = model.window if "W" in word else 0
     return side_by_side(
         model,
         local,
-        self_attention(model, local, causal=model.causal, window=window, reduced=False),
+        _attention(model, local, word[0], reduced=False),
         feed_forward(model, local, own_input=model.parallel_blocks == "two_norms"),
     )
 
@@ -101,9 +100,12 @@ def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
         return expert_feed_forward(model, local, model.experts)
     if letter == "-":
         return feed_forward(model, local)
-    return self_attention(
-        model, local.of("attention"), causal=model.causal, window=model.window if letter == "W" else 0
-    )
+    return _attention(model, local, letter)
+
+
+def _attention(model: Transformer, local: Local, letter: str, *, reduced: bool = True) -> list[Piece]:
+    window = model.window if letter == "W" else 0
+    return self_attention(model, local.of("attention"), causal=model.causal, window=window, reduced=reduced)
 
 
 def _further_tokens(model: Transformer, local: Local) -> Blocks:
