@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
@@ -21,10 +22,11 @@ from perfmodel.planning.layouts._improve import Improved, improve
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
+from perfmodel.planning.layouts._ranking import Ranking, quantities_of, ranking
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.planning.layouts._words import SEARCH_WORDS, Space, SpaceWords, file_words, worded
-from perfmodel.prediction import Prediction, explain
+from perfmodel.prediction import explain
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem
 
 POOL = 64
@@ -33,8 +35,6 @@ ROBUST_POOL = 24
 """Layouts, the best, among which a robust order chooses."""
 NUMBERING = 2
 """Rises whenever layouts of the same question get other numbers."""
-SAME = 1e-9
-"""Relative difference of step times below which a cut is that of an even layout."""
 
 
 @shows_progress("search")
@@ -131,25 +131,13 @@ def _search(
     report: Progress,
 ) -> SearchResult:
     """The best layouts of one question, of which those above `cutoff` need not be found."""
-    robust, top = options.robust, options.top
-    framework, within = question.problem.framework, not question.space.any_framework
-    cuts_stages = framework.uneven_stages or framework.stages_by_cost or not within
-    method = options.method if cuts_stages else "enumerate"
-    if question.problem.cluster.kinds and method == "enumerate" and cuts_stages:
-        method = "auto"  # even stages are of no use on unlike devices
     started = time.perf_counter()
-    step_problem = question.step_problem
     known = Evaluations.open(file, fingerprint(NUMBERING, question.context, question.space, question.devices))
     rejected: Counter[Rejection] = Counter()
-    all_of = options.every or not goal.plain or question.space.fewer_devices
-    try:
-        wanted = None if all_of else max(options.top, ROBUST_POOL if robust else 0)
-        candidates = price(question, rejected, report, wanted)
-    except LayoutError as error:
-        raise LayoutError(str(nothing_divides(question, error, rejected))) from None
+    wanted = max(options.top, ROBUST_POOL if options.robust else 0)
+    candidates = _candidates(question, goal, options, wanted, rejected, report)
     score = Score(goal, candidates)
     score.count_impossible(rejected)
-    wanted = max(top, ROBUST_POOL if robust else 0)
     sought = int(np.isfinite(score.bound).sum()) if options.every else wanted
     found = evaluate(
         score, sought, question.context, executor, known, report, cutoff, options.distinct,
@@ -157,86 +145,131 @@ def _search(
     )  # fmt: skip
     _count_rejected(rejected, goal, score, found)
     kept = int(np.isfinite(found.value).sum())
-    numbers = found.number[found.distinct[found.distinct < kept][:wanted]]
-    report("explain", 0, len(numbers))
-    best = [explain(step_problem, layout, strict=options.strict) for layout in candidates.layouts(numbers)]
-    value = goal.value(goal.of(best)) if best else np.zeros(0)
-    step_s = np.array([p.step_time_s for p in best])
-    order = np.lexsort((step_s, value))[: int(np.isfinite(value).sum())].tolist()
-    left = np.ones(len(score.bound), bool)
-    left[found.number] = left[found.dominated] = False
-    open_bounds = np.zeros(0) if found.complete else score.bound[left & np.isfinite(score.bound)]
-    unknown = float(open_bounds.min(initial=np.inf))
-    lower_bound = float(value[order].min(initial=unknown))
-    bounds_s = candidates.bound_s
-    lower_bound_s = float(step_s[order].min(initial=bounds_s[left].min(initial=np.inf)))
-    ranked = [best[i] for i in order]
-    values, bounds = value[order].tolist(), bounds_s[numbers[order]].astype(float).tolist()
-    pool = candidates.layouts(found.number[: min(POOL, kept)]) if method != "enumerate" else []
-    try:
-        improved = improve(goal, method if found.complete else "enumerate", len(found.number), ranked, pool, report)
-        complete = found.complete
-    except KeyboardInterrupt:
-        improved, complete = Improved("enumerate", "interrupted before all promising stages were cut anew"), False
-    for improvement in improved.improvements:
-        if within and not _launchable(framework, improvement.result.layout):
-            continue
-        p = improvement.result.prediction
-        p_value = float(goal.value(goal.of([p]))[0])
-        if np.isfinite(p_value) and not any(abs(p.step_time_s / q.step_time_s - 1) < SAME for q in ranked):
-            ranked, values = [*ranked, p], [*values, p_value]
-            bounds = [*bounds, improvement.result.certificate.lower_bound_s]
-    order = np.lexsort(([p.step_time_s for p in ranked], values)).tolist()
+    distinct = found.distinct[found.distinct < kept]
+
+    even = _explained(goal, candidates, found.number[distinct[:wanted]], options.strict, report)
+    improved, complete = _improved(question, goal, candidates, found, even, options.method, report)
+    ranked = even.with_cut(_launchable_cuts(question, goal, improved))
+    certain = _certain(question, score, found, ranked)
+    best = float(ranked.value.min(initial=np.inf))
     sure = None
-    if ranked:
-        sure = robustness(goal, [ranked[i] for i in order])
-        chosen = (sure.order(robust) if robust else list(range(len(order))))[:top]
-        sure, order = sure.kept(chosen), [order[i] for i in chosen]
-    # stages cut anew may be faster than all even ones
-    lower_bound = min([lower_bound, *values])
-    lower_bound_s = min([lower_bound_s, *(p.step_time_s for p in ranked)])
-    if step_problem.kinds:  # other orders of the kinds and cuts than the candidates have
-        lower_bound = min(lower_bound, float(score.bound.min(initial=np.inf)))
-        lower_bound_s = min(lower_bound_s, float(bounds_s.min(initial=np.inf)))
-    impossible = None
-    if not ranked and complete and cutoff == np.inf:
+    if ranked.predictions:
+        sure = robustness(goal, ranked.predictions)
+        places = (sure.order(options.robust) if options.robust else range(len(ranked.predictions)))[: options.top]
+        sure, ranked = sure.kept(places), ranked.at(places)
+
+    decided = complete and cutoff == np.inf
+    impossible = beyond = None
+    if decided and not ranked.predictions:
         report("explain", 0, 0)
         impossible = _why_not(question, goal, candidates, executor)
-    beyond = None
-    if complete and cutoff == np.inf and any(why.reason is Reason.FRAMEWORK for why in rejected):
+    if decided and any(why.reason is Reason.FRAMEWORK for why in rejected):
         report("beyond the framework", 0, 0)
-        beyond = _beyond(question, goal, min(values, default=np.inf), executor)
+        beyond = _beyond(question, goal, best, executor)
     report("done", candidates.feasible, candidates.feasible)
     shown = goal.objective.shown
     return SearchResult(
         evaluated=len(found.number),
         feasible=candidates.feasible,
         seconds=time.perf_counter() - started,
-        layouts=tuple(ranked[i] for i in order),
+        layouts=ranked.predictions,
         method=improved.method,
         why=improved.why,
         improvements=improved.improvements,
         objective=goal.objective.name,
-        values=tuple(shown(values[i]) for i in order),
-        quantities=tuple(quantities_of(goal, ranked[i]) for i in order),
-        lower_bound=shown(lower_bound),
+        values=tuple(map(shown, ranked.value.tolist())),
+        quantities=tuple(quantities_of(goal, prediction) for prediction in ranked.predictions),
+        lower_bound=shown(certain.value),
         constraints=tuple(map(str, goal.constraints)),
-        framework=framework.label,
+        framework=question.problem.framework.label,
         beyond=beyond,
-        bounds_s=tuple(bounds[i] for i in order),
+        bounds_s=tuple(ranked.bound_s.tolist()),
         rejections=dict(rejected.most_common()),
         step_time_s=found.step_s,
         number=found.number,
         candidates=candidates,
-        lower_bound_s=lower_bound_s,
+        lower_bound_s=certain.step_s,
         complete=complete,
         space=question.space,
-        unresolved=int((open_bounds < (values[order[0]] if order else np.inf)).sum()),
-        alike=kept - int((found.distinct < kept).sum()),
+        unresolved=int((certain.left < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
+        alike=kept - len(distinct),
         impossible=impossible,
-        robust=robust,
+        robust=options.robust,
         robustness=sure,
     )
+
+
+def _candidates(
+    question: Question, goal: Goal, options: SearchOptions, wanted: int, rejected: Counter[Rejection], report: Progress
+) -> Candidates:
+    """Every possible layout with its memory and bound; where the step time alone ranks, those among the best."""
+    every = options.every or not goal.plain or question.space.fewer_devices
+    try:
+        return price(question, rejected, report, None if every else wanted)
+    except LayoutError as error:
+        raise LayoutError(str(nothing_divides(question, error, rejected))) from None
+
+
+def _explained(
+    goal: Goal, candidates: Candidates, numbers: Int[np.ndarray, " some"], strict: bool, report: Progress
+) -> Ranking:
+    """Layouts of even stages, predicted in full."""
+    report("explain", 0, len(numbers))
+    predictions = [explain(goal.step_problem, layout, strict=strict) for layout in candidates.layouts(numbers)]
+    return ranking(goal, predictions, candidates.bound_s[numbers].tolist())
+
+
+def _improved(
+    question: Question, goal: Goal, candidates: Candidates, found: Evaluated, even: Ranking, method: str,
+    report: Progress,
+) -> tuple[Improved, bool]:  # fmt: skip
+    """The best layouts with their stages cut anew where that may pay, and whether all of the search was done."""
+    framework = question.problem.framework
+    cuts_stages = framework.uneven_stages or framework.stages_by_cost or question.space.any_framework
+    if not cuts_stages or not found.complete:
+        method = "enumerate"
+    elif question.problem.cluster.kinds and method == "enumerate":
+        method = "auto"  # even stages are of no use on unlike devices
+    satisfying = found.number[np.isfinite(found.value)]
+    pool = candidates.layouts(satisfying[:POOL]) if method != "enumerate" else []
+    try:
+        return improve(goal, method, len(found.number), even.predictions, pool, report), found.complete
+    except KeyboardInterrupt:
+        return Improved("enumerate", "interrupted before all promising stages were cut anew"), False
+
+
+def _launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
+    """Those of the new cuts that the framework runs, if it must."""
+    within, framework = not question.space.any_framework, question.problem.framework
+    results = [
+        improvement.result
+        for improvement in improved.improvements
+        if not within or _launchable(framework, improvement.result.layout)
+    ]
+    return ranking(goal, [r.prediction for r in results], [r.certificate.lower_bound_s for r in results])
+
+
+@dataclass(frozen=True, eq=False)
+class _Certain:
+    """What no layout of the space can undercut."""
+
+    value: float
+    """Of the objective."""
+    step_s: float
+    left: Float[np.ndarray, " left"]
+    """Bounds of the objective of layouts that an interrupt left."""
+
+
+def _certain(question: Question, score: Score, found: Evaluated, ranked: Ranking) -> _Certain:
+    """The least of what was evaluated and of the bounds of what was not; stages cut anew may be faster than both."""
+    unseen = np.ones(len(score.bound), bool)
+    unseen[found.number] = unseen[found.dominated] = False
+    left = np.zeros(0) if found.complete else score.bound[unseen & np.isfinite(score.bound)]
+    bound, bound_s = left, score.candidates.bound_s[unseen]
+    if question.step_problem.kinds:  # those evaluated too have orders of the kinds and cuts that were not
+        bound, bound_s = score.bound, score.candidates.bound_s
+    value = float(min(ranked.value.min(initial=np.inf), bound.min(initial=np.inf)))
+    return _Certain(value, float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))), left)
 
 
 def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, found: Evaluated) -> None:
@@ -312,16 +345,3 @@ def fastest(question: Question, goal: Goal, executor: Executor | None = None) ->
     if not len(found.value) or not np.isfinite(found.value[0]):
         return None
     return BestLayout(priced.layouts(found.number[:1])[0], float(found.value[0]), float(found.step_s[0]))
-
-
-def quantities_of(goal: Goal, prediction: Prediction) -> dict[str, float]:
-    """What objective and constraints name of a layout, and its money and energy where the tariff tells them."""
-    names = set(goal.objective.formula.names).union(*(constraint.names for constraint in goal.constraints))
-    tariff = goal.tariff
-    priced = tariff.price_per_device_hour is not None
-    listed = tariff.price_per_device_hour == goal.step_problem.cluster.device.usd_per_hour
-    names |= {"cost"} if priced and (tariff.tokens or not listed) else set()  # a list price tells little by itself
-    names |= {"energy_j"} if tariff.power_w is not None and tariff.idle_power_w is not None else set()
-    names |= {"train_time_s"} if tariff.tokens is not None else set()
-    quantity = goal.of([prediction])
-    return {name: float(np.ravel(quantity(name).lo)[0]) for name in sorted(names)}
