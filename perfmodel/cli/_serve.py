@@ -67,18 +67,14 @@ def add_command(commands: Any) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     from perfmodel.planning import serving
 
-    words = {
-        name: getattr(arguments, name)
-        for name in (
-            "prompt_tokens", "output_tokens", "batching", "dtype", "weight_dtype", "kv_dtype", "calibration",
-        )
-    } | {
+    names = (
+        "prompt_tokens", "output_tokens", "batch", "batching", "dtype", "weight_dtype", "kv_dtype", "calibration",
+    )  # fmt: skip
+    words = {name: getattr(arguments, name) for name in names} | {
         "ttft_limit_s": arguments.ttft_limit, "tpot_limit_s": arguments.tpot_limit,
         "framework": Framework(step_overhead_s=arguments.step_overhead),
     }  # fmt: skip
     if arguments.sweep:
-        if arguments.batch is not None:
-            raise PerfModelError("serve: --sweep chooses batches itself; leave out --batch")
         if arguments.devices is None and arguments.layout is None:
             raise PerfModelError("serve: --sweep needs --devices N, or --layout for the batches of one layout")
         swept = serving.serve_sweep(
@@ -89,7 +85,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.devices is not None and "devices" in arguments.given:
         raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
-    found = serving.serve(arguments.model, arguments.cluster, arguments.layout or "", batch=arguments.batch, **words)
+    found = serving.serve(arguments.model, arguments.cluster, arguments.layout or "", **words)
     emit(arguments, found.to_dict(), lambda: _show(found))
     return 0
 

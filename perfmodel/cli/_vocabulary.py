@@ -32,9 +32,9 @@ class Key:
 def keys(kind: str) -> list[Key]:
     """What `[layout]`, `[job]`, `[search]` or `[serving]` of a job file may say."""
     if kind == "serving":
-        from perfmodel.planning.serving import ServingWords
+        from perfmodel.planning.serving import SERVING_KEYS, ServingWords
 
-        return _keys((ServingWords, f.name) for f in fields(ServingWords))
+        return _keys((ServingWords, word) for word in SERVING_KEYS)
     if kind == "search":
         from perfmodel.planning.layouts import SEARCH_WORDS
 

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.catalog import JobFile, checked_fields
 from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.spec import USUAL_DTYPES, Cluster
 from perfmodel.units import DTYPE_BYTES, whole
 
 Batching = Literal["continuous", "static"]
@@ -28,7 +29,7 @@ MEMORY_SHARE: Final = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class ServingWords:
-    """What `[serving]` of a job file may say."""
+    """What `serve` takes in words."""
 
     prompt_tokens: int | None = None
     """Of every request."""
@@ -48,6 +49,30 @@ class ServingWords:
     """Longest time per output token."""
     step_overhead_s: float = 0.0
     """The server's own time between steps."""
+    dtype: str = ""
+    """Of products; the first of bf16, fp16 and fp32 that the device has if not given."""
+
+    def requests(self, cluster: Cluster, batch: int) -> "Requests":
+        """So many requests in flight on a cluster.
+
+        Raises:
+            PerfModelError: a word that is needed is missing, or cannot be.
+        """
+        if self.prompt_tokens is None or self.output_tokens is None:
+            raise PerfModelError("serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them")
+        return Requests(
+            prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens, batch=batch, batching=self.batching,
+            dtype=self.dtype or default_dtype(cluster), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
+        )  # fmt: skip
+
+
+SERVING_KEYS: Final = tuple(one.name for one in fields(ServingWords) if one.name != "dtype")
+"""What `[serving]` of a job file may say: the type of products is the job's."""
+
+
+def default_dtype(cluster: Cluster) -> str:
+    """The first of the usual element types that the cluster's device has."""
+    return next((name for name in USUAL_DTYPES if name in cluster.device.dtypes), USUAL_DTYPES[0])
 
 
 def serving_words(file: JobFile) -> dict[str, Any]:
@@ -56,8 +81,7 @@ def serving_words(file: JobFile) -> dict[str, Any]:
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.
     """
-    known = [one.name for one in fields(ServingWords)]
-    return checked_fields(ServingWords, file.serving, f"{file.where} [serving]", known)
+    return checked_fields(ServingWords, file.serving, f"{file.where} [serving]", SERVING_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,15 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel import catalog
-from perfmodel.cost import CollectiveModel, KernelModel
-from perfmodel.cost.learn import weight_files
-from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.catalog import JobFile
+from perfmodel.errors import PerfModelError
 from perfmodel.planning.serving._memory import ServingMemory, serving_memory
-from perfmodel.planning.serving._request import Batching, Requests, serving_words
+from perfmodel.planning.serving._question import serving_question
+from perfmodel.planning.serving._request import Requests, ServingWords
 from perfmodel.planning.serving._steps import PARTS, Cost, Server
 from perfmodel.prediction import Belief, Site
-from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
+from perfmodel.spec import Cluster, Framework, Layout, Model
 from perfmodel.units import GIB, positive
 
 Interval = tuple[float, float]
@@ -29,6 +28,11 @@ class Limits:
         for name, value in (("time to first token", self.ttft_s), ("time per output token", self.tpot_s)):
             if value is not None:
                 positive(f"serve: limit of the {name} in seconds", value)
+
+    @classmethod
+    def of(cls, words: ServingWords) -> "Limits":
+        """Those that are said."""
+        return cls(ttft_s=words.ttft_limit_s, tpot_s=words.tpot_limit_s)
 
     def exceeded(self, serving: "Serving") -> str:
         """Why a server does not do, with the remedy; empty if it does."""
@@ -129,21 +133,13 @@ class Serving:
 
 
 def serve(
-    model: Model | str,
+    model: Model | JobFile | str,
     cluster: Cluster | str | None = None,
     layout: Layout | str = "",
     *,
-    prompt_tokens: int | None = None,
-    output_tokens: int | None = None,
-    batch: int | None = None,
-    batching: Batching | None = None,
-    ttft_limit_s: float | None = None,
-    tpot_limit_s: float | None = None,
-    dtype: str | None = None,
-    weight_dtype: str = "",
-    kv_dtype: str = "",
     calibration: Path | str | None = None,
     framework: Framework | None = None,
+    **words: Any,
 ) -> Serving:
     """Predict a server of a decoder-only transformer.
 
@@ -152,84 +148,21 @@ def serve(
     Args:
         model, cluster, layout, calibration: as `predict` takes them, a job file too, whose `[serving]` says what is
             not said here; tp, pp, dp, ep and etp of a layout count.
-        prompt_tokens, output_tokens: of every request; needed.
-        batch: requests in flight over all replicas, a multiple of dp; if not given, the most that fit and hold the
-            limits.
-        batching: whether requests take one another's places (`continuous`, unless said), or start and end together.
-        ttft_limit_s, tpot_limit_s: longest time to first token, and per output token, that `batch` is chosen for.
-        dtype: of products; the first of bf16, fp16 and fp32 that the device has if not given.
-        weight_dtype: narrower type of the layers' weights in memory (fp8, int8, int4, fp4), widened as they are read.
-        kv_dtype: of the cache.
         framework: whose kernel gaps, memory and time between steps (`step_overhead_s`) count; a generic server's if not
             given.
+        words: fields of `ServingWords`; `prompt_tokens` and `output_tokens` are needed, `batch` is a multiple of dp.
 
     Raises:
-        UnknownNameError: a name that no catalog has.
+        UnknownNameError: a name that no catalog has, a word that there is not.
         LayoutError: a layout that cannot serve the model.
         PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
     """
-    file = catalog.unfiled(model)
-    if file is not None:
-        words = serving_words(file)
-        model, cluster = file.words.get("model", ""), cluster or file.words.get("cluster")
-        layout, dtype = layout or file.layout, dtype or file.words.get("dtype")
-        prompt_tokens = prompt_tokens or words.get("prompt_tokens")
-        output_tokens = output_tokens or words.get("output_tokens")
-        batch = words.get("batch") if batch is None else batch
-        batching = batching or words.get("batching")
-        ttft_limit_s = words.get("ttft_limit_s") if ttft_limit_s is None else ttft_limit_s
-        tpot_limit_s = words.get("tpot_limit_s") if tpot_limit_s is None else tpot_limit_s
-        weight_dtype, kv_dtype = weight_dtype or words.get("weight_dtype", ""), kv_dtype or words.get("kv_dtype", "")
-        framework = framework or Framework(step_overhead_s=words.get("step_overhead_s", 0.0))
-    if cluster is None or prompt_tokens is None or output_tokens is None:
-        raise PerfModelError("serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them")
-    found = catalog.model(model) if isinstance(model, str) else model
-    on = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    laid_out = Layout.parse(layout or "tp=1") if isinstance(layout, str) else layout
-    requests = Requests(
-        prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=laid_out.dp if batch is None else batch,
-        batching=batching or "continuous", dtype=dtype or default_dtype(on), weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-    )  # fmt: skip
-    server = server_of(found, on, laid_out, requests, calibration, framework)
-    limits = Limits(ttft_s=ttft_limit_s, tpot_s=tpot_limit_s)
-    return served(server) if batch is not None else largest(server, limits)
-
-
-def default_dtype(cluster: Cluster) -> str:
-    """The first of the usual element types that the cluster's device has."""
-    return next((name for name in USUAL_DTYPES if name in cluster.device.dtypes), USUAL_DTYPES[0])
-
-
-def server_of(
-    model: Model, cluster: Cluster, layout: Layout, requests: Requests, calibration: Path | str | None = None,
-    framework: Framework | None = None,
-) -> Server:  # fmt: skip
-    """The server, checked; see `serve`."""
-    if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
-        raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
-    longest = max(model.seq_len, model.longest_seq_len)
-    if model.positions == "learned" and requests.tokens > longest:
-        raise PerfModelError(
-            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
-        )
-    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
-    if layout != Layout(**used):
-        raise LayoutError(f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout}")
-    if requests.batch % layout.dp:
-        nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
-        raise LayoutError(
-            f"serve: batch {requests.batch} is not a multiple of dp={layout.dp}; the nearest is {nearest}"
-        )
-    if layout.pp > model.layers:
-        raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
-    cluster.require(layout.devices, f"layout {layout}")
-    cluster.device.require(requests.dtype)
-    weights = weight_files(Path(calibration) if isinstance(calibration, str) else calibration)
-    return Server(
-        model=model, cluster=cluster, layout=layout, requests=requests, framework=framework or Framework(),
-        kernels=KernelModel.of(weights), collectives=CollectiveModel.of(weights),
-    )  # fmt: skip
+    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
+    layout = layout or question.layout or "tp=1"
+    laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
+    batch = question.words.batch
+    server = question.server(laid_out, laid_out.dp if batch is None else batch)
+    return largest(server, Limits.of(question.words)) if batch is None else served(server)
 
 
 def served(server: Server) -> Serving:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel import catalog
+from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.planning.serving._request import Requests
-from perfmodel.planning.serving._serving import Limits, Serving, default_dtype, largest, served, server_of
+from perfmodel.planning.serving._question import ServingQuestion, serving_question
+from perfmodel.planning.serving._request import ServingWords
+from perfmodel.planning.serving._serving import Limits, Serving, largest, served
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import whole
 
@@ -55,49 +56,39 @@ class ServingSweep:
 
 
 def serve_sweep(
-    model: Model | str,
-    cluster: Cluster | str,
+    model: Model | JobFile | str,
+    cluster: Cluster | str | None = None,
     *,
     devices: int | None = None,
-    prompt_tokens: int,
-    output_tokens: int,
     layouts: Sequence[Layout | str] | None = None,
-    ttft_limit_s: float | None = None,
-    tpot_limit_s: float | None = None,
-    dtype: str | None = None,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **others: Any,
+    **words: Any,
 ) -> ServingSweep:
     """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
     that fit and hold the limits.
 
     Args:
         layouts: those tried; if not given, all of tp, pp and dp on `devices`, with experts over tp or dp as well.
-        others: `batching`, `weight_dtype`, `kv_dtype`, as `serve` takes them, like everything else.
+        words: as `serve` takes them, like everything else, but for `batch`, which is swept.
 
     Raises:
-        PerfModelError: as `serve`, or if no layout does.
+        PerfModelError: as `serve`, or if no layout does, or a batch is given.
     """
-    found = catalog.model(model) if isinstance(model, str) else model
-    on = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    limits = Limits(ttft_s=ttft_limit_s, tpot_s=tpot_limit_s)
-    words = {
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "dtype": dtype or default_dtype(on),
-    } | others
+    if words.get("batch") is not None:
+        raise PerfModelError("serve: a sweep chooses batches itself; leave out --batch (`batch`)")
+    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
     if layouts is None:
         whole("serve", {"devices": devices})
-        on.require(int(devices or 0), "the sweep")
-        layouts = _layouts(found, on, int(devices or 0))
+        question.cluster.require(int(devices or 0), "the sweep")
+        layouts = _layouts(question.model, question.cluster, int(devices or 0))
     tried = [Layout.parse(one) if isinstance(one, str) else one for one in layouts]
     servings: list[Serving] = []
     rejected: dict[str, str] = {}
     for layout in tried:
-        server = server_of(found, on, layout, Requests(batch=layout.dp, **words), calibration, framework)
+        server = question.server(layout, layout.dp)
         try:
-            most = largest(server, limits)
+            most = largest(server, Limits.of(question.words))
         except PerfModelError as error:
             rejected[str(layout)] = str(error)
             continue
@@ -123,13 +114,13 @@ def _layouts(model: Model, cluster: Cluster, devices: int) -> list[Layout]:
                 found.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
             if experts and tp == 1 < dp:
                 found.append(Layout(pp=pp, dp=dp, ep=dp))
-    return [layout for layout in found if _divides(model, cluster, layout)]
+    one = ServingQuestion(model, cluster, "", ServingWords(prompt_tokens=1, output_tokens=1), Framework(), None)
+    return [layout for layout in found if _divides(one, layout)]
 
 
-def _divides(model: Model, cluster: Cluster, layout: Layout) -> bool:
+def _divides(question: ServingQuestion, layout: Layout) -> bool:
     try:
-        request = Requests(prompt_tokens=1, output_tokens=1, batch=layout.dp, dtype=default_dtype(cluster))
-        server_of(model, cluster, layout, request).step(1, 0, 1)
+        question.server(layout, layout.dp).step(1, 0, 1)
     except LayoutError:
         return False
     return True

@@ -1,6 +1,7 @@
 """Serving: closed forms, laws, limits, memory."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from perfmodel import catalog
 from perfmodel.planning.serving import Serving
 from perfmodel.workload import layer_cache_bytes, parameter_count
 
-SERVED = {"prompt_tokens": 1000, "output_tokens": 100}
+SERVED: dict[str, Any] = {"prompt_tokens": 1000, "output_tokens": 100}
 SCATTER = 1.05
 """Measured kernels next to each other are not in perfect order."""
 
@@ -205,3 +206,17 @@ def test_sweep_keeps_what_nothing_beats():
 def test_bad_input_names_the_remedy(words: dict[str, Any], told: str):
     with pytest.raises(pm.PerfModelError, match=told):
         serve(**({"batch": 1} | words))
+
+
+def test_a_sweep_takes_a_job_file_and_no_batch(tmp_path: Path):
+    file = tmp_path / "served.toml"
+    file.write_text(
+        'model = "llama3-8b"\ncluster = "dgx-h100"\n[serving]\nprompt_tokens = 1000\noutput_tokens = 100\n'
+        "tpot_limit_s = 0.02\n"
+    )
+    swept = pm.serve_sweep(str(file), layouts=["tp=2"])
+    assert swept.best == pm.serve_sweep("llama3-8b", "dgx-h100", layouts=["tp=2"], tpot_limit_s=0.02, **SERVED).best
+    with pytest.raises(pm.PerfModelError, match="leave out --batch"):
+        pm.serve_sweep(str(file), layouts=["tp=2"], batch=4)
+    with pytest.raises(pm.PerfModelError, match="promt_tokens"):
+        serve(promt_tokens=3)
