@@ -76,11 +76,12 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         calls = [call for call in sides.calls if call.family == family]
         spread = _spread_over_steps(calls)
         shaped = [call for call in calls if call.op is not None]
+        measured_s *= _usual_s(calls) / sum(call.time_s for call in calls)
         if sides.whole:
             floor = _SHAPED + (1 - sides.matched(family)) * (NAMED_SD - _SHAPED)
         elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
             predicted_s = float(priced_events(problem, [call.op for call in shaped if call.op]).time_s.sum())
-            measured_s, floor = sum(call.time_s for call in shaped), _SHAPED
+            measured_s, floor = _usual_s(shaped), _SHAPED
         else:
             floor = _PARTLY
         per = sides.steps * len({call.device for call in calls})
@@ -90,14 +91,23 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         )  # fmt: skip
 
 
+def _usual_s(calls: Sequence[Call]) -> float:
+    """What calls take if each of known shape takes the median of its kernel's: what holds up some for milliseconds,
+    such as other work of the machine, is not the kernel's."""
+    of_kernel: dict[tuple, list[float]] = defaultdict(list)
+    for number, call in enumerate(calls):
+        of_kernel[call.name, number if call.op is None else call.op].append(call.time_s)
+    return sum(len(times_s) * float(np.median(times_s)) for times_s in of_kernel.values())
+
+
 def _spread_over_steps(calls: Sequence[Call]) -> float:
-    """Standard error of the log of the mean time of a step's calls; 0.05 where there is one step."""
-    of_step: dict[int, float] = defaultdict(float)
+    """Standard error of the log of what a step's calls usually take; 0.05 where there is one step."""
+    of_step: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
-        of_step[call.step] += call.time_s
+        of_step[call.step].append(call)
     if len(of_step) < 2:
         return 0.05
-    return float(np.std(np.log(list(of_step.values())), ddof=1) / sqrt(len(of_step)))
+    return float(np.std(np.log([_usual_s(own) for own in of_step.values()]), ddof=1) / sqrt(len(of_step)))
 
 
 def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:

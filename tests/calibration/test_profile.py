@@ -86,6 +86,16 @@ def test_factors_that_were_put_in_come_out(shapes: bool) -> None:
     assert report.matched_share > 0.98 if shapes else report.matched_share < 0.2
 
 
+def test_what_holds_up_a_few_calls_is_not_the_kernels() -> None:
+    """Products of which every twentieth call waits for other work of the machine."""
+    quiet = profile("tp=2", FACTORS)
+    calls = [replace(call, time_s=call.time_s + 0.004 * (n % 20 == 0 and call.family == "gemm"))
+             for n, call in enumerate(quiet.calls)]  # fmt: skip
+    report = explain_profile(problem(), "tp=2", replace(quiet, calls=tuple(calls)))
+    found = {c.name: c.value for c in report.corrections}
+    assert found["gemm"] == pytest.approx(log(FACTORS["gemm"]), abs=0.02)
+
+
 def test_collectives_that_nothing_hides_show() -> None:
     """The prediction hides all-reduces of the backward behind weight gradients; this step waits for every one."""
     found = {c.name: c.value for c in explain_profile(problem(), "tp=2", profile("tp=2", FACTORS)).corrections}

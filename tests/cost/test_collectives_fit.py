@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import (
     LinkConstants,
@@ -19,6 +20,7 @@ from perfmodel.cost.learn import (
 from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn._collective_weights import FILE_NAME
 from perfmodel.errors import CalibrationError, TableError
+from perfmodel.ops import Collective
 
 TRUE = LinkConstants(
     launch_s=8e-6, hop_inside_s=0.9e-6, hop_inside_full_s=4e-6, hop_inside_line_s=2e-6,
@@ -106,6 +108,19 @@ def test_twenty_rows_of_gloo_are_enough(tmp_path):
     assert np.abs(times.time_s * 1e6 / table["time_us"] - 1).mean() < 0.05
     assert np.all(times.lo_s <= times.time_s)
     assert np.all(times.time_s <= times.hi_s)
+
+
+def test_what_was_measured_over_a_machines_loopback_prices_its_processes(tmp_path):
+    """As `calibrate` writes it: all ranks on one host."""
+    table = _gloo().assign(ranks_per_node=4, num_nodes=1)
+    fit_collectives([table], tmp_path)
+    ops = [
+        Collective(collective="all_reduce", bytes=size, num_ranks=4, ranks_per_node=4, level=0)
+        for size in table["bytes"]
+    ]
+    times = CollectiveModel.load(tmp_path).times(catalog.cluster("localhost"), ops)
+    assert set(times.provenance) == {"measured"}
+    assert np.abs(times.time_s * 1e6 / table["time_us"] - 1).mean() < 0.05
 
 
 def test_files_round_trip_and_do_not_depend_on_the_run(tmp_path):

@@ -72,7 +72,7 @@ def moved_bytes(cluster: Cluster, op: Collective) -> float:
 def fastest_share(model: CollectiveModel, cluster: Cluster) -> float:
     """Largest share of its link that any collective takes, by time and by the lower end of its interval."""
     shares = [0.0]
-    if not link_class(cluster.levels[0].name, cluster.device.name, True).limited:
+    if not link_class(cluster.levels[0].name, cluster.device.name, False).limited:
         return 0.0  # processes of one host
     for kind in KINDS:
         ops = groups(cluster, kind)

@@ -200,7 +200,9 @@ def serve(rank: int, ranks: int, port: int, model: Transformer, cases: list[Rank
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    ready = [_Step(model, case, rank) if rank < case.layout.devices else None for case in cases]
+    # of one device each rank runs a copy, so that cores share caches and memory in every configuration
+    ready = [_Step(model, case, rank) if rank < case.layout.devices or case.layout.devices == 1 else None
+             for case in cases]  # fmt: skip
     for turn in range(-1, rounds):  # the first warms up
         for number, step in enumerate(ready):
             stamps = _stamps(step, steps)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from socket import socket
@@ -14,11 +14,12 @@ from studies.profile_ranks import RankCase, serve
 
 from perfmodel import catalog
 from perfmodel.calibration import ProfileFit, amount, fit_profile
+from perfmodel.cost.learn import fit_calibration
 from perfmodel.prediction import predict
-from perfmodel.spec import Cluster, Framework, Layout, PeakRates, Problem, Transformer
+from perfmodel.spec import Cluster, Framework, Layout, NetworkLevel, Problem, Transformer
 
 MODEL: Final = Transformer(
-    name="small", layers=4, hidden=384, heads=6, kv_heads=6, head_dim=64, ffn_hidden=1536, vocab=1024, seq_len=128,
+    name="small", layers=4, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn_hidden=2048, vocab=1024, seq_len=256,
     tied_embeddings=False, dropout=False,
 )  # fmt: skip
 SERIAL: Final = Framework(
@@ -32,10 +33,11 @@ CASES: Final = tuple(
         ("pp=2", 4), ("pp=2", 8), ("pp=2,micro_batch=2", 8), ("tp=1", 2), ("tp=1,micro_batch=2", 4),
     )
 )  # fmt: skip
+DATASETS: Final = Path(__file__).parents[2] / "datasets"
 PROFILED: Final = 0
 """Which of them is profiled."""
-_FLOPS_PER_CYCLE: Final = 32
-"""Of a core in fp32: two fused multiply-adds of eight lanes (AVX2)."""
+TABLES: Final = ("cpu_torch_kernels.csv", "cpu_torch_collectives.csv")
+"""Of `datasets`: what is known of such cores without the profile."""
 _QUANTILE: Final = 0.25
 """Of steps: others only ever make one longer."""
 
@@ -80,8 +82,9 @@ class ProfileStudy:
         lines = [
             "# One profile of one layout", "",
             f"{len(self.rows)} configurations of a small transformer on one or two processes of a core each (gloo), "
-            f"one of them profiled ({self.rows[0].case}). Mean error of the others: {before:.1%} without the profile, "
-            f"{after:.1%} with it; largest noise of a measurement {max(row.noise for row in self.rows):.1%}.", "",
+            f"one of them profiled ({self.rows[0].case}); without the profile the tables of such cores in `datasets` "
+            f"are what is known. Mean error of the others: {before:.1%} without the profile, {after:.1%} with it; "
+            f"largest noise of a measurement {max(row.noise for row in self.rows):.1%}.", "",
             "| configuration | measured, ms | noise | before | after |", "|---|---|---|---|---|",
         ]  # fmt: skip
         lines += [
@@ -106,17 +109,18 @@ def profile_study(rounds: int = 3, steps: int = 5) -> ProfileStudy:
         traced_s = _quantiles(stamps, -1, rounds)[1]
         files = sorted((folder / f"turn{int(np.argmin(traced_s))}").glob("*.json"))
         chosen = CASES[PROFILED]
-        fitted = fit_profile(
-            _problem(chosen), chosen.layout, files, out=folder / "calibration", step_s=measured[PROFILED][0]
-        )
-        rows = [_compared(case, *measured[n], folder / "calibration") for n, case in enumerate(CASES)]
+        base, out = folder / "tables", folder / "profile"
+        fit_calibration([DATASETS / name for name in TABLES], base)
+        fitted = fit_profile(_problem(chosen), chosen.layout, files, base=base, out=out, step_s=measured[PROFILED][0])
+        rows = [_compared(case, *measured[n], base, out) for n, case in enumerate(CASES)]
     return ProfileStudy(fitted, (rows[PROFILED], *rows[:PROFILED], *rows[PROFILED + 1 :]))
 
 
-def _compared(case: RankCase, measured_s: float, of_turns: list[float], calibration: Path) -> Compared:
+def _compared(case: RankCase, measured_s: float, of_turns: list[float], base: Path, profiled: Path) -> Compared:
     problem = _problem(case)
-    before_s = predict(problem, layout=case.layout).step_time_s
-    after_s = predict(problem, layout=case.layout, calibration=calibration).step_time_s
+    before_s, after_s = (
+        predict(problem, layout=case.layout, calibration=calibration).step_time_s for calibration in (base, profiled)
+    )
     return Compared(case.name, measured_s, float(np.std(of_turns) / measured_s), before_s, after_s)
 
 
@@ -127,15 +131,12 @@ def _problem(case: RankCase) -> Problem:
 
 
 def _cluster() -> Cluster:
-    """Cores of this machine as devices."""
-    host = catalog.cluster("localhost")
-    whole = host.device
-    core = replace(
-        whole, name="core", aliases=(), architecture="core", compute_units=1,
-        memory_bandwidth_bytes_per_s=whole.memory_bandwidth_bytes_per_s / whole.compute_units,
-        peak=PeakRates(fp32=whole.clock_hz * _FLOPS_PER_CYCLE),
-    )  # fmt: skip
-    return replace(host, device=core)
+    """Cores of this machine as devices, those that the tables measured."""
+    core = catalog.device("EPYC-Genoa-core")
+    level = NetworkLevel(
+        name="loopback", size=2, bandwidth_bytes_per_s=core.link_bandwidth_bytes_per_s, latency_s=50e-6
+    )
+    return Cluster(name="two cores", device=core, levels=(level,))
 
 
 Stamps = dict[tuple[int, int], dict[int, list[tuple[float, float]]]]

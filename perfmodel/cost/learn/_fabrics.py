@@ -77,7 +77,8 @@ LINK_CLASSES: Final = (
     LinkClass("Slingshot", r"slingshot", 25e9, 5e-6, 6e-6, True, eager_bytes=4096),
     LinkClass("RoCE", r"roce", 25e9, 6e-6, 10e-6, True, lines=True),
     LinkClass("EFA", r"efa|elastic fabric", 12.5e9, 15e-6, 30e-6, True),
-    LinkClass("loopback", r"gloo|loopback|emulated|veth", 12.5e9, 25e-6, 30e-6, True, limited=False),
+    LinkClass("loopback", r"loopback", 5e9, 50e-6, 30e-6, limited=False),
+    LinkClass("emulated", r"gloo|emulated|veth", 12.5e9, 25e-6, 30e-6, True, limited=False),
     LinkClass("Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, 25e-6, 30e-6, True),
     LinkClass("NVLink", r"nvlink|nvswitch", 300e9, 2e-6, 1e-6, lines=True),
 )
@@ -236,7 +237,7 @@ class Fabric:
 
     @property
     def flat(self) -> bool:
-        """Whether every device is a node of its own (Piz Daint, processes joined by a loopback)."""
+        """Whether every device is a node of its own (Piz Daint)."""
         return self.node_size == 1
 
     @property
