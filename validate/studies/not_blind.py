@@ -29,6 +29,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "OneFlow's collectives share the kernels' stream with tensor parallelism",
         "heads of BERT see masked tokens alone outside PyTorch",
         "which of TensorFlow's operators are not fused",
+        "AQT rounds gradients by random numbers that it writes",
     ),
     "kernels": (
         "operators of latent attention",
