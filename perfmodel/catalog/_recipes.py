@@ -27,6 +27,8 @@ class Recipe:
     recompute_layers: int | None = None
     cuda_graphs: CudaGraphs | None = None
     flash_attention: bool | None = None
+    fp8_attention: bool | None = None
+    fused_experts: bool | None = None
     wide_modules: tuple[WideModule, ...] | None = None
     wide_last_layers: int | None = None
     shards: int | None = None

@@ -38,7 +38,7 @@ Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
 once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
-`hybridep`: the same with the copying inside the exchange (its `hybrid-ep` branch)."""
+`hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep` branch)."""
 CudaGraphs = Literal["none", "layers", "step"]
 """What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, which
 leaves out routed experts, or the whole step from one."""
@@ -355,6 +355,9 @@ class Job:
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
+    fused_experts: bool = False
+    """Between the grouped products of experts without biases, activations and casts to 8 bits by mxfp8 are part of the
+    products' kernels, forward and backward (Transformer Engine's `ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`)."""
     expert_dispatcher: Dispatcher = "alltoall"
     """How tokens reach their experts."""
     expert_imbalance: float = 1.0

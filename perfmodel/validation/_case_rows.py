@@ -84,7 +84,10 @@ _IN_RECIPE: Final = "in the recipe"
 _OF_RECIPE: Final = "used by that recipe"
 _IN_SCRIPTS: Final = "in the launch scripts of the tag"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
-_JOB: Final = ("cuda_graphs", "expert_dispatcher", "flash_attention", "wide_modules", "wide_last_layers")
+_JOB: Final = (
+    "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts", "wide_modules",
+    "wide_last_layers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))} | preset.job
     if flash is not None:
         said["flash_attention"] = bool(flash)
+        said["fp8_attention"] = bool(flash) and said.get("fp8_attention", False)
     if modules := recompute_modules_of(row):
         said["recompute_modules"] = modules
     if (recipe := fp8_recipe_of(row)) is not None:

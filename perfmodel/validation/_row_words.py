@@ -191,11 +191,15 @@ _GROUP: Final = re.compile(r"over (\d+) (?:data )?(?:ranks|devices)|\(size (\d+)
 
 
 def framework_name(row: Row) -> str:
-    """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names, and
-    Megatron-DeepSpeed on Gaudi is Habana's fork."""
+    """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names,
+    Megatron-DeepSpeed on Gaudi is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel submits to
+    MLPerf beside it: DeepSpeed (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune)."""
     name = text(row, "framework")
-    if name.startswith("megatron-deepspeed") and text(row, "device").lower().startswith("gaudi"):
-        return name.replace("megatron-deepspeed", "megatron-deepspeed-gaudi")
+    if text(row, "device").lower().startswith("gaudi"):
+        if name.startswith("nemo"):
+            return name.replace("nemo", "deepspeed-gaudi")
+        if name.startswith("megatron-deepspeed"):
+            return name.replace("megatron-deepspeed", "megatron-deepspeed-gaudi")
     if "deepspeed" not in text(row, "sharding").lower() or "deepspeed" in name or not name:
         return name
     return f"deepspeed{name[name.index('@') :]}" if "@" in name else "deepspeed"

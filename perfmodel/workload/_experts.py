@@ -157,16 +157,18 @@ def _permutation(local: Local, routing: Routing) -> tuple[tuple[KernelOp, ...], 
     """Kernels that copy tokens into order of experts, and those that add the copies up again.
 
     Each reads and writes every row that it moves. An all-to-all dispatcher copies what it sends, and sorts what it
-    receives by local expert (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`); DeepEP sends tokens, which are
-    copied where they arrive; HybridEP's exchange copies on its way.
+    receives by local expert (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`); DeepEP and HybridEP send tokens,
+    which kernels of their own copy where they arrive, and add up before they go back (DeepEP's hybrid-ep branch,
+    csrc/hybrid_ep/executor/executor.cu: `permute_launcher` in `dispatch_postprocess`, `unpermute_launcher` in
+    `combine_preprocess`; Megatron-Core's `moe_permute_fusion_into_hybridep`, which joins them, is off by default).
     """
 
     def moved(rows: int, inputs: int = 1) -> KernelOp:
         return memory(local.precision, "add", rows, routing.hidden, inputs)
 
-    if routing.fused or (local.job.expert_dispatcher == "hybridep" and local.shard.ep > 1):
+    if routing.fused:
         return (), ()
-    if local.job.expert_dispatcher == "deepep" and local.shard.ep > 1:
+    if local.job.expert_dispatcher != "alltoall" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
     by_expert = (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
     return (moved(routing.sent), *by_expert), (*by_expert, moved(routing.rows, routing.choice.topk))
@@ -217,7 +219,8 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
 
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
-    forward: tuple[KernelOp, ...] = (first, *between.forward, second)
+    one_kernel = _fuses(model, local)
+    forward: tuple[KernelOp, ...] = (first, *(() if one_kernel else between.forward), second)
     if routing.fused:
         forward = (
             MoE(
@@ -226,7 +229,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
                 moe_ep=shard.ep,
             ),
         )  # fmt: skip
-    quantised = _quantisation(local, routing, wide)
+    quantised = _quantisation(local, routing, () if one_kernel else (inner,), () if one_kernel else (wide,))
     biased = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate
     biases = wide + hidden if model.bias else 0
@@ -241,7 +244,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
             *biased[1],
             *quantised[1],
             replace(second, pass_="dgrad"),
-            *between.backward_input,
+            *(() if one_kernel else between.backward_input),
             replace(first, pass_="dgrad"),
         ),
         backward_weight=(
@@ -276,10 +279,19 @@ def _output_bias(
     return tuple(forward), tuple(backward)
 
 
-def _quantisation(local: Local, routing: Routing, wide: int) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """Kernels that bring the inputs of both products to 8 or 4 bits, forward and backward, as in dense products."""
-    forward, backward = (
-        tuple(op for width in widths for op in quantised(local.precision, routing.processed, width))
-        for widths in ((routing.hidden, routing.inner), (routing.hidden, wide))
-    )
-    return forward, backward
+def _fuses(model: Transformer, local: Local) -> bool:
+    """Whether activations between grouped products, and casts of what they give, are part of the products."""
+    narrow = local.precision.dtype == "fp8" and local.precision.recipe == "mxfp8"
+    return local.job.fused_experts and narrow and not model.bias
+
+
+def _quantisation(
+    local: Local, routing: Routing, forward: tuple[int, ...], backward: tuple[int, ...]
+) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+    """Kernels that bring what comes to the experts to 8 or 4 bits, and rows of these other widths, forward and
+    backward, as in dense products."""
+
+    def cast(widths: tuple[int, ...]) -> tuple[KernelOp, ...]:
+        return tuple(op for width in widths for op in quantised(local.precision, routing.processed, width))
+
+    return cast((routing.hidden, *forward)), cast((routing.hidden, *backward))

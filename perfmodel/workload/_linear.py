@@ -37,13 +37,13 @@ def linear(
     return Piece(
         forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
-            *quantised(precision, m, n),
+            *quantised(precision, m, n, gradient=True),
             *weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
         backward_weight=(
             *quantised_again(precision, m, k),
-            *quantised_again(precision, m, n),
+            *quantised_again(precision, m, n, gradient=True),
             Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),
         ),
         forward_comm=forward_comm,

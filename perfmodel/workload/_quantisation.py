@@ -37,6 +37,11 @@ take longer: by what a layer's products take more in `autocast` than with operan
 and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way (Transformer Engine 2,
 docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
 alone, has what it takes more than theirs of tensor-wise scales."""
+_ROUNDED_BYTES: Final = {"aqt": 8.0}
+"""Per element of a gradient besides, where it is rounded at random by numbers that another kernel writes: 32 bits each,
+written and read again, for either product (google/aqt aqt/jax/v2/config.py `config_v3`, whose `vjp_lhs` is the
+gradient; stochastic_rounding.py `JaxUniform`). XLA's `rng-bit-generator` gives its state beside the numbers, and so is
+not fused with what reads them. Transformer Engine draws the numbers of nvfp4 in its casts."""
 _GATHERED_BYTES: Final = {
     "delayed": 1.0,
     "current": 1.0,
@@ -52,12 +57,12 @@ from what forward kept in 16 bits (torchao 0.8 float8/float8_linear.py `matmul_w
 scales along the contraction, which is another one in each product)."""
 
 
-def quantised(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The kernel that quantises an operand of [rows, hidden]; none for 16 bits or more, and for integers by no known
-    recipe."""
+def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
+    """The kernel that quantises an operand of [rows, hidden], which may be a gradient; none for 16 bits or more, and
+    for integers by no known recipe."""
     if precision.recipe == "fused" or (precision.dtype not in ("fp8", "fp4") and precision.recipe != "aqt"):
         return ()
-    moved = _BYTES[precision.recipe] / _KERNEL_BYTES
+    moved = (_BYTES[precision.recipe] + gradient * _ROUNDED_BYTES.get(precision.recipe, 0.0)) / _KERNEL_BYTES
     return (memory(precision, QUANTISING, max(1, round(rows * moved)), hidden),)
 
 
@@ -73,10 +78,10 @@ def is_cast(op: Op) -> bool:
     return isinstance(op, MemoryBound) and op.op == QUANTISING
 
 
-def quantised_again(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
+def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
     """The same of what other recipes have from before: a weight, of which they keep a narrow copy, or an operand of the
     weight gradient, of which they have a transposed one."""
-    return quantised(precision, rows, hidden) if precision.recipe in _EACH_PRODUCT else ()
+    return quantised(precision, rows, hidden, gradient=gradient) if precision.recipe in _EACH_PRODUCT else ()
 
 
 def gathered_bytes(precision: Precision) -> float:

@@ -13,7 +13,8 @@ from perfmodel.spec import Framework, Layout
 ASKED = (
     "colossalai", "fsdp", "fsdp-compile", "internevo", "llm-foundry", "maxtext", "megatron-bridge", "megatron-core",
     "megatron-deepspeed", "megatron-deepspeed-gaudi", "megatron-lm", "mxnet", "nanotron", "nemo", "oneflow",
-    "paddlepaddle", "pax", "pax-te", "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "torchtitan", "generic",
+    "paddlepaddle", "pax", "pax-te", "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "deepspeed-gaudi",
+    "torchtitan", "generic",
 )  # fmt: skip
 EVERY = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
 

@@ -29,7 +29,7 @@ from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._site import FORWARD_SHARE
 from perfmodel.prediction._site_constants import source_group, source_medians
 from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Job, Layout
-from perfmodel.workload import Kernels, Shard, blocks
+from perfmodel.workload import Kernels, Shard, blocks, is_cast
 
 A100, H100, B200 = (catalog.device(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"))
 MODEL = catalog.model("gpt3-6.7b")
@@ -259,6 +259,23 @@ def test_recipes_that_keep_nothing_narrow_quantise_for_every_product(recipe: str
     assert found == kernels * products
     plain = replace(job, fp8_recipe="" if recipe == "aqt" else "delayed")
     assert layer.activation_bytes.none >= blocks(MODEL, plain, Shard())[1][0].activation_bytes.none
+
+
+def test_random_numbers_that_gradients_are_rounded_by_are_written_and_read() -> None:
+    """AQT: 13 bytes per element of a gradient and 5 of any other operand, in either product of the backward pass."""
+    job = Job(global_batch=8, seq_len=2048, dtype="int8", fp8_recipe="aqt")
+    (layer, _) = blocks(MODEL, job, Shard())[1]
+    weights = sum(op.n * op.k * count for op, count in layer.forward if isinstance(op, Gemm))
+    inputs = sum(op.m * op.k * count for op, count in layer.forward if isinstance(op, Gemm))
+    outputs = sum(op.m * op.n * count for op, count in layer.forward if isinstance(op, Gemm))
+
+    def cast_bytes(kernels: Kernels) -> float:
+        casts = ((op, count) for op, count in kernels if isinstance(op, MemoryBound) and is_cast(op))
+        return sum(3.0 * op.rows * op.hidden * count for op, count in casts)
+
+    assert cast_bytes(layer.forward) == pytest.approx(5 * (inputs + weights), rel=0.01)
+    assert cast_bytes(layer.backward_input) == pytest.approx(13 * outputs + 5 * weights, rel=0.01)
+    assert cast_bytes(layer.backward_weight) == pytest.approx(13 * outputs + 5 * inputs, rel=0.01)
 
 
 def test_gradients_added_up_apart_cost_a_kernel_per_weight_and_micro_batch() -> None:

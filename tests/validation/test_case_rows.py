@@ -142,9 +142,16 @@ def test_deepspeed_is_the_framework_whose_zero_a_row_runs():
     assert read_case(row | {"dp": 8 // ROW["tp"]}).framework.label == "deepspeed@2024"
 
 
-def test_on_gaudi_megatron_deepspeed_is_habanas():
+def test_on_gaudi_megatron_deepspeed_is_habanas_and_nemo_is_deepspeed():
     row = ROW | {"framework": "megatron-deepspeed@2023", "device": "Gaudi2", "dtype": "bf16"}
     assert read_case(row).framework.label == "megatron-deepspeed-gaudi@2023"
+    tuned = read_case(
+        row
+        | {"framework": "nemo@2024", "tp": 1, "pp": 1, "dp": ROW["n_devices"], "recompute": None}
+        | {"zero_stage": None}
+    )
+    assert (tuned.framework.label, tuned.framework.execution) == ("deepspeed-gaudi@2024", "compiled")
+    assert (tuned.layout.zero, tuned.layout.recompute) == (3, "full")
     assert read_case(row | {"device": "A100-SXM4-80GB"}).framework.label == "megatron-deepspeed@2023"
 
 

@@ -28,6 +28,10 @@ def test_releases_differ_in_what_their_recipes_set():
     assert early.job.recompute_modules == late.job.recompute_modules == ("mla_up_proj",)
     assert early.recompute_stated
     assert at("26.06", device="GB300-NVL72").layout.recompute == "none"
+    assert (early.job.fused_experts, late.job.fused_experts) == (False, True)
+    assert not late.job.fp8_attention
+    assert at("26.06", device="GB300-NVL72", flash_attention=1).job.fp8_attention
+    assert not at("26.06", device="GB300-NVL72", flash_attention=0).job.fp8_attention
 
 
 def test_what_a_row_says_goes_before_its_recipe():

@@ -14,11 +14,13 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "rows whose recipe says so attend in 8 bits",
         "the element type in which partial attention is added up, and that an adapter's input is gathered in 16 bits",
         "host time per expert of grouped products",
+        "HybridEP's permutations are kernels of their own, and recipes of 26.06 fuse experts and attend in 8 bits",
     ),
     "Megatron-LM, Megatron-DeepSpeed, DeepSpeed": (
         "element type of gradients in fp16",
         "what Habana's fork sets",
         "gradients that Megatron-DeepSpeed keeps",
+        "Gaudi runs compiled graphs, and what Intel fine-tunes with there is DeepSpeed",
     ),
     "other frameworks": (
         "Pax shards weights and recomputes repeated layers alone",
@@ -27,6 +29,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "OneFlow's collectives share the kernels' stream with tensor parallelism",
         "heads of BERT see masked tokens alone outside PyTorch",
         "which of TensorFlow's operators are not fused",
+        "AQT rounds gradients by random numbers that it writes",
     ),
     "kernels": (
         "operators of latent attention",
