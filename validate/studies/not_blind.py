@@ -30,12 +30,14 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "heads of BERT see masked tokens alone outside PyTorch",
         "which of TensorFlow's operators are not fused",
         "AQT rounds gradients by random numbers that it writes",
+        "what Pax's configurations set, and which modules MaxText recomputes",
     ),
     "kernels": (
         "operators of latent attention",
         "servers' attention also fills caches and training's does not",
         "FlashAttention-2 takes what its authors published (seen on runs outside the record)",
         "convolutions may beat the nominal rate",
+        "exponentials of Blackwell Ultra in attention",
         "Gaudi 2's products reach what a search found",
     ),
     "power": (
@@ -51,6 +53,8 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
     ),
     "memory": (
         "frozen 8-bit weights, and communicators",
+        "what LoRA keeps of frozen layers, how XLA divides the residual stream, that logits are gone in backward",
+        "inputs kept in 8 bits where a row would not fit else",
         "BigScience read its first node's memory",
         "the chance to fit counts what the allocator loses",
     ),
