@@ -50,7 +50,7 @@ def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
 
 
 def test_every_recipe_names_models_and_devices_of_the_catalog():
-    known = [one for name in ("megatron-bridge", "pax") for one in catalog._recipes._recipes(name)]
+    known = [one for name in ("megatron-bridge", "nemo", "pax") for one in catalog._recipes._recipes(name)]
     assert len(known) > 2
     for one in known:
         assert [catalog.model(name).name for name in one.models] == list(one.models)
@@ -83,6 +83,14 @@ def test_a_recipe_without_releases_is_of_several_frameworks():
     assert not read_case(pax | {"notes": ""}).recompute_stated
     assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
+
+
+def test_default_configurations_of_a_launcher_are_its_recipes():
+    row = V3 | {"framework": "nemo@2023", "device": "A100-SXM4-80GB", "dtype": "bf16", "vpp": 1, "ep": 1, "pp": 1}
+    row |= {"tp": 2, "dp": 8, "n_devices": 16, "seq_len": 512, "notes": "batch of the default config of that release"}
+    overlaps = {name: read_case(row | {"model": name}).layout.overlap_grad_reduce for name in ("mt5-3b", "gpt3-5b")}
+    assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
+    assert read_case(row | {"model": "mt5-3b", "notes": ""}).layout.overlap_grad_reduce
 
 
 @pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])

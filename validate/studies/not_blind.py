@@ -11,6 +11,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
     "NeMo, Megatron-Bridge, Transformer Engine": (
         "they hide tensor-parallel collectives",
         "what recipes set, by release, and that NeMo of 2023 shards optimizer states",
+        "configurations of T5 and BERT in NeMo's launcher overlap no reduction with the backward",
         "rows whose recipe says so attend in 8 bits",
         "the element type in which partial attention is added up, and that an adapter's input is gathered in 16 bits",
         "host time per expert of grouped products",
