@@ -81,7 +81,7 @@ _SCHEDULES = {
 
 
 _IN_RECIPE: Final = "in the recipe"
-_OF_RECIPE: Final = ("used by that recipe", "default config of that release")
+_OF_RECIPE: Final = ("used by that recipe", "default config of that release", "framework NGC ")
 _IN_SCRIPTS: Final = "in the launch scripts of the tag"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = ("cuda_graphs", "expert_dispatcher", "flash_attention", "wide_modules", "wide_last_layers")
@@ -126,8 +126,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
 def _recipe_release(row: Row) -> str | None:
     """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
-    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside it),
-    None where the row refers to none."""
+    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside it, a
+    container of NGC its examples), None where the row refers to none."""
     notes = text(row, "notes")
     found = re.search(r"release (\d+\.\d+)", notes)
     if found and _IN_RECIPE in notes and "pre-training" in notes:

@@ -50,7 +50,7 @@ def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
 
 
 def test_every_recipe_names_models_and_devices_of_the_catalog():
-    known = [one for name in ("megatron-bridge", "nemo", "pax") for one in catalog._recipes._recipes(name)]
+    known = [one for name in ("megatron-bridge", "nemo", "pax", "pytorch") for one in catalog._recipes._recipes(name)]
     assert len(known) > 2
     for one in known:
         assert [catalog.model(name).name for name in one.models] == list(one.models)
@@ -91,6 +91,9 @@ def test_default_configurations_of_a_launcher_are_its_recipes():
     overlaps = {name: read_case(row | {"model": name}).layout.overlap_grad_reduce for name in ("mt5-3b", "gpt3-5b")}
     assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
     assert read_case(row | {"model": "mt5-3b", "notes": ""}).layout.overlap_grad_reduce
+    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "notes": "framework NGC PyTorch"}
+    assert not read_case(bert).layout.overlap_grad_reduce
+    assert read_case(bert | {"notes": "framework PyTorch"}).layout.overlap_grad_reduce
 
 
 @pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])

@@ -27,7 +27,8 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "element type of gradients of torch's FSDP and of llm-foundry",
         "OneFlow's collectives share the kernels' stream with tensor parallelism",
         "heads of BERT see masked tokens alone outside PyTorch",
-        "which of TensorFlow's operators are not fused",
+        "which operators of TensorFlow, PyTorch, OneFlow and PaddlePaddle are not fused in BERT",
+        "NVIDIA's BERT for PyTorch reduces gradients in one bucket",
     ),
     "kernels": (
         "operators of latent attention",
