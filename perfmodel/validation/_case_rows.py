@@ -126,8 +126,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
 def _recipe_release(row: Row) -> str | None:
     """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
-    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside it, a
-    container of NGC its examples), None where the row refers to none."""
+    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside
+    it, a container of NGC its examples), None where the row refers to none."""
     notes = text(row, "notes")
     found = re.search(r"release (\d+\.\d+)", notes)
     if found and _IN_RECIPE in notes and "pre-training" in notes:

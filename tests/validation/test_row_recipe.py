@@ -91,7 +91,7 @@ def test_default_configurations_of_a_launcher_are_its_recipes():
     overlaps = {name: read_case(row | {"model": name}).layout.overlap_grad_reduce for name in ("mt5-3b", "gpt3-5b")}
     assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
     assert read_case(row | {"model": "mt5-3b", "notes": ""}).layout.overlap_grad_reduce
-    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "notes": "framework NGC PyTorch"}
+    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "notes": "framework NGC Torch"}
     assert not read_case(bert).layout.overlap_grad_reduce
     assert read_case(bert | {"notes": "framework PyTorch"}).layout.overlap_grad_reduce
 
