@@ -205,6 +205,7 @@ def block_events(
         ring_steps=ring_steps,
         lost_in_ring=framework.tp_overlap_loss,
         copies=framework.tp_overlap_copies and ring_steps > 1,
+        waits=framework.execution == "blocking",
     )
 
 

@@ -25,9 +25,9 @@ from perfmodel.units import untraced
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
 CollectiveChecks = Literal["never", "pipelines", "always"]
-Execution = Literal["eager", "compiled", "graph", "layer_graphs"]
-"""Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, or every
-pass of a layer from one of its own."""
+Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
+"""Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, every
+pass of a layer from one of its own, or operators issued one by one, each once the one before it has run."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 """What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
 the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
@@ -230,11 +230,11 @@ class Framework(Stated):
     @property
     def issue_s(self) -> float:
         """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
-        return self.host_op_s if self.execution in ("eager", "layer_graphs") else 0.0
+        return self.host_op_s if self.execution in ("eager", "layer_graphs", "blocking") else 0.0
 
     def running(self, job: Job, model: Model) -> "Framework":
-        """As it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled needs none), and
-        the operators of its dispatcher and of the model's attention."""
+        """As it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled needs none), or
+        waiting for every kernel, and the operators of its dispatcher and of the model's attention."""
         if self.execution != "eager":
             return self
         if job.cuda_graphs != "none":
@@ -243,6 +243,7 @@ class Framework(Stated):
         saved = self.fused_dispatch_saves if job.expert_dispatcher == "hybridep" else (0, 0)
         return replace(
             self,
+            execution="blocking" if job.blocking_launches else self.execution,
             forward_bookkeeping=self.forward_bookkeeping + latent * self.latent_forward_bookkeeping,
             backward_bookkeeping=self.backward_bookkeeping + latent * self.latent_backward_bookkeeping,
             routing_forward_bookkeeping=max(0, self.routing_forward_bookkeeping - saved[0]),

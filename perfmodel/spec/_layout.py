@@ -365,6 +365,9 @@ class Job:
     exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     cuda_graphs: CudaGraphs = "none"
     """What the host replays as a whole instead of issuing it kernel by kernel."""
+    blocking_launches: bool = False
+    """The host waits for every kernel before it issues the next operator (CUDA_LAUNCH_BLOCKING=1), so that no kernel
+    hides its own time. Nothing of the host's graphs is."""
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
     frozen_embedding: bool = False

@@ -20,6 +20,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "element type of gradients in fp16",
         "what Habana's fork sets",
         "gradients that Megatron-DeepSpeed keeps",
+        "BigScience's hosts wait for every kernel",
     ),
     "other frameworks": (
         "Pax shards weights and recomputes repeated layers alone",
