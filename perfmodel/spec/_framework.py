@@ -18,7 +18,7 @@ from perfmodel.spec._layout import (
     Layout,
     Recompute,
 )
-from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._notation import PerStage, written, written_values
 from perfmodel.units import untraced
 
@@ -41,15 +41,17 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
-    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
+    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher", "fused_batch_norm",
 )  # fmt: skip
-_OF_SOME_MODELS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
+_OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "repeated_keys": lambda model: model.kv_heads < model.heads,
     "masked_head": lambda model: model.pooler_and_mlm_head,
     "weighted_experts": lambda model: model.experts is not None,
     "expert_dispatcher": lambda model: model.experts is not None,
 }
 """Of these, what means something for some transformers alone, and for which."""
+_OF_CONVOLUTIONS: Final = ("fused_batch_norm",)
+"""And for convolutional networks alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ class Framework(Stated):
     whole_gradients_in_pipelines: bool = False
     repeated_keys: bool = False
     masked_head: bool = False
+    fused_batch_norm: bool = False
     """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
@@ -385,7 +388,9 @@ class Framework(Stated):
         if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             usual["fp8_recipe"] = "current"
         filled = {name: value for name, value in usual.items() if name not in said}
-        idle = {n for n, means in _OF_SOME_MODELS.items() if not (isinstance(model, Transformer) and means(model))}
+        of_some = _OF_SOME_TRANSFORMERS.items()
+        idle = {n for n, means in of_some if not (isinstance(model, Transformer) and means(model))}
+        idle |= set() if isinstance(model, ConvNet) else set(_OF_CONVOLUTIONS)
         told = {n: value for n, value in filled.items() if n not in idle and value != getattr(plain, n)}
         assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)

@@ -352,6 +352,8 @@ class Job:
     masked_head: bool = False
     """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
     (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
+    fused_batch_norm: bool = False
+    """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""

@@ -30,6 +30,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "heads of BERT see masked tokens alone outside PyTorch",
         "which operators of TensorFlow, PyTorch, OneFlow and PaddlePaddle are not fused in BERT",
         "NVIDIA's BERT for PyTorch reduces gradients in one bucket",
+        "OneFlow and XLA fuse batch norms with what follows",
     ),
     "kernels": (
         "operators of latent attention",
