@@ -16,16 +16,17 @@ from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule, W
 class Recipe:
     """What recipes set for some models on some devices; None where an entry does not tell."""
 
-    models: tuple[str, ...]
+    models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty, as of `devices`: all."""
+    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty, as of `models` and `devices`: all."""
     since: str = ""
     until: str = ""
     """Releases, the first and the last, as `26.04`; empty: all."""
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     recompute_layers: int | None = None
     cuda_graphs: CudaGraphs | None = None
+    blocking_launches: bool | None = None
     flash_attention: bool | None = None
     fp8_attention: bool | None = None
     fused_experts: bool | None = None
@@ -44,7 +45,7 @@ class Recipe:
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
         """Whether a run of these names is one of the recipe's."""
         return (
-            model in self.models
+            model in (self.models or (model,))
             and device in (self.devices or (device,))
             and dtype in (self.dtypes or (dtype,))
             and (not self.since or _order(release) >= _order(self.since))

@@ -46,6 +46,8 @@ class BlockEvents(NamedTuple):
     """Share of what a collective hides that it costs all the same (`Framework.tp_overlap_loss`)."""
     copies: Bool[Any, ""]
     """Whether copy engines drive the ring steps, which slow no kernel."""
+    waits: Bool[Any, ""]
+    """Whether the host waits for every kernel before it issues the next."""
 
 
 class PairedPhases(NamedTuple):
@@ -99,9 +101,9 @@ class PhaseTimes:
     @cached_property
     def gap_s(self) -> Float[Any, "blocks phases"]:
         """Idle time between kernels, or what the host takes longer to issue them; hosts go on while collectives wait
-        for the slowest rank."""
+        for the slowest rank. Where hosts wait for every kernel, all the time that they take to issue."""
         xp = self.event_s.__array_namespace__()
-        return xp.maximum(self.between_s, self.issuing_s - self.busy_s)
+        return xp.maximum(self.between_s, self.issuing_s - xp.where(self.events.waits, 0.0, self.busy_s))
 
     @cached_property
     def phase_s(self) -> Float[Any, "blocks phases"]:
@@ -128,7 +130,8 @@ class PhaseTimes:
         compute_s = self.busy_s - self.slowed_s - collective_s + slowed_s + self.between_s
         pair_slowed_s = held * xp.minimum(compute_s, collective_s)
         shown_s = xp.maximum(collective_s - compute_s, 0.0)
-        issued_late_s = xp.maximum(self.issuing_s - compute_s - shown_s - pair_slowed_s, 0.0)
+        meanwhile_s = xp.where(self.events.waits, self.between_s, compute_s + shown_s + pair_slowed_s)
+        issued_late_s = xp.maximum(self.issuing_s - meanwhile_s, 0.0)
         phase_s = compute_s + shown_s + pair_slowed_s + issued_late_s
         return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
 

@@ -60,7 +60,7 @@ class Site:
     def spread_s(self, framework: Framework) -> float:
         """Spread of the times at which the ranks of a group reach a collective; steps that are one program, or are
         replayed, have none of the site's."""
-        if framework.execution != "eager":
+        if framework.execution not in ("eager", "blocking"):
             return framework.collective_skew_s
         return framework.collective_skew_s + (skew_s() if self.skew_s is None else self.skew_s)
 

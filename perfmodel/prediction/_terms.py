@@ -67,6 +67,7 @@ STEP_TERMS: Final = (
         ),
     ),
     StepTerm("products of experts launched one by one", _framework(grouped_launch_s=0.0)),
+    StepTerm("hosts that wait for every kernel", _job(blocking_launches=False)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
     StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
     StepTerm(

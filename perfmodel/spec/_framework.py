@@ -18,16 +18,16 @@ from perfmodel.spec._layout import (
     Layout,
     Recompute,
 )
-from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._notation import PerStage, written, written_values
 from perfmodel.units import untraced
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
 CollectiveChecks = Literal["never", "pipelines", "always"]
-Execution = Literal["eager", "compiled", "graph", "layer_graphs"]
-"""Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, or every
-pass of a layer from one of its own."""
+Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
+"""Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, every
+pass of a layer from one of its own, or operators issued one by one, each once the one before it has run."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 """What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
 the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
@@ -41,15 +41,17 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
-    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
+    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher", "fused_batch_norm",
 )  # fmt: skip
-_OF_SOME_MODELS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
+_OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "repeated_keys": lambda model: model.kv_heads < model.heads,
     "masked_head": lambda model: model.pooler_and_mlm_head,
     "weighted_experts": lambda model: model.experts is not None,
     "expert_dispatcher": lambda model: model.experts is not None,
 }
 """Of these, what means something for some transformers alone, and for which."""
+_OF_CONVOLUTIONS: Final = ("fused_batch_norm",)
+"""And for convolutional networks alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ class Framework(Stated):
     whole_gradients_in_pipelines: bool = False
     repeated_keys: bool = False
     masked_head: bool = False
+    fused_batch_norm: bool = False
     """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
@@ -230,11 +233,11 @@ class Framework(Stated):
     @property
     def issue_s(self) -> float:
         """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
-        return self.host_op_s if self.execution in ("eager", "layer_graphs") else 0.0
+        return self.host_op_s if self.execution in ("eager", "layer_graphs", "blocking") else 0.0
 
     def running(self, job: Job, model: Model) -> "Framework":
-        """As it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled needs none), and
-        the operators of its dispatcher and of the model's attention."""
+        """As it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled needs none), or
+        waiting for every kernel, and the operators of its dispatcher and of the model's attention."""
         if self.execution != "eager":
             return self
         if job.cuda_graphs != "none":
@@ -243,6 +246,7 @@ class Framework(Stated):
         saved = self.fused_dispatch_saves if job.expert_dispatcher == "hybridep" else (0, 0)
         return replace(
             self,
+            execution="blocking" if job.blocking_launches else self.execution,
             forward_bookkeeping=self.forward_bookkeeping + latent * self.latent_forward_bookkeeping,
             backward_bookkeeping=self.backward_bookkeeping + latent * self.latent_backward_bookkeeping,
             routing_forward_bookkeeping=max(0, self.routing_forward_bookkeeping - saved[0]),
@@ -384,7 +388,9 @@ class Framework(Stated):
         if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             usual["fp8_recipe"] = "current"
         filled = {name: value for name, value in usual.items() if name not in said}
-        idle = {n for n, means in _OF_SOME_MODELS.items() if not (isinstance(model, Transformer) and means(model))}
+        of_some = _OF_SOME_TRANSFORMERS.items()
+        idle = {n for n, means in of_some if not (isinstance(model, Transformer) and means(model))}
+        idle |= set() if isinstance(model, ConvNet) else set(_OF_CONVOLUTIONS)
         told = {n: value for n, value in filled.items() if n not in idle and value != getattr(plain, n)}
         assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)

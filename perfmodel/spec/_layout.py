@@ -352,6 +352,8 @@ class Job:
     masked_head: bool = False
     """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
     (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
+    fused_batch_norm: bool = False
+    """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
@@ -368,6 +370,9 @@ class Job:
     exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     cuda_graphs: CudaGraphs = "none"
     """What the host replays as a whole instead of issuing it kernel by kernel."""
+    blocking_launches: bool = False
+    """The host waits for every kernel before it issues the next operator (CUDA_LAUNCH_BLOCKING=1), so that no kernel
+    hides its own time. Nothing of the host's graphs is."""
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
     frozen_embedding: bool = False

@@ -81,12 +81,19 @@ _SCHEDULES = {
 
 
 _IN_RECIPE: Final = "in the recipe"
-_OF_RECIPE: Final = "used by that recipe"
+_OF_RECIPE: Final = (
+    "used by that recipe", "default config of that release", "framework NGC ", "train/tr11-176B-ml",
+)  # fmt: skip
+_UNKNOWN: Final = "launch blocking state not stated"
 _IN_SCRIPTS: Final = "in the launch scripts of the tag"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = (
+<<<<<<< HEAD
     "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts", "wide_modules",
     "wide_last_layers",
+=======
+    "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "wide_modules", "wide_last_layers",
+>>>>>>> ampere
 )  # fmt: skip
 
 
@@ -129,7 +136,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
 def _recipe_release(row: Row) -> str | None:
     """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
-    launch scripts, by the tag of the page. Empty where recipes have none, None where the row refers to none."""
+    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside
+    it, a container of NGC its examples, BigScience its launch scripts), None where the row refers to none."""
     notes = text(row, "notes")
     found = re.search(r"release (\d+\.\d+)", notes)
     if found and _IN_RECIPE in notes and "pre-training" in notes:
@@ -137,7 +145,8 @@ def _recipe_release(row: Row) -> str | None:
     found = re.search(r"\(tag v(\d+\.\d+)", text(row, "url_or_repo"))
     if found and _IN_SCRIPTS in notes:
         return found[1]
-    return "" if _OF_RECIPE in notes else None
+    said = f"{notes} {text(row, 'url_or_repo')}"
+    return "" if any(words in said for words in _OF_RECIPE) and _UNKNOWN not in notes else None
 
 
 def _usual_name(model: Model) -> str:

@@ -32,7 +32,7 @@ def convnet_blocks(model: ConvNet, job: Job, shard: Shard) -> tuple[tuple[BlockO
     precision = Precision.of(job)
     train = job.mode == "train"
     return tuple(
-        (_block(unit, precision, shard.micro_batch, train=train), sum(1 for _ in equal))
+        (_block(unit, precision, shard.micro_batch, job, train=train), sum(1 for _ in equal))
         for unit, equal in groupby(_units(model))
     )
 
@@ -54,8 +54,8 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
             yield unit
 
 
-def _block(layers: list[ConvLayer], precision: Precision, batch: int, *, train: bool) -> BlockOps:
-    pieces = [piece for layer in layers for piece in _layer(layer, precision, batch)]
+def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool) -> BlockOps:
+    pieces = [piece for layer in layers for piece in _layer(layer, precision, batch, job)]
     first, last = layers[0], layers[-1]
     input_bytes = float(batch * first.c_in * first.size_in**2 * precision.act_bytes)
     output_bytes = float(batch * last.c_out * last.size_out**2 * precision.act_bytes)
@@ -64,8 +64,8 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, *, train: 
                     workspace_bytes=input_bytes + output_bytes, boundary_bytes=output_bytes)  # fmt: skip
 
 
-def _layer(layer: ConvLayer, precision: Precision, batch: int) -> Iterator[Piece]:
-    """The layer itself, then its batch norm, shortcut addition and ReLU."""
+def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iterator[Piece]:
+    """The layer itself, then its batch norm, shortcut addition and ReLU, each a kernel of its own or all one."""
     rows, area = batch * layer.c_out, layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)
     if layer.op == "conv":
@@ -75,12 +75,14 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int) -> Iterator[Piece
     else:
         name = "max_pool3x3s2" if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2) else layer.op
         yield pointwise(precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor)
+    fused = layer.batch_norm and job.fused_batch_norm
     if layer.batch_norm:
-        yield pointwise(precision, [("batch_norm", 1)], rows, area, params=2 * layer.c_out, saved_bytes=tensor)
-    if layer.residual:
+        ops = [("batch_norm", 2 if fused and layer.residual else 1)]
+        yield pointwise(precision, ops, rows, area, params=2 * layer.c_out, saved_bytes=tensor)
+    if layer.residual and not fused:
         add = memory(precision, "add", rows, area, 2)
         yield Piece(forward=(add,), backward_input=(add,))
-    if layer.relu:
+    if layer.relu and not fused:
         # in place: its output is the next layer's kept input
         yield pointwise(precision, [("relu", 1)], rows, area)
 

@@ -222,6 +222,27 @@ def test_graphs_take_the_host_a_few_operators_per_layer_or_none_at_all() -> None
     assert step_s(replace(job, cuda_graphs="layers"), layout, **compiled) == step_s(job, layout, **compiled)
 
 
+def test_a_host_that_waits_for_every_kernel_adds_all_its_time() -> None:
+    job, layout, host = Job(global_batch=2, seq_len=1024), Layout(tp=2), {"host_op_s": 1e-4}
+
+    def busy_and_late(blocking: bool, **changes: float) -> tuple[float, float]:
+        its = replace(job, blocking_launches=blocking)
+        problem = step_problem(MODEL, catalog.cluster("dgx-a100"), its, None, replace(EAGER, **changes))
+        found = block_times(problem, layout)
+        return float(found.busy_s.sum()), float(found.gap_s.sum())
+
+    busy_s, hidden_s = busy_and_late(False, **host)
+    same_s, late_s = busy_and_late(True, **host)
+    assert same_s == pytest.approx(busy_s)
+    assert 0 < hidden_s < late_s
+    assert busy_and_late(True, host_op_s=2e-4)[1] == pytest.approx(2 * late_s)
+    # however short the kernels, a step takes no longer than both together
+    assert late_s <= busy_and_late(False, host_op_s=1.0)[1] * 1e-4 + busy_s
+    for graphs in ("layers", "step"):
+        graphed = replace(job, cuda_graphs=graphs)
+        assert step_s(replace(graphed, blocking_launches=True), layout, **host) == step_s(graphed, layout, **host)
+
+
 def test_collectives_in_ring_steps_hide_behind_products_and_nothing_else() -> None:
     """A gather that takes longer than its product shows by the difference; attention hides none of it."""
     job, cluster = Job(global_batch=8, seq_len=8192), catalog.cluster("dgx-a100")

@@ -54,7 +54,8 @@ def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
 
 
 def test_every_recipe_names_models_and_devices_of_the_catalog():
-    known = [one for name in ("megatron-bridge", "pax") for one in catalog._recipes._recipes(name)]
+    names = ("megatron-bridge", "megatron-deepspeed", "nemo", "pax", "pytorch")
+    known = [one for name in names for one in catalog._recipes._recipes(name)]
     assert len(known) > 2
     for one in known:
         assert [catalog.model(name).name for name in one.models] == list(one.models)
@@ -87,6 +88,28 @@ def test_a_recipe_without_releases_is_of_several_frameworks():
     assert not read_case(pax | {"notes": ""}).recompute_stated
     assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
+
+
+def test_default_configurations_of_a_launcher_are_its_recipes():
+    row = V3 | {"framework": "nemo@2023", "device": "A100-SXM4-80GB", "dtype": "bf16", "vpp": 1, "ep": 1, "pp": 1}
+    row |= {"tp": 2, "dp": 8, "n_devices": 16, "seq_len": 512, "notes": "batch of the default config of that release"}
+    overlaps = {name: read_case(row | {"model": name}).layout.overlap_grad_reduce for name in ("mt5-3b", "gpt3-5b")}
+    assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
+    assert read_case(row | {"model": "mt5-3b", "notes": ""}).layout.overlap_grad_reduce
+    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "notes": "framework NGC Torch"}
+    assert not read_case(bert).layout.overlap_grad_reduce
+    assert read_case(bert | {"notes": "framework PyTorch"}).layout.overlap_grad_reduce
+
+
+@pytest.mark.parametrize(
+    ("notes", "blocks"), [("source section 'Re-do'", True), ("CUDA launch blocking state not stated", False)]
+)
+def test_launch_scripts_beside_a_page_are_its_recipes(notes, blocks):
+    row = V3 | {"framework": "megatron-deepspeed@2022", "device": "A100-SXM4-80GB", "dtype": "fp16", "vpp": 1, "ep": 1}
+    row |= {"model": "gpt3-175b", "tp": 8, "pp": 8, "dp": 4, "n_devices": 256, "seq_len": 2048, "notes": notes}
+    page = "bigscience-workshop/bigscience@9e64ede:train/{}/chronicles-prequel.md"
+    assert read_case(row | {"url_or_repo": page.format("tr11-176B-ml")}).job.blocking_launches == blocks
+    assert not read_case(row | {"url_or_repo": page.format("tr10-104B-ml")}).job.blocking_launches
 
 
 @pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])

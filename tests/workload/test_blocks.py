@@ -211,6 +211,23 @@ def test_residual_units_repeat():
     assert parts[0][0].boundary_bytes == 32 * 64 * 112 * 112 * 2
 
 
+def test_a_fused_batch_norm_takes_in_what_follows_it():
+    """No sum, no ReLU and none of their traffic is left; products, weights and what is kept stay."""
+    own, fused = (
+        blocks(model("resnet-50"), Job(global_batch=8, seq_len=1, fused_batch_norm=value), Shard(micro_batch=8))
+        for value in (False, True)
+    )
+
+    def names(parts) -> list[str]:
+        return [op.op for block, n in parts for op, count in block.forward for _ in range(n * count)]
+
+    left = [name for name in names(own) if name not in ("add", "relu")]
+    assert names(fused) == left
+    assert {"add", "relu"} <= set(names(own))
+    for (alone, n), (together, m) in zip(own, fused, strict=True):
+        assert (n, alone.params, alone.activation_bytes) == (m, together.params, together.activation_bytes)
+
+
 @pytest.mark.parametrize(
     ("name", "shard", "message"),
     [

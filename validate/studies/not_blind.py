@@ -6,11 +6,12 @@ from typing import Final
 NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
     "nanotron": (
         "what it keeps, copies, reduces and launches, and the host time per operator, by operators counted in it",
-        "its pipelines check every collective",
+        "its pipelines check every collective, and wait a round trip for every rank on another node",
     ),
     "NeMo, Megatron-Bridge, Transformer Engine": (
         "they hide tensor-parallel collectives",
         "what recipes set, by release, and that NeMo of 2023 shards optimizer states",
+        "configurations of T5 and BERT in NeMo's launcher overlap no reduction with the backward",
         "rows whose recipe says so attend in 8 bits",
         "the element type in which partial attention is added up, and that an adapter's input is gathered in 16 bits",
         "host time per expert of grouped products",
@@ -21,6 +22,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "what Habana's fork sets",
         "gradients that Megatron-DeepSpeed keeps",
         "Gaudi runs compiled graphs, and what Intel fine-tunes with there is DeepSpeed",
+        "BigScience's hosts wait for every kernel",
     ),
     "other frameworks": (
         "Pax shards weights and recomputes repeated layers alone",
@@ -28,9 +30,11 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "element type of gradients of torch's FSDP and of llm-foundry",
         "OneFlow's collectives share the kernels' stream with tensor parallelism",
         "heads of BERT see masked tokens alone outside PyTorch",
-        "which of TensorFlow's operators are not fused",
         "AQT rounds gradients by random numbers that it writes",
         "what Pax's configurations set, and which modules MaxText recomputes",
+        "which operators of TensorFlow, PyTorch, OneFlow and PaddlePaddle are not fused in BERT",
+        "NVIDIA's BERT for PyTorch reduces gradients in one bucket",
+        "OneFlow and XLA fuse batch norms with what follows",
     ),
     "kernels": (
         "operators of latent attention",
