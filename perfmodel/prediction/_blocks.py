@@ -29,9 +29,6 @@ COLLECTIVE_CHECK_S: Final = 0.22e-3
 """Host time by which hosts that agree on a collective first hold it up, per rank: torch's `ProcessGroupWrapper` lets
 every rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over
 TCP. Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call more than without."""
-HOST_ROUND_TRIP_S: Final = 0.1e-3
-"""How much longer the first rank waits for each that another node holds: a round trip of TCP between hosts. Assumed, as
-hosts of one data centre show it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,8 +186,7 @@ def block_events(
     """
     kernel = np.array([group == "" for group in blocks.groups], bool)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
-    elsewhere = [op.num_ranks - op.ranks_per_node if isinstance(op, Collective) else 0 for op in blocks.ops]
-    check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks + HOST_ROUND_TRIP_S * np.array(elsewhere)) * checked
+    check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
     held = held_share(device, framework)
     return BlockEvents(

@@ -20,7 +20,7 @@ from perfmodel.prediction import (
     step_problem,
     step_times_s,
 )
-from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S, HOST_ROUND_TRIP_S
+from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
 from perfmodel.prediction._overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._price import block_times
@@ -105,16 +105,6 @@ def test_hosts_that_check_collectives_raise_the_floor_by_every_rank(when: str, p
     most_s = 8 * COLLECTIVE_CHECK_S * collectives[:, Phase.FORWARD]
     assert (longer_s <= most_s + 1e-12).all()
     assert (longer_s > 0).any() == checked
-
-
-def test_hosts_that_check_collectives_wait_longer_for_other_nodes() -> None:
-    """By a round trip for every rank that the first one's node does not hold."""
-    checking = problem_of(replace(EAGER, checks_collectives="always"))
-    for tp, elsewhere in ((8, 0), (16, 8)):
-        table = block_times(checking, Layout(tp=tp))
-        collectives = table.counts[:, :, [group != "" for group in table.groups]].sum(axis=2)
-        each_s = tp * COLLECTIVE_CHECK_S + elsewhere * HOST_ROUND_TRIP_S
-        np.testing.assert_allclose(table.events.beyond_operators_s, collectives * each_s)
 
 
 @pytest.mark.parametrize("of_site", [False, True])

@@ -6,7 +6,7 @@ from typing import Final
 NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
     "nanotron": (
         "what it keeps, copies, reduces and launches, and the host time per operator, by operators counted in it",
-        "its pipelines check every collective, and wait a round trip for every rank on another node",
+        "its pipelines check every collective",
     ),
     "NeMo, Megatron-Bridge, Transformer Engine": (
         "they hide tensor-parallel collectives",
