@@ -53,7 +53,8 @@ predicted before:
 - attention: FlashAttention-2 takes what its authors published, and training's kernels fill no cache.
 - pipelines: FSDP in torch's pipelines gathers and reduces once (`first` is after this mend); micro-batches: of 2024's
   torchtitan one per stage.
-- recompute, overlap, CUDA graph, batch: stated for the run after the first look (batches as the log prints them).
+- recompute, overlap, CUDA graph, launches, batch: stated for the run after the first look (batches as the log prints
+  them; hosts of BLOOM wait for every kernel, as its launch script says).
 - blocks, replicas, sharding, fused attention: stated by the paper of a run and taken down after the first look.
   Attention and feed-forward of PaLM and MegaScale run side by side. PaLM shards states inside each of its two pods,
   takes its batch at once, keeps one activation per layer and repeats the rest (three quarters of a forward by its
