@@ -88,12 +88,8 @@ _UNKNOWN: Final = "launch blocking state not stated"
 _IN_SCRIPTS: Final = "in the launch scripts of the tag"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = (
-<<<<<<< HEAD
-    "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts", "wide_modules",
-    "wide_last_layers",
-=======
-    "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "wide_modules", "wide_last_layers",
->>>>>>> ampere
+    "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts",
+    "wide_modules", "wide_last_layers",
 )  # fmt: skip
 
 
