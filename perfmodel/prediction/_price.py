@@ -132,12 +132,8 @@ def _casts_that_pay(
     narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
     in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
     wide = times.replaced(narrow, priced_events(problem, in_16_bits))
-    if problem.job.fp8_recipe:
-        pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
-    else:
-        gained, taken = blocks.counts @ (wide.time_s - times.time_s), blocks.counts @ (cast * times.time_s)
-        pays = np.clip(gained / np.maximum(taken, 1e-300), 0.0, 1.0)
-    share = np.where(blocks.counts > 0, pays[:, :, None], 1.0).min(axis=(0, 1))
+    pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
+    share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
     if (share == 1.0).all():
         return blocks, times
     return blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
@@ -150,7 +146,7 @@ def _shares_that_pay(
     wide: EventTimes,
     cast: Bool[np.ndarray, " ops"],
     events_of: Callable[[ShardBlocks], BlockEvents],
-) -> Float[np.ndarray, "blocks phases"]:
+) -> Float[np.ndarray, " blocks"]:
     """The largest share of its casts with which the passes of each block, under any recompute, take no longer than in
     16 bits (`wide`); the same for all phases.
 
@@ -180,7 +176,7 @@ def _shares_that_pay(
         if (low == high).all():
             break
         share = (low + high) / 2
-    return np.repeat(low[:, None], blocks.counts.shape[1], axis=1)
+    return low
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
