@@ -149,7 +149,8 @@ def test_what_is_wrong_is_named_in_one_line(capsys, job, change, said):
 
 
 TOLD = [
-    ["predict"], ["search"], ["whatif"], ["timeline", "--out", "trace.json"], ["schedules"], ["compare-clusters", "--devices", "16"],
+    ["predict"], ["search"], ["whatif"], ["timeline", "--out", "trace.json"], ["schedules"],
+    ["compare-clusters", "--devices", "16"],
     ["report", "--html", "page.html"], ["plot", "gantt", "--out", "plot.png"], ["design", "memory"],
 ]  # fmt: skip
 
