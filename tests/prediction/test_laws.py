@@ -98,6 +98,13 @@ def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case)
             assert_between(replace(one, dtype="fp8"), replace(one, dtype="bf16"), most=2.0)
 
 
+@some(8)
+@given(cases())
+def test_tf32_is_allowed_and_never_slower(case: Case) -> None:
+    if {"tf32", "fp32"} <= set(case.cluster.device.dtypes):
+        assert_between(replace(case, dtype="tf32"), replace(case, dtype="fp32"))
+
+
 @pytest.mark.parametrize("tokens", [512, 2048])
 def test_casts_that_no_recipe_names_pay_beside_ring_steps_too(tokens: int) -> None:
     """Shorter products hide less of the collectives that they are cut into, which casts do not."""
