@@ -139,7 +139,8 @@ def predicted_step(
 
     from perfmodel import catalog
     from perfmodel.planning.what_if import NAMES, Setting, step_s
-    from perfmodel.prediction import check_layout, peak_memory, step_problem
+    from perfmodel.prediction import check_layout, peak_memory, step_problem_of
+    from perfmodel.spec import Problem
 
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     named = framework_of(arguments)
@@ -158,7 +159,8 @@ def predicted_step(
         )
     check_layout(model, cluster, job, layout)
     framework = replace(named, context_bytes=0.0)  # measured since the script joined its world, on no GPU
-    problem = step_problem(model, cluster, job, arguments.calibration, framework)
+    asked = Problem(model=model, cluster=cluster, job=job, framework=framework)
+    problem = step_problem_of(asked, arguments.calibration)
     for kind, delay_s in delays_s.items():
         if f"{kind}_delay_s" in NAMES:  # a step has no others
             scenario = scenario.and_also(Setting(f"{kind}_delay_s", "to", delay_s))

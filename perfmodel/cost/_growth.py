@@ -8,7 +8,7 @@ What was measured stays, as far as measurements grow so among themselves; all el
 are left as they are: what they leave in the cache the next kernel does find.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,14 +18,14 @@ from jaxtyping import Bool, Float64
 from perfmodel.cost.learn import rising
 from perfmodel.ops import Collective, KernelOp, Op
 
-_FEWEST: Final = {"m": 64, "k": 64, "tokens": 64}
-"""Number of samples below which a kernel does not fill a tile: its time gives way to that of more. 1 of sequences and
-images."""
+FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
+"""Number of samples below which a kernel does not fill a tile: its time gives way to that of more, where steps are of
+training. 1 of sequences and images."""
 _MOST: Final = 2**16
 """Beyond this number of samples times grow in proportion: measurements end there."""
 
 
-def _sizes(op: Op) -> tuple[KernelOp, ...]:
+def _sizes(op: Op, fewest: Mapping[str, int]) -> tuple[KernelOp, ...]:
     """A kernel with every number of samples that is its own times or over a power of two, from what fills a tile (from
     its own, where that does not) to the largest that is compared, in ascending order; none of collectives."""
     if isinstance(op, Collective):
@@ -34,15 +34,15 @@ def _sizes(op: Op) -> tuple[KernelOp, ...]:
     count = getattr(op, name) if name else 0
     if count < 1:
         return ()
-    odd, least = count // (count & -count), min(count, _FEWEST.get(name, 1))
+    odd, least = count // (count & -count), min(count, fewest.get(name, 1))
     every = [odd << i for i in range(_MOST.bit_length()) if least <= odd << i <= _MOST]
     return tuple(replace(op, **{name: n}) for n in every)
 
 
-def _too_few(chain: Sequence[KernelOp]) -> int:
+def _too_few(chain: Sequence[KernelOp], fewest: Mapping[str, int]) -> int:
     """How many of a kernel's sizes do not fill a tile."""
     name = chain[0].samples
-    return sum(getattr(one, name) < _FEWEST.get(name, 1) for one in chain)
+    return sum(getattr(one, name) < fewest.get(name, 1) for one in chain)
 
 
 def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
@@ -69,32 +69,36 @@ def _with_few(log_s: Float64[np.ndarray, "n"], few: int, measured: Bool[np.ndarr
     return found
 
 
-def with_sizes(ops: Iterable[Op]) -> list[Op]:
+def with_sizes(ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> list[Op]:
     """The events, each once, and all kernels that theirs are compared with."""
     found: dict[Op, None] = {}
     for op in ops:
         if op not in found:  # with an event come all that it is compared with
-            found |= dict.fromkeys((op, *_sizes(op)))
+            found |= dict.fromkeys((op, *_sizes(op, fewest)))
     return list(found)
 
 
 def growth(
-    ops: Sequence[Op], time_s: Float64[np.ndarray, "n"], measured: Sequence[bool] | Bool[np.ndarray, "n"]
+    ops: Sequence[Op],
+    time_s: Float64[np.ndarray, "n"],
+    measured: Sequence[bool] | Bool[np.ndarray, "n"],
+    fewest: Mapping[str, int] = FEWEST,
 ) -> Float64[np.ndarray, "n"]:
     """Times of events in a step over their times by themselves (`time_s`); 1 for collectives.
 
     Args:
-        ops: as `with_sizes` gives them.
+        ops: as `with_sizes` gives them, with the same `fewest`.
         measured: whose time was measured, not learned.
+        fewest: see `FEWEST`; none where steps of few samples are the usual ones.
     """
     place = {op: i for i, op in enumerate(ops)}
     log_s, out, known = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops)), np.asarray(measured, bool)
     done: set[int] = set()
     for i, op in enumerate(ops):
-        if i in done or isinstance(op, Collective) or not (chain := _sizes(op)):
+        if i in done or isinstance(op, Collective) or not (chain := _sizes(op, fewest)):
             continue
         places = [place[one] for one in chain]
-        few = _too_few(chain)
+        few = _too_few(chain, fewest)
         grown = _with_few(log_s[places], few, known[places])
         out[places] = grown - log_s[places]
         done.update(places)

@@ -8,11 +8,13 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from perfmodel.cost._events import EventTimes, PricesCollectives, event_times
+from perfmodel.cost._growth import growth, with_sizes
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import under_load
 from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
 from perfmodel.ingest import SERVER_KERNELS
 from perfmodel.ops import LATENT_DECODE, Attention, Collective, Embedding, Gemm, KernelOp, MemoryBound, MoE, Op
+from perfmodel.session import current_session
 from perfmodel.spec import Cluster, Device
 from perfmodel.units import dtype_bytes
 
@@ -26,6 +28,8 @@ LEAST_HALF_WIDTH: Final = 0.1
 """Of times that the memory's nominal bandwidth alone sets."""
 LEAST_LINK_BYTES_PER_S: Final = 100e9
 """Below it devices do not read one another's memory directly, or not as fast as kernels assume (PCIe)."""
+_MOST_KNOWN: Final = 500_000
+"""Events of a cluster whose times are kept."""
 LATENT_MEMORY_SHARE: Final = 0.9
 LATENT_COMPUTE_SHARE: Final = 0.67
 """Shares of H800's 3.35 TB/s and 989 TFLOP/s that decoding over a compressed cache reaches: 3,000 GB/s where it is
@@ -58,18 +62,52 @@ def inference_times(
     than to read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache,
     which in a step hold other layers' by then.
 
+    Twice the tokens or sequences take as long at least and twice as long at most (`growth`), however few they are.
+
     Args:
         stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
     """
+    known = _known_times(cluster, kernels, collectives)
+    asked = list(zip(ops, stored_bytes, strict=True))
+    new = [one for one in asked if one not in known]
+    for n_bytes in dict.fromkeys(n for _, n in new):
+        every = with_sizes((op for op, n in new if n == n_bytes), {})
+        alone = _by_themselves(every, n_bytes, cluster, kernels, collectives)
+        grown = alone.scaled(growth(every, alone.time_s, [one == "measured" for one in alone.provenance], {}))
+        rows = zip(grown.time_s.tolist(), grown.lo_s.tolist(), grown.hi_s.tolist(), grown.provenance, strict=True)
+        known.update(zip(((op, n_bytes) for op in every), rows, strict=True))
+    rows = [known[one] for one in asked]
+    time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
+    return EventTimes(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
+
+
+def _known_times(
+    cluster: Cluster, kernels: KernelModel, collectives: PricesCollectives
+) -> dict[tuple[Op, float], tuple[float, float, float, str]]:
+    """By event and bytes of what it reads its time, the ends of its interval and its provenance; grows."""
+    known = current_session().parts.once((_known_times, cluster, kernels, collectives), dict)
+    if len(known) > _MOST_KNOWN:
+        known.clear()
+    return known
+
+
+def _by_themselves(
+    ops: Sequence[Op],
+    stored_bytes: float,
+    cluster: Cluster,
+    kernels: KernelModel,
+    collectives: PricesCollectives,
+) -> EventTimes:
+    """`inference_times` of events each by itself."""
     device = cluster.device
     found = event_times(ops, cluster, _ServerKernels(kernels), collectives)
     passing = {i: op for i, op in enumerate(ops)
                if not isinstance(op, Collective) and _follows_the_memory(op, device, found.provenance[i])}  # fmt: skip
     found = found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
     read = np.array([_read_elements(op) for op in ops])
-    shares = [_narrow_share(device, op, n, own) for op, n, own in zip(ops, read, stored_bytes, strict=True)]
+    shares = [_narrow_share(device, op, n, stored_bytes) for op, n in zip(ops, read, strict=True)]
     found = found.scaled(np.array(shares) * under_load(device, ops, found.time_s))
-    least_s = read * np.array(stored_bytes) / device.memory_bandwidth_bytes_per_s
+    least_s = read * stored_bytes / device.memory_bandwidth_bytes_per_s
     at = np.flatnonzero(least_s).tolist()
     found = found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
     latent = {i: latent_decode_s(device, op, least_s[i]) for i, op in enumerate(ops) if _is_latent(op)}

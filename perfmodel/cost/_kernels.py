@@ -204,7 +204,8 @@ class KernelModel:
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
         16; attention of 32 bits as much longer than of 16 as by the roofline, and no longer than without its mask or
         than two of half the sequences, one after the other; and products and attention that were not measured no less
-        than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd).
+        than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products in TF32 take no longer
+        than in fp32: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
         """
         out = self._by_regressors(asked)
         rows, family = asked.rows, FAMILIES[asked.rows.family]
@@ -240,6 +241,10 @@ class KernelModel:
         for query, mine in asked.take(at).by_query():
             least = np.log(least_of_rows(query.figures, rows.take(at[mine])))
             out.move(at[mine], np.maximum(least - out.log_time[at[mine]], 0.0))
+        at = np.flatnonzero(unnamed & (rows.dtypes == "tf32") & (out.provenance != _MEASURED))
+        if rows.family != "attention" and len(at):
+            wide = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
+            out.move(at, np.minimum(wide.log_time - out.log_time[at], 0.0))
         return out
 
     def _log_reach(self, asked: Asked) -> Float64[np.ndarray, "n"]:

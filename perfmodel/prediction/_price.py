@@ -11,6 +11,7 @@ from perfmodel.cost import EventTimes, event_times, growth, under_load, with_siz
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
+from perfmodel.prediction._overlap import BlockEvents, time_phases
 from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, Variant, recompute_s
 from perfmodel.prediction._problem import StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
@@ -105,17 +106,17 @@ def _times_of(
     problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int
 ) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
-    spread_s = problem.site.spread_s(problem.host)
+    host, device, spread_s = problem.host, problem.cluster.device, problem.site.spread_s(problem.host)
 
-    def timed(of: ShardBlocks, times: EventTimes) -> BlockTimes:
-        events = block_events(of, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
-        return time_blocks(of, events, times, problem.host)
+    def events_of(of: ShardBlocks) -> BlockEvents:
+        return block_events(of, host, device, ring_steps, spread_s, checked)
 
-    return timed(*_casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), timed))
+    blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
+    return time_blocks(blocks, events_of(blocks), times, host)
 
 
 def _casts_that_pay(
-    problem: StepProblem, blocks: ShardBlocks, times: EventTimes, timed: Callable[[ShardBlocks, EventTimes], BlockTimes]
+    problem: StepProblem, blocks: ShardBlocks, times: EventTimes, events_of: Callable[[ShardBlocks], BlockEvents]
 ) -> tuple[ShardBlocks, EventTimes]:
     """A shard's blocks and times of its events where only so many operands are brought to 8 or 4 bits as pay, so that
     no block takes longer than in 16 bits.
@@ -131,12 +132,8 @@ def _casts_that_pay(
     narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
     in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
     wide = times.replaced(narrow, priced_events(problem, in_16_bits))
-    if problem.job.fp8_recipe:
-        pays = _shares_that_pay(problem, blocks, times, wide, cast, timed)
-    else:
-        gained, taken = blocks.counts @ (wide.time_s - times.time_s), blocks.counts @ (cast * times.time_s)
-        pays = np.clip(gained / np.maximum(taken, 1e-300), 0.0, 1.0)
-    share = np.where(blocks.counts > 0, pays[:, :, None], 1.0).min(axis=(0, 1))
+    pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
+    share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
     if (share == 1.0).all():
         return blocks, times
     return blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
@@ -148,34 +145,38 @@ def _shares_that_pay(
     times: EventTimes,
     wide: EventTimes,
     cast: Bool[np.ndarray, " ops"],
-    timed: Callable[[ShardBlocks, EventTimes], BlockTimes],
-) -> Float[np.ndarray, "blocks phases"]:
+    events_of: Callable[[ShardBlocks], BlockEvents],
+) -> Float[np.ndarray, " blocks"]:
     """The largest share of its casts with which the passes of each block, under any recompute, take no longer than in
     16 bits (`wide`); the same for all phases.
 
     What a phase takes is convex in the share, and no more than in 16 bits without any: the shares that pay are all up
-    to the largest.
+    to the largest. What the host does for a phase is linear in it.
     """
-    trains = problem.job.mode == "train"
+    host, trains = problem.host, problem.job.mode == "train"
+    bare, all_cast = (events_of(blocks.casting(np.full(len(cast), share), problem.job)) for share in (0.0, 1.0))
 
-    def passes_s(share: float, of: EventTimes) -> Float[np.ndarray, "blocks modes"]:
-        some = blocks.casting(np.full(len(cast), share), problem.job)
-        phase_s = timed(some, of.scaled(np.where(cast, share, 1.0))).phase_s
+    def passes_s(share: Float[np.ndarray, " blocks"], of: EventTimes) -> Float[np.ndarray, "blocks modes"]:
+        counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
+        by_host = {name: getattr(bare, name) + share[:, None] * (getattr(all_cast, name) - getattr(bare, name))
+                   for name in ("launches", "issued", "beyond_operators_s")}  # fmt: skip
+        events = bare._replace(counts=counts, **by_host)
+        phase_s = time_phases(events, of.time_s, host.issue_s, host.kernel_gap_s).phase_s
         if not trains:
             return phase_s[:, [Phase.FORWARD]]
         modes = np.arange(len(RECOMPUTE_MODES))
         return phase_s[:, PASSED].sum(axis=1)[:, None] + recompute_s(phase_s[:, None], modes[None])
 
-    most_s = passes_s(0.0, wide) * (1 + 1e-9)
-    pays = (passes_s(1.0, times) <= most_s).all(axis=1).astype(float)
-    for block in np.flatnonzero(pays < 1).tolist():
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            share = (low + high) / 2
-            gains = bool((passes_s(share, times)[block] <= most_s[block]).all())
-            low, high = (share, high) if gains else (low, share)
-        pays[block] = low
-    return np.repeat(pays[:, None], blocks.counts.shape[1], axis=1)
+    low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
+    most_s = passes_s(low, wide) * (1 + 1e-9)
+    share = high
+    for _ in range(1 + _HALVINGS):
+        gains = (passes_s(share, times) <= most_s).all(axis=1)
+        low, high = np.where(gains, share, low), np.where(gains, high, share)
+        if (low == high).all():
+            break
+        share = (low + high) / 2
+    return low
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:

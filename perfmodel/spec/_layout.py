@@ -317,7 +317,8 @@ class Job:
     """Forward, backward and update, or a forward alone."""
     cached_tokens: int = 0
     """Tokens of every sequence before those of the step, to whose keys and values these attend too: in a cache
-    (inference, where with `seq_len` 1 the step generates one token a sequence), or of slices that came before."""
+    (inference, where with `seq_len` 1 the step generates one token a sequence), or, in the slices that a schedule makes
+    of a sequence, of those that came before."""
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     fp8_attention: bool = False

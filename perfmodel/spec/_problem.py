@@ -23,6 +23,8 @@ class Problem:
     """To lay the model out on (at most so many, where fewer are allowed); None: as many as a layout needs."""
 
     def __post_init__(self) -> None:
+        if self.job.cached_tokens and self.job.mode == "train":
+            raise PerfModelError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
         if self.devices is not None:
             if self.devices < 1:
                 raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")

@@ -15,8 +15,8 @@ Multiplication Background User's Guide, section 3). A batched product with other
 is accumulated in fp32 on the ordinary cores, and is priced as an fp32 product."""
 
 SOFTMAX_BLOCK = 4
-"""Megatron-LM's fused softmax takes batches of a multiple of this many score matrices, and leaves others to torch
-(`FusedScaleMaskSoftmax.is_kernel_available`)."""
+"""Megatron-LM's fused softmax takes batches of a multiple of this many score matrices, of 16 bits, and leaves others to
+torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
 
 
 def attention_core(
@@ -67,7 +67,7 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
         )
 
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
-    fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0
+    fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2
     names = ["scale_mask_softmax"] if fused else ["mul_scalar", "masked_fill", "softmax"]
     if model.attention_softcap:
         names.insert(0, "tanh")

@@ -148,6 +148,21 @@ def test_what_is_wrong_is_named_in_one_line(capsys, job, change, said):
     assert re.search(said, err)
 
 
+TOLD = [
+    ["predict"], ["search"], ["whatif"], ["timeline", "--out", "trace.json"], ["schedules"],
+    ["compare-clusters", "--devices", "16"],
+    ["report", "--html", "page.html"], ["plot", "gantt", "--out", "plot.png"], ["design", "memory"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", TOLD, ids=lambda argv: argv[0])
+def test_no_question_trains_from_the_middle_of_sequences(capsys, job, command):
+    """Their beginnings are in no cache."""
+    status, out, err = run(capsys, *command, job, "--set", "job.cached_tokens=512")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "cached_tokens are of inference; set mode=inference" in err
+
+
 def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "init")[0] == 0

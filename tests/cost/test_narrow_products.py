@@ -1,4 +1,4 @@
-"""Products of 8 and 4 bits under load, against a benchmark that none of them was fitted to, and laws of them."""
+"""Products of 8 and 4 bits and in TF32, against a benchmark that none of them was fitted to, and laws of them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,3 +63,10 @@ def test_more_of_any_rate_makes_no_narrow_product_slower(name: str, what: str) -
     ops = [op for op in ops if op.dtype in at.dtypes]
     faster = replace(at, **{what: 1.5 * getattr(at, what)})
     assert (alone_s(faster, ops) <= alone_s(at, ops) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", ["RTX-3090", "RTX-5090", "MI100", "MI300X", "A100-SXM4-80GB", "H100-SXM5-80GB"])
+def test_tf32_is_allowed_and_never_slower(name: str) -> None:
+    """Where it multiplies no faster, libraries take fp32."""
+    ops = [*layer("tf32"), *(Gemm(dtype="tf32", m=m, n=1024, k=512) for m in (16, 256, 4096))]
+    assert (alone_s(device(name), ops) <= alone_s(device(name), [replace(op, dtype="fp32") for op in ops])).all()

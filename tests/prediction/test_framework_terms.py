@@ -359,9 +359,9 @@ def test_a_group_within_a_node_crosses_no_network() -> None:
     assert (apart.num_nodes, apart.level) == (2, 1)
 
 
-def _attention_core(heads: int, head_dim: int, micro_batch: int = 1) -> list[object]:
+def _attention_core(heads: int, head_dim: int, micro_batch: int = 1, dtype: str = "bf16") -> list[object]:
     net = replace(MODEL, heads=heads, kv_heads=heads, head_dim=head_dim, hidden=heads * head_dim)
-    job = Job(global_batch=8, seq_len=2048, flash_attention=False)
+    job = Job(global_batch=8, seq_len=2048, flash_attention=False, dtype=dtype)
     layer = next(b for b, _ in blocks(net, job, Shard(micro_batch=micro_batch)) if b.recompute_selective)
     return [op for op, _ in layer.recompute_selective]
 
@@ -373,11 +373,13 @@ def test_batched_products_with_unaligned_rows_leave_the_tensor_cores(head_dim: i
     assert {op.dtype for op in products} == {dtype}
 
 
-def test_softmax_is_fused_over_multiples_of_four_matrices() -> None:
-    def names(heads: int, micro_batch: int) -> list[str]:
-        return [op.op for op in _attention_core(heads, 128, micro_batch) if isinstance(op, MemoryBound)]
+def test_softmax_is_fused_over_multiples_of_four_matrices_of_16_bits() -> None:
+    def names(heads: int, micro_batch: int, dtype: str = "bf16") -> list[str]:
+        return [op.op for op in _attention_core(heads, 128, micro_batch, dtype) if isinstance(op, MemoryBound)]
 
     assert "scale_mask_softmax" in names(2, 2)
+    for dtype in ("fp32", "tf32"):
+        assert names(2, 2, dtype) == names(2, 1)
     assert "scale_mask_softmax" not in names(2, 1)
     assert "softmax" in names(2, 1)
 

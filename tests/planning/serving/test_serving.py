@@ -1,6 +1,7 @@
 """Serving: closed forms, laws, limits, memory."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_more_requests_give_more_tokens_and_wait_longer(model: str, batch: int, 
     assert both.tokens_per_s > one.tokens_per_s / SCATTER
     assert both.decode_step_s > one.decode_step_s / SCATTER
     assert both.ttft_s > one.ttft_s / SCATTER
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "layout"),
+    [("mpt-1b", "gcp-a2", "tp=2"), ("llama-4-scout", "alps", "tp=4"), ("pythia-6.9b", "jean-zay-a100", "tp=4"),
+     ("olmo-2-32b", "tpu-v6e-pod", "tp=4"), ("gemma-2b", "mi300x-platform", "tp=2")],
+)  # fmt: skip
+def test_twice_the_requests_never_take_less_time_a_token(model: str, cluster: str, layout: str):
+    """Nor more than twice as much, where no prompts are read between tokens."""
+    steps_s = [serve(model, cluster, layout, batch=1 << n).decode_step_s for n in range(8)]
+    for one, twice in pairwise(steps_s):
+        assert one <= twice * 1.001  # kernels with no number of samples are left as they are
+        assert twice <= 2 * one
 
 
 @settings(max_examples=12, deadline=None)
