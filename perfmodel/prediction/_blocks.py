@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
+from perfmodel.catalog import exchange_library
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
-from perfmodel.prediction._overlap import BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
+from perfmodel.prediction._overlap import CHANNELS, BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
@@ -134,7 +135,7 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
             for comm in comms:
                 network = networks[comm.group]
                 if network.ranks > 1:
-                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice)
+                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange)
                     add(b, phase, event, comm.count, comm)
 
     counts = np.zeros((len(blocks), N_PHASES, len(index)))
@@ -188,7 +189,10 @@ def block_events(
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
-    held = held_share(device, framework)
+    hidden = [op.exchange for op, hides in zip(blocks.ops, blocks.overlappable, strict=True)
+              if hides and isinstance(op, Collective) and op.exchange]  # fmt: skip
+    channels = max((exchange_library(exchange.dispatcher).multiprocessors for exchange in hidden), default=0)
+    held = held_share(device, framework, channels or CHANNELS)
     return BlockEvents(
         counts=blocks.counts,
         kernel=kernel,

@@ -6,7 +6,7 @@ from math import comb
 from typing import Literal, NamedTuple
 
 from perfmodel.errors import LayoutError
-from perfmodel.ops import CollectiveKind, Gemm, KernelOp
+from perfmodel.ops import CollectiveKind, Exchange, Gemm, KernelOp
 from perfmodel.spec import ContextParallel, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
@@ -98,6 +98,8 @@ class Comm:
     """It hides behind the attention kernels of its phase, and behind no other."""
     choice: ExpertChoice | None = None
     """Of tokens that go to every rank once: `bytes` are those of one copy of each."""
+    exchange: Exchange | None = None
+    """The library that carries it out, if it is one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
