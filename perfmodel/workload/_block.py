@@ -96,6 +96,9 @@ class Comm:
     """Independent of the kernel beside it (weight gradient, attention), so it can hide behind it."""
     beside_attention: bool = False
     """It hides behind the attention kernels of its phase, and behind no other."""
+    follows: bool = False
+    """A few short kernels after another collective of the same ranks: these have just met and wait for none of them,
+    and there is no product that `tp_overlap` could cut it into ring steps beside."""
     choice: ExpertChoice | None = None
     """Of tokens that go to every rank once: `bytes` are those of one copy of each."""
     exchange: Exchange | None = None
