@@ -2,6 +2,7 @@
 
 from perfmodel.catalog._clusters import cluster, clusters
 from perfmodel.catalog._devices import device, devices
+from perfmodel.catalog._dispatchers import ExchangeLibrary, ExchangeRates, exchange_library
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
 from perfmodel.catalog._job_file import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
 from perfmodel.catalog._models import model, models

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost._events import EventTimes
+from perfmodel.cost._exchanges import published_s
 from perfmodel.cost.learn import (
     MOE_KINDS,
     CollectivePrices,
@@ -78,7 +79,21 @@ class CollectiveModel:
             index = np.array(members)
             groups = Groups.on(fabric, *columns[index].T)
             priced.put(index, self._prices.price(CollectiveRequest(kind, fabric), groups))
+        self._exchange(fabric, ops, columns, priced)
         return _event_times(priced)
+
+    def _exchange(self, fabric: Fabric, ops: Sequence[Collective], columns: np.ndarray, priced: Priced) -> None:
+        """Give exchanges by libraries of their own the times of their published rates, where there are any."""
+        index = np.array([i for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1], np.int64)
+        if not len(index):
+            return
+        groups = Groups.on(fabric, *columns[index].T)
+        time_s = published_s(fabric, groups, [ops[i].exchange for i in index])
+        known = np.isfinite(time_s)
+        # a rate includes the latency at its size: smaller messages still take as long as the smallest
+        least = Groups.on(fabric, *(columns[index[known]] * (0, 1, 1, 1, 1)).T)
+        shortest_s = self._prices.price(CollectiveRequest("all_to_all", fabric), least).time_s
+        priced.time_s[index[known]] = np.maximum(np.maximum(time_s[known], shortest_s), priced.least_s[index[known]])
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).

@@ -80,7 +80,7 @@ def _relayed(
         return times
     inside = [
         Collective(collective=op.collective, bytes=op.relayed_bytes, num_ranks=op.ranks_per_node,
-                   ranks_per_node=op.ranks_per_node, dtype=op.dtype)
+                   ranks_per_node=op.ranks_per_node, dtype=op.dtype, exchange=op.exchange)
         for op in (ops[i] for i in where)
     ]  # fmt: skip
     return times.at_least(where, collectives.times(cluster, inside))

@@ -2,7 +2,7 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ops._attention import ATTENTION_MASKS, LATENT_DECODE, Attention
-from perfmodel.ops._collective import Collective, CollectiveKind
+from perfmodel.ops._collective import Collective, CollectiveKind, Exchange, ExchangeWay
 from perfmodel.ops._conv import Convolution
 from perfmodel.ops._embedding import Embedding
 from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn

@@ -1,9 +1,20 @@
 """Collectives: what an event sends, independent of model, layout and network."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
+
+ExchangeWay = Literal["dispatch", "combine"]
+
+
+class Exchange(NamedTuple):
+    """An exchange of tokens with experts by a library of its own."""
+
+    dispatcher: str
+    """As `perfmodel.spec.Dispatcher`."""
+    way: ExchangeWay
+    """Towards the experts or back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +38,8 @@ class Collective:
     relayed_bytes: float = 0.0
     """Of an all-to-all over nodes: what each rank sends on inside its node at the same time, of all that its node
     receives. The collective takes as long as the longer of the two."""
+    exchange: Exchange | None = None
+    """Of an all-to-all: the library that carries it out, whose rate may be published; None: the usual one."""
 
     uses_matrix_units: ClassVar[bool] = False
     """As of kernels."""

@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
+from perfmodel.catalog import exchange_library
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
-from perfmodel.prediction._overlap import BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
+from perfmodel.prediction._overlap import CHANNELS, BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
@@ -47,6 +48,8 @@ class ShardBlocks:
     """Collectives that are independent of the kernels beside them."""
     beside_attention: Bool[np.ndarray, " ops"]
     """Collectives that can run beside attention kernels, and no others."""
+    follows: Bool[np.ndarray, " ops"]
+    """Collectives a few short kernels after another (`perfmodel.workload.Comm`)."""
     launched: Float[np.ndarray, " ops"]
     """How much of each event is launched by itself: all but casts that no recipe makes kernels of their own, which are
     part of their products' operators, and of casts the share that is made (`casting`)."""
@@ -117,11 +120,13 @@ class BlockTimes(ShardBlocks, PhaseTimes):
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
     """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
-    index: dict[tuple[Op, str, bool, bool], int] = {}
+    index: dict[tuple[Op, str, bool, bool, bool], int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
     def add(block: int, phase: Phase, op: Op, count: float, comm: Comm | None = None) -> None:
-        key = (op, comm.group, comm.overlappable, comm.beside_attention) if comm else (op, "", False, False)
+        key = (op, "", False, False, False)
+        if comm:
+            key = (op, comm.group, comm.overlappable, comm.beside_attention, comm.follows)
         where = index.setdefault(key, len(index))
         entries.append((block, phase, where, count))
 
@@ -134,7 +139,7 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
             for comm in comms:
                 network = networks[comm.group]
                 if network.ranks > 1:
-                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice)
+                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange)
                     add(b, phase, event, comm.count, comm)
 
     counts = np.zeros((len(blocks), N_PHASES, len(index)))
@@ -146,8 +151,9 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         ops=tuple(op for op, *_ in index),
         groups=tuple(group for _, group, *_ in index),
         counts=counts,
-        overlappable=np.array([flag for *_, flag, _ in index], bool),
-        beside_attention=np.array([flag for *_, flag in index], bool),
+        overlappable=np.array([flag for *_, flag, _, _ in index], bool),
+        beside_attention=np.array([flag for *_, flag, _ in index], bool),
+        follows=np.array([flag for *_, flag in index], bool),
         launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op, *_ in index], float),
         further_launches=np.array([_further_launches(op, job) for op, *_ in index]),
     )
@@ -188,7 +194,10 @@ def block_events(
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
-    held = held_share(device, framework)
+    hidden = [op.exchange for op, hides in zip(blocks.ops, blocks.overlappable, strict=True)
+              if hides and isinstance(op, Collective) and op.exchange]  # fmt: skip
+    channels = max((exchange_library(exchange.dispatcher).multiprocessors for exchange in hidden), default=0)
+    held = held_share(device, framework, channels or CHANNELS)
     return BlockEvents(
         counts=blocks.counts,
         kernel=kernel,
@@ -196,6 +205,7 @@ def block_events(
         product=np.array([isinstance(op, Gemm) for op in blocks.ops], bool),
         overlappable=blocks.overlappable,
         beside_attention=blocks.beside_attention,
+        follows=blocks.follows,
         launches=blocks.counts @ blocks.launched,
         issued=_issued(blocks, framework),
         beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),

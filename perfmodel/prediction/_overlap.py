@@ -26,8 +26,9 @@ class BlockEvents(NamedTuple):
     attention: Bool[Any, " ops"]
     product: Bool[Any, " ops"]
     overlappable: Bool[Any, " ops"]
-    """See `ShardBlocks`, as of the next one."""
+    """See `ShardBlocks`, as of the next two."""
     beside_attention: Bool[Any, " ops"]
+    follows: Bool[Any, " ops"]
     launches: Float[Any, "blocks phases"]
     """Events launched by themselves."""
     issued: Float[Any, "blocks phases"]
@@ -171,7 +172,7 @@ def time_phases(
     exposed = 1 - hidden * (1 - events.lost_in_ring)
     # together no more than not to hide it would cost
     slowing = xp.minimum(slowing, 1 - exposed)
-    waiting_s = counts @ (events.late_s * synchronising)
+    waiting_s = counts @ (events.late_s * (synchronising & ~events.follows))
     return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
 
 
@@ -199,7 +200,7 @@ def _hidden(
     groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
     groups = [one for one in groups if not isinstance(one[0], np.ndarray) or one[0].any()]
     if events.ring_steps > 1:
-        others = ~events.kernel & ~events.overlappable & ~events.beside_attention
+        others = ~events.kernel & ~events.overlappable & ~events.beside_attention & ~events.follows
         groups.append((others, free_s, _ring_shares(events, time_s, others)))
     for group, behind_s, most in groups:
         comm_s = (seconds * group).sum(axis=2)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.ops import Collective
+from perfmodel.ops import Collective, Exchange
 from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Layout
 from perfmodel.workload import ExpertChoice
 
@@ -45,12 +45,20 @@ class Network(NamedTuple):
     concurrent: int
     """Groups that share a node's outgoing links (the like groups beside it, if it leaves the node)."""
 
-    def collective(self, kind: str, n_bytes: float, dtype: str, choice: ExpertChoice | None = None) -> Collective:
+    def collective(
+        self,
+        kind: str,
+        n_bytes: float,
+        dtype: str,
+        choice: ExpertChoice | None = None,
+        exchange: Exchange | None = None,
+    ) -> Collective:
         """The event of the group's collective.
 
         Args:
             choice: tokens of `n_bytes` go once to every node that they are routed to, and from there once to every
                 rank of it. An all-to-all leaves on a rank, or in a node, the share of its bytes that is its own.
+            exchange: the library that carries it out.
         """
         relayed_bytes = 0.0
         if choice is not None:
@@ -61,6 +69,7 @@ class Network(NamedTuple):
             collective=kind,  # pyright: ignore[reportArgumentType]
             bytes=float(n_bytes),
             relayed_bytes=float(relayed_bytes),
+            exchange=exchange,
             num_ranks=self.ranks,
             ranks_per_node=self.ranks_per_node,
             dtype=dtype,

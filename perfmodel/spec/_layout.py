@@ -380,6 +380,9 @@ class Job:
     """The embedding's tables alone are not trained, nor a head that is tied to them."""
     adapter_rank: int = 0
     """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
+    adapter_all_to_all: bool = False
+    """Adapters of row-parallel products bring their result from parts of its columns to parts of the sequence by an
+    all-to-all, instead of gathering it whole (NeMo `LoRA`, `a2a_experimental`)."""
     stops_recompute: bool = False
     """Recompute of blocks, and of dense feed-forwards, stops before the last product, whose result backward does not
     need: under a compiler (XLA) that sees forward and backward as one, and torch's checkpoint without reentry."""

@@ -202,7 +202,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
     if (rank := adapter_rank_of(row)) is not None:
-        said |= {"frozen": True, "adapter_rank": rank}
+        exchanges = launch_flags(row).get("lora_a2a", False)
+        said |= {"frozen": True, "adapter_rank": rank, "adapter_all_to_all": exchanges and rank > 0}
     job = runs.job(model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **said)
     check_machine(cluster, job, layout.devices, "the run")
     guessed = {"framework": assumed_framework, "seq_len": assumed_length, "dtype": assumed_dtype}

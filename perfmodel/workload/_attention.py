@@ -27,7 +27,7 @@ def self_attention(
     return [
         column_linear(local, width, local.hidden, bias=model.bias or model.qkv_bias,
                       kept_output=_kept_share(local), shares_input=local.job.adapter_rank > 0),
-        *adapter(local, local.tokens, width, local.hidden),
+        *adapter(local, width, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
@@ -128,7 +128,7 @@ def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> 
 
 
 def _output(model: Transformer, local: Local, width: int, *, reduced: bool = True) -> list[Piece]:
-    beside = adapter(local, local.tokens, local.hidden, width, out_rows=local.norm_tokens)
+    beside = adapter(local, local.hidden, width, row_parallel=True)
     sinks = [Piece(params=local.heads)] if model.attention_sinks else []
     return [*sinks, row_linear(local, local.hidden, width, bias=model.bias, communicates=reduced), *beside]
 

@@ -6,7 +6,7 @@ from math import comb
 from typing import Literal, NamedTuple
 
 from perfmodel.errors import LayoutError
-from perfmodel.ops import CollectiveKind, Gemm, KernelOp
+from perfmodel.ops import CollectiveKind, Exchange, Gemm, KernelOp
 from perfmodel.spec import ContextParallel, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
@@ -96,8 +96,13 @@ class Comm:
     """Independent of the kernel beside it (weight gradient, attention), so it can hide behind it."""
     beside_attention: bool = False
     """It hides behind the attention kernels of its phase, and behind no other."""
+    follows: bool = False
+    """A few short kernels after another collective of the same ranks: these have just met and wait for none of them,
+    and there is no product that `tp_overlap` could cut it into ring steps beside."""
     choice: ExpertChoice | None = None
     """Of tokens that go to every rank once: `bytes` are those of one copy of each."""
+    exchange: Exchange | None = None
+    """The library that carries it out, if it is one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

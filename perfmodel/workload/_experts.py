@@ -9,7 +9,7 @@ after.
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.ops import Gemm, KernelOp, MoE
+from perfmodel.ops import Exchange, Gemm, KernelOp, MoE
 from perfmodel.spec import Experts, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
@@ -189,6 +189,9 @@ def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[C
             choice=routing.choice if once else None,
         )
         there = back = (sent,)
+        if once:
+            library = local.job.expert_dispatcher
+            there, back = ((replace(sent, exchange=Exchange(library, way)),) for way in ("dispatch", "combine"))
     if routing.gathered:
         n_bytes = float(routing.processed * row_bytes)
         there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="etp"))

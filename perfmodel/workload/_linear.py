@@ -4,7 +4,7 @@ Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) a
 parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 """
 
-from perfmodel.ops import Gemm
+from perfmodel.ops import Gemm, KernelOp
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import Piece, memory
@@ -121,40 +121,95 @@ def row_linear(local: Local, n: int, k: int, *, bias: bool = False, communicates
     )
 
 
-def adapter(local: Local, rows: int, n: int, k: int, *, out_rows: int | None = None) -> tuple[Piece, ...]:
-    """The low-rank adapter beside a frozen product of [rows, k] by [k, n]; none where the job has no rank for it.
+def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tuple[Piece, ...]:
+    """The low-rank adapter beside a frozen product of [tokens, k] by [k, n]; none where the job has no rank for it.
 
     y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
     (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`;
     Hugging Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They compute next to nothing, but pass over whole
     activations time and again: two fifths of what a layer's products read and write.
 
+    Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends) hold columns of B. Beside
+    a column-parallel product they hold columns of A too, whose results are gathered; beside a row-parallel one rows of
+    A, whose results are summed. Backward sums what comes out of B. Results of a row-parallel product are then gathered
+    whole, of which sequence parallelism keeps a part of the rows and gathers their gradient, or are exchanged, columns
+    for rows (`Job.adapter_all_to_all`).
+
     Args:
-        out_rows: rows of the product's result, where tensor parallelism scatters it.
+        n, k: of the frozen product on this device.
+        row_parallel: the frozen product is.
     """
-    rank = local.job.adapter_rank
+    rank, rows, tp = local.job.adapter_rank, local.tokens, local.tp
     if not rank:
         return ()
-    precision, out = local.precision, rows if out_rows is None else out_rows
+    precision = local.precision
+    out = local.norm_tokens if row_parallel else rows
+    columns = n // tp if row_parallel else n
+    inner = rank if row_parallel else -(-rank // tp)
 
     def product(m: int, n: int, k: int, pass_: str) -> Gemm:
         return Gemm(dtype=precision.act_dtype, m=m, n=n, k=k, pass_=pass_)  # pyright: ignore[reportArgumentType]
 
+    there, back, moved, moved_back = _adapter_result(local, n) if row_parallel else ((), (), (), ())
+    sent, summed = _adapter_sums(local, k, row_parallel=row_parallel)
     forward = (
         memory(precision, "dropout", rows, k),
-        product(rows, rank, k, "fwd"),
-        product(out, n, rank, "fwd"),
+        product(rows, inner, k, "fwd"),
+        product(rows, columns, rank, "fwd"),
+        *moved,
         memory(precision, "mul_scalar", out, n),
         memory(precision, "add", out, n, 2),
     )
     backward = (
         memory(precision, "mul_scalar", out, n),
-        product(out, rank, n, "dgrad"),
-        product(n, rank, out, "wgrad"),
-        product(rows, k, rank, "dgrad"),
-        product(rank, k, rows, "wgrad"),
+        *moved_back,
+        product(rows, rank, columns, "dgrad"),
+        product(columns, rank, rows, "wgrad"),
+        product(rows, k, inner, "dgrad"),
+        product(inner, k, rows, "wgrad"),
         memory(precision, "dropout", rows, k, backward=True),
         memory(precision, "add", rows, k, 2),
     )
     kept_bytes = float(rows) * k * (local.act_bytes + 1)  # the input as it was dropped from, and the mask
-    return (Piece(forward=forward, backward_input=backward, saved_bytes=kept_bytes, params=rank * (n + k)),)
+    return (
+        Piece(forward=forward, backward_input=backward, forward_comm=(*sent, *there), backward_comm=(*back, *summed),
+              saved_bytes=kept_bytes, params=inner * k + rank * columns),
+    )  # fmt: skip
+
+
+def _adapter_sums(local: Local, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    """Collectives of an adapter's rows of its rank, forward and backward; without sequence parallelism the gradient of
+    a whole input of `k` columns is summed as that of the frozen product beside it."""
+    if local.tp == 1:
+        return (), ()
+    n_bytes = float(local.tokens) * local.job.adapter_rank * local.act_bytes
+    kind = "all_reduce" if row_parallel else "all_gather"
+    sent = Comm(collective=kind, bytes=n_bytes, group="tp", follows=True)
+    # beside the gradient of B (Megatron-Core tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication)
+    summed = Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True)
+    if row_parallel or local.sequence_parallel:
+        return (sent,), (summed,)
+    whole = Comm(collective="all_reduce", bytes=float(local.tokens) * k * local.act_bytes, group="tp",
+                 overlappable=True)  # fmt: skip
+    return (sent,), (summed, whole)
+
+
+def _adapter_result(
+    local: Local, n: int
+) -> tuple[tuple[Comm, ...], tuple[Comm, ...], tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+    """What brings the result of a row-parallel product's adapter, of `n` columns, to where it is added: collectives
+    forward and backward, and kernels that join and cut their parts forward and backward."""
+    if local.tp == 1:
+        return (), (), (), ()
+
+    def copy(rows: int, columns: int) -> KernelOp:
+        return memory(local.precision, "add", rows, columns)
+
+    n_bytes, columns = float(local.tokens) * n * local.act_bytes, n // local.tp
+    if local.job.adapter_all_to_all and local.sequence_parallel:
+        exchanged = Comm(collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True)
+        parts = copy(local.norm_tokens, n)
+        return (exchanged,), (exchanged,), (parts,), (parts, parts)
+    gathered = Comm(collective="all_gather", bytes=n_bytes, group="tp", follows=True)
+    back = (gathered,) if local.sequence_parallel else ()
+    return (gathered,), back, (copy(local.tokens, n),), (copy(local.tokens, columns),)

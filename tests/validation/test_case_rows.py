@@ -120,6 +120,13 @@ def test_switches_of_the_launch_are_read(flags, graphs, overlap):
     assert (case.job.cuda_graphs, case.layout.tp_overlap) == (graphs, overlap)
 
 
+def test_adapters_exchange_where_the_launch_says_so():
+    row = ROW | {"framework": "nemo@2024", "notes": "LoRA rank 16"}
+    for flags, exchanges in ((None, False), ("lora_a2a=0", False), ("lora_a2a=1", True)):
+        assert read_case(row | {"launch_and_overlap": flags}).job.adapter_all_to_all == exchanges
+    assert not read_case(ROW | {"launch_and_overlap": "lora_a2a=1"}).job.adapter_all_to_all
+
+
 @pytest.mark.parametrize(
     ("sharding", "zero", "replicate"),
     [

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.catalog import cluster, model
+from perfmodel.catalog import cluster, framework, model
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective
 from perfmodel.prediction import predict
+from perfmodel.prediction._blocks import block_events, count_events
+from perfmodel.prediction._placement import Network
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import ExpertChoice, Shard, blocks, matmul_flops
 
@@ -62,6 +64,11 @@ def test_dispatchers_exchange_and_copy():
     assert [c.bytes for c in exchanged["alltoall"]] == [8 * tokens] * 2
     for name in ("deepep", "hybridep"):
         assert [(c.bytes, c.choice) for c in exchanged[name]] == [(tokens, ExpertChoice(8))] * 2
+        ways = [(name, "dispatch"), (name, "combine")]
+        assert [c.exchange for c in exchanged[name]] == ways
+        back = [c.exchange for c in layer(expert_dispatcher=name).backward_comm if c.group == "ep"]
+        assert sorted(back) == sorted(ways)
+    assert {c.exchange for c in exchanged["alltoall"]} == {None}
 
     def moved(name):
         copies = [(op.bytes, n) for op, n in layer(expert_dispatcher=name).forward if getattr(op, "op", "") == "add"]
@@ -117,6 +124,16 @@ def test_sending_tokens_once_is_faster_over_nodes_and_overlap_faster_still():
     assert once < 0.8 * plain
     assert step_s("dp=16,ep=16,ep_overlap=true", expert_dispatcher="hybridep") < once
     assert step_s(expert_imbalance=1.5) > plain
+
+
+@pytest.mark.parametrize(("name", "channels"), [("hybridep", 32), ("deepep", 20), ("alltoall", 24)])
+def test_hidden_exchanges_hold_the_multiprocessors_of_their_library(name, channels):
+    machine, shard = cluster("dgx-h100"), Shard(ep=8, ep_overlap=True)
+    job = Job(global_batch=8, seq_len=4096, expert_dispatcher=name)
+    network = Network(8, 8, 0, 1)
+    found = count_events(blocks(QWEN, job, shard), {"ep": network, "tp": network}, job)
+    held = block_events(found, framework("megatron-core"), machine.device, 1).held
+    assert held == pytest.approx(channels / machine.device.compute_units)
 
 
 def test_layouts_with_overlapped_experts_are_read_and_written():

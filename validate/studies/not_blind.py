@@ -14,7 +14,9 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "configurations of T5 and BERT in NeMo's launcher overlap no reduction with the backward",
         "rows whose recipe says so attend in 8 bits",
         "the element type in which partial attention is added up, and that an adapter's input is gathered in 16 bits",
+        "what tensor-parallel ranks of adapters send, and that they wait for none of them once more",
         "host time per expert of grouped products",
+        "rates and multiprocessors of HybridEP, as its authors and recipes have them",
         "HybridEP's permutations are kernels of their own, and recipes of 26.06 fuse experts and attend in 8 bits",
     ),
     "Megatron-LM, Megatron-DeepSpeed, DeepSpeed": (
