@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-import numpy as np
-
 from perfmodel.catalog._toml import checked, package_tables
 from perfmodel.errors import PerfModelError
-from perfmodel.ops import ExchangeWay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +39,6 @@ class ExchangeRates:
                 raise PerfModelError(
                     f"exchange rates over {self.link}: one per number of parties that rises, none higher"
                 )
-
-    def of_link(self, way: ExchangeWay, parties: np.ndarray) -> np.ndarray:
-        """Rates relative to the link's, float64[n]: between published numbers of parties linear in their logarithm,
-        beyond them that of the nearest."""
-        rates = self.dispatch_gb_per_s if way == "dispatch" else self.combine_gb_per_s
-        return np.interp(np.log2(parties), np.log2(self.parties), rates) / self.link_gb_per_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import ExchangeRates, cluster, exchange_library
 from perfmodel.cost import CollectiveModel
+from perfmodel.cost._exchanges import share_of_link
 from perfmodel.cost.learn import Fabric
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Collective, Exchange
@@ -93,7 +94,9 @@ def test_rates_lie_within_what_was_published(parties, way):
     for rates in exchange_library("hybridep").rate:
         published = np.array(getattr(rates, f"{way}_gb_per_s")) / rates.link_gb_per_s
         assert (
-            published.min() * (1 - 1e-12) <= rates.of_link(way, np.array([parties]))[0] <= published.max() * (1 + 1e-12)
+            published.min() * (1 - 1e-12)
+            <= share_of_link(rates, way, np.array([parties]))[0]
+            <= published.max() * (1 + 1e-12)
         )
 
 
