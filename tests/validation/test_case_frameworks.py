@@ -63,6 +63,7 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
         dtype=case.job.dtype, frozen=case.job.frozen, adapter_rank=case.job.adapter_rank,
+        adapter_all_to_all=case.job.adapter_all_to_all,
         optimizer=case.job.optimizer, **stated_of_job,
     )  # fmt: skip
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
