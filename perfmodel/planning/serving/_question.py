@@ -10,7 +10,7 @@ from perfmodel.catalog import JobFile
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.planning.serving._request import Requests, ServingWords, serving_words
+from perfmodel.planning.serving._request import NEEDED, Requests, ServingWords, serving_words
 from perfmodel.planning.serving._steps import Server
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 
@@ -63,7 +63,7 @@ def serving_question(
         said = serving_words(file) | {word: file.words[word] for word in ("dtype",) if word in file.words} | said
         named, cluster, layout = file.words.get("model", ""), cluster or file.words.get("cluster"), file.layout
     if cluster is None:
-        raise PerfModelError("serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them")
+        raise PerfModelError(NEEDED)
     asked = ServingWords(**said)
     return ServingQuestion(
         model=catalog.model(named) if isinstance(named, str) else named,

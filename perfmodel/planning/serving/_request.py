@@ -23,6 +23,8 @@ PAGE_TOKENS: Final = 16
 PREFILL_TOKENS: Final = 8192
 """Tokens of prompts that a step reads together at most (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
 `max_num_tokens` by default): several short prompts, or a part of a longer one."""
+NEEDED: Final = "serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them"
+"""What is told where one of these is missing."""
 MEMORY_SHARE: Final = 0.9
 """Share of a device's memory that a server takes (vLLM's `gpu_memory_utilization`)."""
 
@@ -59,7 +61,7 @@ class ServingWords:
             PerfModelError: a word that is needed is missing, or cannot be.
         """
         if self.prompt_tokens is None or self.output_tokens is None:
-            raise PerfModelError("serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them")
+            raise PerfModelError(NEEDED)
         return Requests(
             prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens, batch=batch, batching=self.batching,
             dtype=self.dtype or default_dtype(cluster), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
