@@ -15,7 +15,15 @@ from jaxtyping import Bool, Float
 from perfmodel.catalog import exchange_library
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
-from perfmodel.prediction._overlap import CHANNELS, BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
+from perfmodel.prediction._overlap import (
+    CHANNELS,
+    BlockEvents,
+    PhaseTimes,
+    held_share,
+    lost_shares,
+    ring_products,
+    time_phases,
+)
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
@@ -190,7 +198,7 @@ def block_events(
             late (mean of the largest of n normal draws, to first order).
         checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
     """
-    kernel = np.array([group == "" for group in blocks.groups], bool)
+    kernel, of_tensor = (np.array([group == name for group in blocks.groups], bool) for name in ("", "tp"))
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
@@ -202,7 +210,8 @@ def block_events(
         counts=blocks.counts,
         kernel=kernel,
         attention=np.array([isinstance(op, Attention) for op in blocks.ops], bool),
-        product=np.array([isinstance(op, Gemm) for op in blocks.ops], bool),
+        ring_product=ring_products(blocks.ops),
+        in_rings=of_tensor & ~(blocks.overlappable | blocks.beside_attention | blocks.follows),
         overlappable=blocks.overlappable,
         beside_attention=blocks.beside_attention,
         follows=blocks.follows,

@@ -24,7 +24,10 @@ class BlockEvents(NamedTuple):
     counts: Float[Any, "blocks phases ops"]
     kernel: Bool[Any, " ops"]
     attention: Bool[Any, " ops"]
-    product: Bool[Any, " ops"]
+    ring_product: Bool[Any, " ops"]
+    """Products that `tp_overlap` can cut into slices: all but those of experts (`ring_products`)."""
+    in_rings: Bool[Any, " ops"]
+    """Collectives that it can cut into ring steps: of tensor-parallel ranks, whose products depend on them."""
     overlappable: Bool[Any, " ops"]
     """See `ShardBlocks`, as of the next two."""
     beside_attention: Bool[Any, " ops"]
@@ -200,8 +203,7 @@ def _hidden(
     groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
     groups = [one for one in groups if not isinstance(one[0], np.ndarray) or one[0].any()]
     if events.ring_steps > 1:
-        others = ~events.kernel & ~events.overlappable & ~events.beside_attention & ~events.follows
-        groups.append((others, free_s, _ring_shares(events, time_s, others)))
+        groups.append((events.in_rings, free_s, _ring_shares(events, time_s)))
     for group, behind_s, most in groups:
         comm_s = (seconds * group).sum(axis=2)
         share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
@@ -210,9 +212,7 @@ def _hidden(
     return hidden
 
 
-def _ring_shares(
-    events: BlockEvents, time_s: Float[Any, " ops"], others: Bool[Any, " ops"]
-) -> Float[Any, "blocks phases"]:
+def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, "blocks phases"]:
     """Share of the collectives of every phase that hides under `tp_overlap`, where each is cut into n ring steps that
     feed, or are fed by, slices of a product of its own, of which all but one can hide: (1 - 1/n) min(1, product /
     collective).
@@ -222,13 +222,19 @@ def _ring_shares(
     product does nothing for the sum after a narrow one.
     """
     xp = time_s.__array_namespace__()
-    n = xp.ceil((events.counts * others).sum(axis=2))[:, :, None]
-    each_s = _over((events.counts * (time_s * others)).sum(axis=2)[:, :, None], n)
-    by_length = xp.argsort(-time_s * events.product)
-    ranked = xp.floor(events.counts * events.product)[:, :, by_length]
+    n = xp.ceil((events.counts * events.in_rings).sum(axis=2))[:, :, None]
+    each_s = _over((events.counts * (time_s * events.in_rings)).sum(axis=2)[:, :, None], n)
+    by_length = xp.argsort(-time_s * events.ring_product)
+    ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
     taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
     paired = xp.minimum(1.0, _over(time_s[by_length], each_s))
     return (1 - 1 / events.ring_steps) * _over((taken * paired).sum(axis=2), n[:, :, 0])
+
+
+def ring_products(ops: Sequence[Op]) -> Bool[np.ndarray, " ops"]:
+    """Which kernels `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
+    pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap")."""
+    return np.array([isinstance(op, Gemm) and op.op != "grouped_linear" for op in ops], bool)
 
 
 def _over(part: Any, whole: Any) -> Any:

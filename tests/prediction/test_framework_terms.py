@@ -25,10 +25,11 @@ from perfmodel.prediction import (
     sustained,
 )
 from perfmodel.prediction._blocks import GRAPH_OPERATORS
+from perfmodel.prediction._overlap import time_phases
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._site import FORWARD_SHARE
 from perfmodel.prediction._site_constants import source_group, source_medians
-from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Job, Layout
+from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks, is_cast
 
 A100, H100, B200 = (catalog.device(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"))
@@ -258,6 +259,23 @@ def test_collectives_in_ring_steps_hide_behind_products_and_nothing_else() -> No
     slow = replace(cluster, levels=(replace(node, bandwidth_bytes_per_s=node.bandwidth_bytes_per_s / 1e3), *rest))
     slow_table = block_times(step_problem(MODEL, slow, job), layout)
     assert slow_table.exposed[:, :, others][happen].min() > 0.9
+
+
+@pytest.mark.parametrize("etp", [1, 4])
+def test_ring_steps_hide_nothing_that_experts_exchange_and_have_no_products_of_theirs(etp: int) -> None:
+    model = replace(MODEL, experts=Experts(count=8, topk=2, ffn_hidden=4 * MODEL.hidden))
+    problem = step_problem(model, catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=4096))
+    layout = Layout(tp=4, dp=8, ep=8, etp=etp, sequence_parallel=True)
+    alone, rings = (block_times(problem, layout.replace(tp_overlap=on)) for on in (False, True))
+    of_experts = np.array([group in ("ep", "etp") for group in rings.groups])
+    assert (rings.counts * of_experts).any()
+    assert (rings.exposed[:, :, of_experts] == 1).all()
+    grouped = np.array([isinstance(op, Gemm) and op.op == "grouped_linear" for op in rings.ops])
+    # products of attention alone have ring steps: experts' that take ever longer hide no more of them
+    longer = time_phases(rings.events, rings.time_s * np.where(grouped, 10.0, 1.0), 0.0, 0.0)
+    np.testing.assert_allclose(longer.exposed, rings.exposed)
+    assert rings.exposed.min() < 1
+    assert (rings.phase_s <= alone.phase_s * (1 + 1e-9)).all()
 
 
 def test_adapters_pass_over_activations_and_need_no_gradient_buffers() -> None:
