@@ -67,7 +67,7 @@ def test_every_recipe_names_models_and_devices_of_the_catalog():
     [
         ("qwen3-235b-a22b", "H100-SXM5-80GB", "current", "25.09", {}),
         ("qwen3-235b-a22b", "H100-SXM5-80GB", "current", "26.04",
-         {"ep_overlap": True, "expert_dispatcher": "alltoall"}),
+         {"tp_overlap": False, "ep_overlap": True, "expert_dispatcher": "alltoall"}),
         ("nobody's", "H100-SXM5-80GB", "bf16", "26.04", {}),
     ],
 )  # fmt: skip
@@ -133,3 +133,11 @@ def test_a_recipe_says_what_stays_wide():
     assert narrow.wide_last_layers == 14
     assert set(narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
     assert (wider.wide_last_layers, wider.wide_modules) == (0, ("further_tokens",))
+
+
+def test_a_recipe_may_leave_tensor_parallel_collectives_alone():
+    row = V3 | {"pp": 1, "vpp": 1, "tp": 2, "dp": 32, "n_devices": 64, "notes": IN_RECIPE.format("26.06")}
+    row |= {"model": "nemotron-3-super", "device": "GB200-NVL72", "dtype": "nvfp4"}
+    assert not read_case(row).layout.tp_overlap
+    # Megatron-Bridge cuts them into ring steps elsewhere
+    assert read_case(row | {"notes": ""}).layout.tp_overlap

@@ -17,6 +17,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "what tensor-parallel ranks of adapters send, and that they wait for none of them once more",
         "host time per expert of grouped products",
         "rates and multiprocessors of HybridEP, as its authors and recipes have them",
+        "rings hide nothing that experts exchange, and which recipes have none",
         "HybridEP's permutations are kernels of their own, and recipes of 26.06 fuse experts and attend in 8 bits",
     ),
     "Megatron-LM, Megatron-DeepSpeed, DeepSpeed": (
