@@ -215,6 +215,7 @@ def block_events(
         overlappable=blocks.overlappable,
         beside_attention=blocks.beside_attention,
         follows=blocks.follows,
+        layers=blocks.layers,
         launches=blocks.counts @ blocks.launched,
         issued=_issued(blocks, framework),
         beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),

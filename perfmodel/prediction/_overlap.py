@@ -28,6 +28,8 @@ class BlockEvents(NamedTuple):
     """Products that `tp_overlap` can cut into slices: all but those of experts (`ring_products`)."""
     in_rings: Bool[Any, " ops"]
     """Collectives that it can cut into ring steps: of tensor-parallel ranks, whose products depend on them."""
+    layers: Bool[Any, " blocks"]
+    """Blocks in which it does so: not embedding and head."""
     overlappable: Bool[Any, " ops"]
     """See `ShardBlocks`, as of the next two."""
     beside_attention: Bool[Any, " ops"]
@@ -219,7 +221,8 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
 
     Each of a phase's collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`: a
     buffer for every pair), the longest ones where there are more: what is long enough to hide the gather before a wide
-    product does nothing for the sum after a narrow one.
+    product does nothing for the sum after a narrow one. Outside layers there are none: Megatron-Core's output layer is
+    its own `ColumnParallelLinear`, not Transformer Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
     """
     xp = time_s.__array_namespace__()
     n = xp.ceil((events.counts * events.in_rings).sum(axis=2))[:, :, None]
@@ -228,7 +231,8 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
     taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
     paired = xp.minimum(1.0, _over(time_s[by_length], each_s))
-    return (1 - 1 / events.ring_steps) * _over((taken * paired).sum(axis=2), n[:, :, 0])
+    most = (1 - 1 / events.ring_steps) * events.layers[:, None]
+    return most * _over((taken * paired).sum(axis=2), n[:, :, 0])
 
 
 def ring_products(ops: Sequence[Op]) -> Bool[np.ndarray, " ops"]:

@@ -251,7 +251,8 @@ def test_collectives_in_ring_steps_hide_behind_products_and_nothing_else() -> No
     layout = Layout(tp=8, sequence_parallel=True, tp_overlap=True)
     table = block_times(fixed, layout)
     others = np.array([group == "tp" for group in table.groups]) & ~table.overlappable
-    happen = table.counts[:, :, others] > 0
+    assert (table.exposed[~table.layers][:, :, others] == 1).all()  # no ring in embedding and head
+    happen = (table.counts[:, :, others] > 0) & table.layers[:, None, None]
     shares = table.exposed[:, :, others][happen]
     assert shares.min() >= 1 / 8  # the first step of a ring has nothing to hide behind
     assert shares.min() < 1
