@@ -17,7 +17,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "what tensor-parallel ranks of adapters send, and that they wait for none of them once more",
         "host time per expert of grouped products",
         "rates and multiprocessors of HybridEP, as its authors and recipes have them",
-        "rings hide nothing that experts exchange, and which recipes have none",
+        "rings hide nothing that experts exchange nor anything of the output layer, and which recipes have none",
         "HybridEP's permutations are kernels of their own, and recipes of 26.06 fuse experts and attend in 8 bits",
     ),
     "Megatron-LM, Megatron-DeepSpeed, DeepSpeed": (
@@ -66,7 +66,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "the chance to fit counts what the allocator loses",
     ),
     "how rows are read": (
-        "what a row leaves open is taken as it is fastest, of what more likely than not fits",
+        "what a row leaves open is taken as it is fastest, of what more likely than not fits, with that one's interval",
         "CUDA graphs are open where a row says nothing of its launch",
         "the Llama 3 paper's FSDP is ZeRO 2",
         "`FSDP+DP` leaves open over how many ranks weights are sharded",
