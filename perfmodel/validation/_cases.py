@@ -57,7 +57,7 @@ def validate_cases(
 
     A row is predicted as `perfmodel.predict` predicts what it states under the framework of its column of that name
     (`generic` where it has none), or under `framework` instead. Where a row leaves degrees, micro-batch or chunks
-    open, every plausible value is predicted: the fastest is the point, and the interval covers them all. Rows that
+    open, every plausible value is predicted: the fastest stands for the row, with its interval. Rows that
     cannot be predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths,
     other predictors' results) are named under `skipped_files`.
 
@@ -172,8 +172,8 @@ def _predict_one(
     return (
         row["case_id"],
         result.step_time_s,
-        min(result.step_time_lo_s for _, result in found),
-        max(result.step_time_hi_s for _, result in found),
+        result.step_time_lo_s,  # that what is open may have been otherwise is in it (`Site.unstated`)
+        result.step_time_hi_s,
         result.memory_counted_bytes[counter_of(str(row.get("memory_kind") or ""), case.framework)],
         result.fits,
         None,

@@ -80,7 +80,8 @@ def test_a_row_that_cannot_run_is_named_not_dropped(tmp_path, change, reason):
 
 
 def test_what_a_row_leaves_open_is_predicted_over_its_plausible_values(tmp_path):
-    """The point is the fastest that fits, and the interval covers all that is not far slower."""
+    """Point and interval are those of the fastest that fits, the wider for what nobody stated: the model of sites was
+    fitted to such runs, so that what others would take is in its spread already, once."""
     stated = SELECTIVE | {"global_batch": 16, "num_microbatches": None, "framework": "megatron-lm@2022"}
     open_row = stated | {"case_id": "open", "micro_batch": None}
     each = [stated | {"case_id": str(size), "micro_batch": size} for size in (1, 2, 4, 8)]
@@ -93,8 +94,10 @@ def test_what_a_row_leaves_open_is_predicted_over_its_plausible_values(tmp_path)
     assert len(likely) > 1
     assert found["predicted_iter_time_s"] == pytest.approx(likely["predicted_iter_time_s"].min())
     assert found["unstated_share"] == pytest.approx(likely["unstated_share"].iloc[0] + 0.2)
-    assert found["lo_s"] <= likely["lo_s"].min()  # an unstated setting widens each of them
-    assert found["hi_s"] >= likely["hi_s"].max()
+    fastest = likely.loc[likely["predicted_iter_time_s"].idxmin()]
+    wider = (found["hi_s"] / found["lo_s"]) / (fastest["hi_s"] / fastest["lo_s"])
+    assert 1 < wider < 1.1
+    assert found["hi_s"] * found["lo_s"] == pytest.approx(fastest["hi_s"] * fastest["lo_s"])
     assert report["assumed"] == {"micro_batch": 1}
 
 
