@@ -95,8 +95,12 @@ def test_rows_of_a_measured_source_are_that_software(model: KernelModel, name: s
         op = Gemm(m=4096, n=8192, k=4096, pass_=direction)
         validated, _ = both(model, name, [op], source=source, software=software)
         predicted = fresh(model).times(device(name), [op], software=f"{source}/{software}")
-        assert validated.time_s[0] == predicted.time_s[0]
-        assert (validated.lo_s[0], validated.hi_s[0]) == (predicted.lo_s[0], predicted.hi_s[0])
+        for of_row, of_prediction in zip(
+            (validated.time_s, validated.lo_s, validated.hi_s), (predicted.time_s, predicted.lo_s, predicted.hi_s),
+            strict=True,
+        ):  # fmt: skip
+            # float32 networks differ in the last bits by the size of a batch, float64 sums by the processor
+            np.testing.assert_allclose(of_row[0], of_prediction[0], rtol=1e-6)
 
 
 def test_the_command_writes_the_same_numbers(model: KernelModel, tmp_path: Path) -> None:
