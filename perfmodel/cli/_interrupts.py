@@ -13,8 +13,9 @@ from typing import Any, Final
 
 INTERRUPTED: Final = 130
 """Exit status: 128 and the number of SIGINT, as shells have it."""
-QUIET_TRACKER: Final = "ignore:resource_tracker"
-"""The helper of `multiprocessing` outlives a process that ended at once, removes its semaphores, and would say so."""
+QUIET_TRACKER: Final = "ignore:resource_tracker:UserWarning"
+"""The helper of `multiprocessing` outlives a process that ended at once, removes its semaphores, and would say so; it
+starts with the options of the process that it helps."""
 
 
 def interruptible(command: Callable[[], int]) -> int:
@@ -43,7 +44,8 @@ def interruptible(command: Callable[[], int]) -> int:
         hook(what)
 
     hook, sys.unraisablehook = sys.unraisablehook, on_unraisable
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), QUIET_TRACKER]))
+    if QUIET_TRACKER not in sys.warnoptions[-1:]:  # the last of them wins, over PYTHONWARNINGS too
+        sys.warnoptions.append(QUIET_TRACKER)
     try:
         signal.signal(signal.SIGINT, on_interrupt)
         try:

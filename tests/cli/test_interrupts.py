@@ -124,7 +124,8 @@ def test_other_commands_end_in_one_line_too(cache):
         assert err.count("\n") <= 1, err
 
 
-def test_what_an_ended_process_left_is_removed_in_silence():
+@pytest.mark.parametrize("warnings", ["", "default", "ignore:resource_tracker,default"])
+def test_what_an_ended_process_left_is_removed_in_silence(warnings: str):
     leaves = (
         "import multiprocessing, os\n"
         "from perfmodel.cli._interrupts import interruptible\n"
@@ -133,5 +134,8 @@ def test_what_an_ended_process_left_is_removed_in_silence():
         "    os._exit(0)\n"
         "interruptible(command)\n"
     )  # the semaphores of the queue are removed by a process that outlives this one, and shares its stderr
-    done = subprocess.run([sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60)
+    environment = {**os.environ, "PYTHONWARNINGS": warnings}
+    done = subprocess.run(
+        [sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+    )
     assert done.stderr == ""
