@@ -34,8 +34,6 @@ _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
 )  # fmt: skip
 """By the words of a table; the first that matches counts."""
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
-MOST_SLOWER: Final = 2.0
-"""Times the fastest that a run may have been that its interval reaches to, at most. Assumed."""
 CANNOT_FIT: Final = 0.05
 """Probability to fit below which a layout is not what ran."""
 MAY_FIT: Final = 0.5
@@ -160,13 +158,12 @@ def _predict_one(
 ) -> tuple[Any, ...]:
     site = replace(site, unstated=unstated_share(row))
     try:
-        cases = read_cases(row, framework)
-        found = explained(cases, calibration, site)
+        # what is published was tuned: what a row leaves open is as it is best
+        case, result = explained(read_cases(row, framework), calibration, site)
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
         return _unpredicted(row, f"cannot be laid out: {error}")
-    case, result = found[0]  # what is published was tuned: what a row leaves open is as it is best
     if keep is not None:
         keep(case, result)
     return (
@@ -186,9 +183,8 @@ def _predict_one(
     )
 
 
-def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
-    """Predictions of all that a run may have been, the fastest first: what fits, else what comes nearest to it, and is
-    no slower than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
+def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> tuple[Case, Prediction]:
+    """The fastest that a run may have been, of what fits, else what comes nearest to it, with its prediction.
 
     A run kept less for backward than its row tells where it would hardly have fitted otherwise. Inputs of activations
     in 8 bits cost next to no time: they were kept so if the device would rather have overflowed (`Case.in_8_bits`). A
@@ -213,8 +209,7 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
         more = [other for case, _ in fastest if not case.recompute_stated for other in case.recomputing_more()]
         found += [one for one in _predicted(more, calibration, site)[0] if chance(one[1]) >= MAY_FIT]
     likely = [one for one in found if chance(one[1]) >= MAY_FIT] or [min(found, key=lambda one: one[1].memory.peak)]
-    longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
-    return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
+    return min(likely, key=lambda one: one[1].step_time_s)
 
 
 def _predicted(

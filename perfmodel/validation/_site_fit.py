@@ -225,7 +225,7 @@ def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Progre
         source = str(row["source"])
         site = replace(sites(source), unstated=unstated_share(row))
         try:
-            case, p = explained(read_cases(row), None, site)[0]
+            case, p = explained(read_cases(row), None, site)
         except PerfModelError:
             continue
         setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting

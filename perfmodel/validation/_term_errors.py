@@ -62,7 +62,7 @@ def term_errors(
 
 def _times_s(row: Row, calibration: Path | None, framework: Framework | None, site: Site) -> np.ndarray:
     """Step time with every term, with each term off in turn, and with all of them off."""
-    case = explained(read_cases(row, framework), calibration, site)[0][0]
+    case, _ = explained(read_cases(row, framework), calibration, site)
     problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
     names = [term.name for term in STEP_TERMS]
     whole_s = _step_s(problem, case.layout)

@@ -12,7 +12,7 @@ from perfmodel.errors import TableError
 from perfmodel.prediction import Site
 from perfmodel.validation import validate_cases
 from perfmodel.validation._case_rows import read_case, read_cases
-from perfmodel.validation._cases import MOST_SLOWER, explained
+from perfmodel.validation._cases import explained
 from perfmodel.validation._report import errors
 from perfmodel.validation._row_cells import Unusable
 
@@ -89,7 +89,6 @@ def test_what_a_row_leaves_open_is_predicted_over_its_plausible_values(tmp_path)
     predicted = pd.read_csv(tmp_path / "p.csv").set_index("case_id")
     likely = predicted.loc[["1", "2", "4", "8"]]
     likely = likely[likely["fits"]]
-    likely = likely[likely["predicted_iter_time_s"] <= MOST_SLOWER * likely["predicted_iter_time_s"].min()]
     found = predicted.loc["open"]
     assert len(likely) > 1
     assert found["predicted_iter_time_s"] == pytest.approx(likely["predicted_iter_time_s"].min())
@@ -163,12 +162,12 @@ def test_a_run_that_cannot_have_fitted_recomputed_as_little_as_may_fit():
     (case,) = read_cases(row)
     assert not case.recompute_stated
     assert read_case(KORTHIKANTI_22B).recompute_stated
-    (found, result), *_ = explained([case], None, Site())
+    found, result = explained([case], None, Site())
     assert found.layout.recompute == "full" or found.layout.recompute_full_layers
     assert "recompute" in found.assumed
     assert result.memory_needed_bytes <= result.memory_capacity_bytes
     small = replace(case, layout=case.layout.replace(micro_batch=1), job=replace(case.job, global_batch=1))
-    assert explained([small], None, Site())[0][0].layout == small.layout
+    assert explained([small], None, Site())[0].layout == small.layout
 
 
 def test_a_run_that_told_its_recompute_keeps_activations_in_8_bits_where_it_would_hardly_fit():
@@ -182,12 +181,12 @@ def test_a_run_that_told_its_recompute_keeps_activations_in_8_bits_where_it_woul
     }  # fmt: skip
     (case,) = read_cases(row)
     assert case.recompute_stated
-    (found, result), *_ = explained([case], None, Site())
+    found, result = explained([case], None, Site())
     assert found.job.fp8_activation_inputs
     assert found.layout == case.layout
     assert result.memory_needed_bytes <= result.memory_capacity_bytes
     of_parts = replace(case, layout=case.layout.replace(dp=2, cp=4), job=replace(case.job, global_batch=2))
-    assert explained([of_parts], None, Site())[0][0] == of_parts
+    assert explained([of_parts], None, Site())[0] == of_parts
     unable = replace(case, framework=replace(case.framework, keeps_fp8_activation_inputs=False))
     assert unable.in_8_bits == unable
     assert replace(case, recompute_stated=False).in_8_bits.job == case.job
