@@ -64,10 +64,15 @@ class Gemm(KernelOp):
     work = staticmethod(_work)
 
     @property
+    def grouped(self) -> bool:
+        """Products of experts, a group each, whose rows the routing decides."""
+        return self.op == "grouped_linear"
+
+    @property
     def samples(self) -> str:
         if self.op == "bmm":
             return "batch"
-        return "k" if self.pass_ == "wgrad" and self.op != "grouped_linear" else "m"
+        return "k" if self.pass_ == "wgrad" and not self.grouped else "m"
 
     @property
     def label(self) -> str:

@@ -175,7 +175,7 @@ def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
     Args:
         share: of the operands that are brought there.
     """
-    if not isinstance(op, Gemm) or op.op != "grouped_linear":
+    if not isinstance(op, Gemm) or not op.grouped:
         return 0.0
     narrow = bool(job.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
     casts = narrow * (2 if job.fp8_recipe in ("current", "nvfp4") else 1)
@@ -265,5 +265,5 @@ def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
     """Operators that graphs of layers leave to the host: products of experts, whose sizes it has to know first, and
     what brings tokens to them and back (Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts
     that drops no tokens its graphs hold attention, router and preparation; others are taken alike)."""
-    grouped = [isinstance(op, Gemm) and op.op == "grouped_linear" for op in blocks.ops]
+    grouped = [isinstance(op, Gemm) and op.grouped for op in blocks.ops]
     return np.array([own or group in ("ep", "etp") for own, group in zip(grouped, blocks.groups, strict=True)], float)

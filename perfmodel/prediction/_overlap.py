@@ -238,7 +238,7 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
 def ring_products(ops: Sequence[Op]) -> Bool[np.ndarray, " ops"]:
     """Which kernels `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
     pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap")."""
-    return np.array([isinstance(op, Gemm) and op.op != "grouped_linear" for op in ops], bool)
+    return np.array([isinstance(op, Gemm) and not op.grouped for op in ops], bool)
 
 
 def _over(part: Any, whole: Any) -> Any:

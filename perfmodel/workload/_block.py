@@ -157,7 +157,7 @@ class BlockOps:
         of each."""
         found: Counter[tuple[int, int]] = Counter()
         for op, count in self.backward_weight:
-            if isinstance(op, Gemm) and (op.op == "grouped_linear") == experts:
+            if isinstance(op, Gemm) and op.grouped == experts:
                 # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
                 found[(op.n, op.k) if experts else (op.m, op.n)] += count * op.groups
         return found

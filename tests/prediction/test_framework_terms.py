@@ -271,7 +271,7 @@ def test_ring_steps_hide_nothing_that_experts_exchange_and_have_no_products_of_t
     of_experts = np.array([group in ("ep", "etp") for group in rings.groups])
     assert (rings.counts * of_experts).any()
     assert (rings.exposed[:, :, of_experts] == 1).all()
-    grouped = np.array([isinstance(op, Gemm) and op.op == "grouped_linear" for op in rings.ops])
+    grouped = np.array([isinstance(op, Gemm) and op.grouped for op in rings.ops])
     # products of attention alone have ring steps: experts' that take ever longer hide no more of them
     longer = time_phases(rings.events, rings.time_s * np.where(grouped, 10.0, 1.0), 0.0, 0.0)
     np.testing.assert_allclose(longer.exposed, rings.exposed)
