@@ -44,7 +44,7 @@ def interruptible(command: Callable[[], int]) -> int:
         hook(what)
 
     hook, sys.unraisablehook = sys.unraisablehook, on_unraisable
-    if QUIET_TRACKER not in sys.warnoptions[-1:]:  # the last of them wins, over PYTHONWARNINGS too
+    if QUIET_TRACKER not in sys.warnoptions:  # options win over PYTHONWARNINGS
         sys.warnoptions.append(QUIET_TRACKER)
     try:
         signal.signal(signal.SIGINT, on_interrupt)

@@ -99,8 +99,8 @@ def test_rows_of_a_measured_source_are_that_software(model: KernelModel, name: s
             (validated.time_s, validated.lo_s, validated.hi_s), (predicted.time_s, predicted.lo_s, predicted.hi_s),
             strict=True,
         ):  # fmt: skip
-            # float32 networks differ in the last bits by the size of a batch, float64 sums by the processor
-            np.testing.assert_allclose(of_row[0], of_prediction[0], rtol=1e-6)
+            # processors add in orders of their own
+            np.testing.assert_allclose(of_row[0], of_prediction[0], rtol=1e-12)
 
 
 def test_the_command_writes_the_same_numbers(model: KernelModel, tmp_path: Path) -> None:
