@@ -22,7 +22,6 @@ from perfmodel.cost._roofline import (
 )
 from perfmodel.cost.learn import (
     PROVENANCE,
-    USUAL_EXPONENTIALS,
     Asked,
     Figures,
     Prediction,
@@ -202,8 +201,8 @@ class KernelModel:
         """Predictions of rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
-        16; attention of 32 bits as much longer than of 16 as by the roofline, and no longer than without its mask or
-        than two of half the sequences, one after the other; and products and attention that were not measured no less
+        16; attention of 32 bits what the roofline says; that of fewer no longer than without its mask or than two of
+        half the sequences, one after the other; and products and attention that were not measured no less
         than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products in TF32 take no longer
         than in fp32: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
         """
@@ -216,7 +215,7 @@ class KernelModel:
         if rows.family == "attention":
             wide = unnamed & np.isin(rows.dtypes, _WIDE)
             if len(at := np.flatnonzero(wide)):
-                out.put(at, self._from_16_bits(asked.take(at)))
+                out.put(at, _by_roofline(asked.take(at)))
             self._mask(out, np.flatnonzero(unnamed & ~wide), asked)
             at = np.flatnonzero(unnamed & ~wide & (rows.shape["batch"] % 2 == 0))
             if len(at):
@@ -267,14 +266,6 @@ class KernelModel:
 
         return self._reached.once((query, dtype), worked_out)
 
-    def _from_16_bits(self, asked: Asked) -> Prediction:
-        """Times of the same kernels in 16 bits where those are computed at the rate of the own type and memory gives
-        half as many of them: what more of either rate does to them, it does to these."""
-        pairs, pair_of = asked.combinations()
-        queries = tuple([query._replace(figures=_in_wide(query.figures, kind.dtype)) for query, kind in pairs])
-        narrow = replace(asked, rows=in_16_bits(asked.rows), queries=queries, query=pair_of)
-        return Prediction.around(self._predict(narrow).log_time, HALF_WIDTH, "extrapolated")
-
     def _mask(self, found: Prediction, at: np.ndarray, asked: Asked) -> None:
         """Move times of attention at positions so that leaving scores out by the causal mask takes no longer than all
         of them: of the two the one that less is known of."""
@@ -303,12 +294,7 @@ class KernelModel:
         for r in np.unique(by):
             at = np.flatnonzero(by == r)
             part = asked.take(at)
-            if r >= 0:
-                out.put(at, regressors[r].predict(part))
-                continue
-            for query, mine in part.by_query():
-                log_time = np.log(roofline_time(query.figures, part.rows.take(mine)))
-                out.put(at[mine], Prediction.around(log_time, HALF_WIDTH, "analytical"))
+            out.put(at, regressors[r].predict(part) if r >= 0 else _by_roofline(part))
         return out
 
     def _regressors(self, family: str) -> tuple[Regressor, ...]:
@@ -317,11 +303,12 @@ class KernelModel:
         return self._families[family]
 
 
-def _in_wide(figures: Figures, dtype: str) -> Figures:
-    """Figures under which kernels of 16 bits take what those of 32 take, on multiprocessors of the usual exponentials:
-    beside longer products faster ones gain next to nothing."""
-    peaks = figures.peaks | {"half": figures.peak(dtype)}
-    return replace(figures, bandwidth=figures.bandwidth / 2, peaks=peaks, exponentials_per_clock=USUAL_EXPONENTIALS)
+def _by_roofline(asked: Asked) -> Prediction:
+    """Times by the roofline alone, of what nothing was learned about."""
+    log_time = np.zeros(len(asked))
+    for query, mine in asked.by_query():
+        log_time[mine] = np.log(roofline_time(query.figures, asked.rows.take(mine)))
+    return Prediction.around(log_time, HALF_WIDTH, "analytical")
 
 
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:

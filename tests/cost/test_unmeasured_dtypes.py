@@ -81,7 +81,7 @@ def test_scores_left_out_by_a_mask_cost_nothing(device):
 
 @pytest.mark.parametrize("device", ["P100-SXM2-16GB", "V100-SXM2-32GB", "A100-SXM4-40GB", "H100", "B300", "MI300X"])
 def test_attention_of_wide_elements_is_never_slower_for_a_higher_rate(device):
-    """And no faster than in proportion: as the kernels of 16 bits that it goes by."""
+    """And no faster than in proportion."""
     device, times = catalog.device(device), 1.4
     peak = {name: rate and rate * times for name, rate in vars(device.peak).items()}
     faster = [
