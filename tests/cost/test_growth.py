@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -19,6 +19,11 @@ LOG_S = st.lists(st.floats(-12.0, 3.0), min_size=1, max_size=12).map(np.array)
 TWICE = np.log(2.0)
 
 
+def grown(log_s: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """`growing` of samples that double."""
+    return growing(log_s, measured, np.arange(len(log_s))[:, None])
+
+
 @st.composite
 def times(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     """Logarithms of times, and which of them were measured."""
@@ -29,9 +34,27 @@ def times(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 @settings(max_examples=200)
 @given(times())
 def test_times_grow_by_nothing_at_least_and_by_half_at_most(of: tuple[np.ndarray, np.ndarray]) -> None:
-    steps = np.diff(growing(*of))
+    steps = np.diff(grown(*of))
     assert (steps >= -1e-9).all()
     assert (steps <= TWICE + 1e-9).all()
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_times_over_samples_and_heads_grow_so_along_both(samples: int, heads: int, data: st.DataObject) -> None:
+    """Those that were measured stay where they grow so among themselves: whatever both ways from one to another add."""
+    octaves = np.array(list(product(range(samples), range(heads))))
+    n = len(octaves)
+    log_s = np.array(data.draw(st.lists(st.floats(-12.0, 3.0), min_size=n, max_size=n)))
+    measured = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    found = growing(log_s, measured, octaves)
+    for axis in (0, 1):
+        steps = np.diff(found.reshape(samples, heads), axis=axis)
+        assert (steps >= -1e-9).all()
+        assert (steps <= TWICE + 1e-9).all()
+    np.testing.assert_allclose(growing(found, measured, octaves), found, atol=1e-9)
+    changed = np.where(measured, found, log_s)
+    np.testing.assert_allclose(growing(changed, measured, octaves)[measured], found[measured], atol=1e-9)
 
 
 @settings(max_examples=100)
@@ -43,9 +66,9 @@ def test_what_was_measured_stays_where_measurements_grow_so(
     log_s = first + np.cumsum([0.0, *steps])
     n = len(log_s)
     measured = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
-    np.testing.assert_allclose(growing(log_s, measured), log_s, atol=1e-9)
+    np.testing.assert_allclose(grown(log_s, measured), log_s, atol=1e-9)
     learned = np.array(data.draw(st.lists(st.floats(-12.0, 3.0), min_size=n, max_size=n)))
-    found = growing(np.where(measured, log_s, learned), measured)
+    found = grown(np.where(measured, log_s, learned), measured)
     np.testing.assert_allclose(found[measured], log_s[measured], atol=1e-9)
 
 
@@ -56,7 +79,7 @@ def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(
 ) -> None:
     log_s, measured = of
     gains = np.array(data.draw(st.lists(st.floats(0.0, TWICE), min_size=len(log_s), max_size=len(log_s))))
-    gained = growing(log_s, measured) - growing(log_s - gains, measured)
+    gained = grown(log_s, measured) - grown(log_s - gains, measured)
     assert (gained >= -1e-9).all()
     assert (gained <= TWICE + 1e-9).all()
 
@@ -79,6 +102,22 @@ def test_a_kernel_of_twice_the_samples_takes_up_to_twice_as_long(op: Gemm | Atte
     on, name = catalog.device(device), op.samples
     dtype = "bf16" if "bf16" in on.dtypes else "fp16"
     sizes = [replace(op, dtype=dtype, **{name: getattr(op, name) * 2**i}) for i in range(9)]
+    every = with_sizes(sizes)
+    own_s = alone_s(every, on)
+    in_step_s = dict(zip(every, own_s * growth(every, own_s, [False] * len(every)), strict=True))
+    ratios = [in_step_s[b] / in_step_s[a] for a, b in pairwise(sizes)]
+    assert min(ratios) >= 1 - 1e-9
+    assert max(ratios) <= 2 + 1e-9
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 16])
+@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100-SXM4-80GB", "H100", "TPU-v4"])
+def test_attention_of_twice_the_heads_takes_up_to_twice_as_long(device: str, kv_heads: int) -> None:
+    on = catalog.device(device)
+    dtype = "bf16" if "bf16" in on.dtypes else "fp16"
+    least = 16 // kv_heads
+    of_heads = {"seq_q": 1024, "seq_kv": 1024, "head_dim": 64, "dtype": dtype, "batch": 2}
+    sizes = [Attention(heads=n, kv_heads=n // least, **of_heads) for n in (16 << i for i in range(4))]
     every = with_sizes(sizes)
     own_s = alone_s(every, on)
     in_step_s = dict(zip(every, own_s * growth(every, own_s, [False] * len(every)), strict=True))
