@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
 from perfmodel.prediction import CLASSES, key, scales
@@ -25,14 +25,15 @@ from perfmodel.validation._population_score import (
 
 INSIDE: Final = 0.9
 """Share of runs inside their intervals."""
-_ROUNDS: Final = 2
+_MOST_ROUNDS: Final = 6
 _ITERATIONS: Final = 30
+"""Of a round, between which scales of sources and weights of runs follow."""
+_SETTLED: Final = 0.05
+"""Change of every hyperparameter's log in a round after which no other one is run."""
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
 DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
 """`Belief.doubt` that are tried."""
-_AGAIN: Final = 3
-"""Iterations by which variances are moved where a group is left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +66,9 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
     with jax.enable_x64(True):
         score = Score(runs)
         compiled = jax.jit(jax.value_and_grad(score))
-        state = score.start()
-        for done in range(_ROUNDS):
-            if progress:
-                progress("variances", done, _ROUNDS)
-            state = score.scaled(_improved(compiled, state, np.ones(len(score.sources)), _ITERATIONS))
-        found = {"": posterior(runs, score, state, np.ones(len(runs.log), bool), None)}
+        everything = np.ones(len(runs.log), bool)
+        state = _fitted(compiled, score, everything)
+        found = {"": posterior(runs, score, state, everything, None)}
         everywhere: dict[str, float] = {}
         drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
         off: dict[str, Float[np.ndarray, " own"]] = {}
@@ -78,11 +76,9 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
             if progress:
                 progress("groups left out", done, len(score.groups))
             kept = runs.words["group"] != group
-            counted = np.array([kept[index[0]] for index in score.members], float)
             own = set(zip(*(runs.words[name][~kept].tolist() for name in SHARED[1:]), strict=True)) | {("", "")}
             own |= {("", architecture) for _, architecture in own}  # where no framework is named
-            unseen = replace(state, weight=np.where(kept, state.weight, _UNSEEN))
-            without = _improved(compiled, unseen, counted, _AGAIN)
+            without = _fitted(compiled, score, kept)
             found[group] = posterior(runs, score, without, kept, own)
             everywhere[group] = float(np.mean(found[group]["of"][key("", "")]["mean"]))
             _draw(score, without, group, off, drawn)
@@ -155,15 +151,27 @@ def _draw(
         off[source] = off_by(of, nodes, left, index[there])
 
 
-def _improved(compiled: Any, state: State, counted: Float[np.ndarray, " sources"], iterations: int) -> State:
-    value = partial(compiled, scale=state.scale, weight=state.weight, counted=counted)
+def _fitted(compiled: Any, score: Score, kept: Bool[np.ndarray, " runs"]) -> State:
+    """The state that runs which are kept lead to from nothing known: the others are never seen."""
+    counted = np.array([kept[index[0]] for index in score.members], float)
 
-    def evaluate(vector: Float[np.ndarray, " hyperparameters"]) -> tuple[float, np.ndarray]:
-        of, gradient = value(vector)
-        return float(of), np.asarray(gradient, float)
+    def unseen(state: State) -> State:
+        return replace(state, weight=np.where(kept, state.weight, _UNSEEN))
 
-    found = minimize(evaluate, state.vector, jac=True, method="L-BFGS-B", options={"maxiter": iterations})
-    return State(found.x, state.scale, state.weight)
+    state = unseen(score.start())
+    for _ in range(_MOST_ROUNDS):
+        value = partial(compiled, scale=state.scale, weight=state.weight, counted=counted)
+
+        def evaluate(vector: Float[np.ndarray, " hyperparameters"], value: Any = value) -> tuple[float, np.ndarray]:
+            of, gradient = value(vector)
+            return float(of), np.asarray(gradient, float)
+
+        found = minimize(evaluate, state.vector, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS})
+        moved = np.abs(found.x - state.vector).max()
+        state = unseen(score.scaled(replace(state, vector=found.x)))
+        if moved < _SETTLED:
+            break
+    return state
 
 
 def posterior(

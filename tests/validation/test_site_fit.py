@@ -1,6 +1,7 @@
 """Constants of an unknown site: clocks under load from runs, half-widths of intervals from residuals of others."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +83,9 @@ def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
     assert fit_sustained(table.assign(device="A100-SXM4-80GB")) == {}
 
 
-def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
-    """Four sources of two frameworks: what a framework's have in common is told from what is a site's own, and the
-    interval of a source left out holds nine tenths of its runs."""
+@pytest.fixture
+def drawn_runs() -> SiteRuns:
+    """Of four sources and two frameworks, which have something in common beside what is a site's own."""
     rng, of, each = np.random.default_rng(0), 4, 6
     source = np.repeat(np.arange(of), each)
     shares = rng.dirichlet(np.ones(len(CLASSES)), of * each)
@@ -92,7 +93,7 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
     site = 0.05 * rng.standard_normal((of, 1))[source, 0]
     noise = 0.02 * rng.standard_normal(of * each)
     named = np.array([f"s{at} lab" for at in source])
-    runs = SiteRuns(
+    return SiteRuns(
         log=common + site + noise,
         shares=shares,
         degrees=np.zeros((len(source), 3)),
@@ -106,6 +107,11 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
             "group": np.array([name.split()[0] for name in named]),
         },
     )
+
+
+def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: SiteRuns) -> None:
+    """And the interval of a source left out holds nine tenths of its runs."""
+    runs, source = drawn_runs, drawn_runs.levels["source"]
     fit = fit_population(runs)
     means = [np.mean(fit.parameters[""]["of"][key(f"f{at}", "X")]["mean"]) for at in range(2)]
     assert -0.05 < means[0] < means[1] < 0.22  # two sources each: drawn towards what all have in common
@@ -115,10 +121,21 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
         belief = Population(told["common"], told["of"]).belief(
             Framework(name=str(runs.words["framework"][at])), device("V100-SXM2-32GB")
         )
-        half = belief.half_width(dict(zip(CLASSES, shares[at].tolist(), strict=True)))
-        inside.append(abs(runs.log[at] - shares[at] @ belief.mean) < half)
+        half = belief.half_width(dict(zip(CLASSES, runs.shares[at].tolist(), strict=True)))
+        inside.append(abs(runs.log[at] - runs.shares[at] @ belief.mean) < half)
     assert 0.8 < np.mean(inside) <= 1.0
-    assert fit.score.sources.tolist() == sorted(set(named.tolist()))
+    assert fit.score.sources.tolist() == sorted(set(runs.words["source"].tolist()))
+
+
+def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns) -> None:
+    """Not even by the variances: whatever they measured."""
+    other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.words["group"] == "s1", 0.5, 0.0))
+    before, after = (fit_population(runs).parameters for runs in (drawn_runs, other))
+    learned = before["s1"]["common"] | {"held": 0, "doubt": 0, "held_given": 0}
+    for told in (before, after):
+        assert told["s1"]["of"] == before["s1"]["of"]
+        assert told["s1"]["common"] | {"held": 0, "doubt": 0, "held_given": 0} == learned
+    assert before["s2"] != after["s2"]
 
 
 def test_a_source_is_left_out_with_its_group():
