@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, event_times, growth, under_load, with_sizes
-from perfmodel.ops import Collective, KernelOp, Op
+from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
@@ -17,7 +17,7 @@ from perfmodel.prediction._problem import StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
 from perfmodel.spec import Layout
-from perfmodel.workload import is_cast, storage_dtype
+from perfmodel.workload import is_cast, storage_dtype, undivided
 
 _HALVINGS: Final = 12
 """Of the range in which the share of casts that pay is looked for."""
@@ -26,10 +26,13 @@ _Row = tuple[float, float, float, str, float]
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events; each distinct one is computed once (DistSim, observation 1)."""
-    rows = _rows(problem.unadjusted, ops)
-    time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
-    times = EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
+    times = _times(_rows(problem.unadjusted, ops))
     return problem.adjustment.times(ops, times, _latency_s(problem, ops)) if problem.adjustment else times
+
+
+def _times(rows: Sequence[_Row]) -> EventTimes:
+    time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
+    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
 
 
 def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
@@ -53,7 +56,7 @@ def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
         alone = alone.scaled(growth(new, alone.time_s, [one == "measured" for one in alone.provenance]))
         load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
-        times = alone.scaled(load)
+        times = alone.scaled(load).at_least(*_of_whole_attention(problem, new))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         known.update(zip(new, zip(*columns, strict=True), strict=True))
     return [known[op] for op in ops]
@@ -78,6 +81,14 @@ def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTi
     by = [training_forward(ops[i], device, job) for i in bounded]
     times = event_times([op for op in by if op is not None], problem.cluster, problem.kernels, problem.collectives)
     return bounded, times.scaled(np.full(len(bounded), FORWARD_SHARE))
+
+
+def _of_whole_attention(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
+    """Which events are parts of an attention, with their share of its time by FLOPs: parts run at no higher rate."""
+    whole = {i: of for i, op in enumerate(ops) if (of := undivided(problem.model, problem.job, op)) is not None}
+    parts = [op for i, op in enumerate(ops) if i in whole and isinstance(op, Attention)]
+    share = np.array([op.flops / of.flops for op, of in zip(parts, whole.values(), strict=True)])
+    return list(whole), _times(_rows(problem, list(whole.values()))).scaled(share)
 
 
 def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:

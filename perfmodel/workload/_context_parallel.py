@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from perfmodel.ops import Attention, MemoryBound
+from perfmodel.ops import Attention, MemoryBound, Op
+from perfmodel.spec import Job, Model, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local
@@ -42,6 +43,17 @@ def context_parallel(local: Local, whole: Attention) -> ContextPart:
             return _gathered(local, whole)
         case kind:
             return _ring(local, whole, gathered=kind == "gathered_ring")
+
+
+def undivided(model: Model, job: Job, op: Op) -> Attention | None:
+    """The attention over a training step's whole sequence that one over fewer of its queries or keys is a part of: of a
+    context-parallel rank, a step of its ring or a slice of a sequence. None of all else, and where the model itself has
+    attention over less than that."""
+    if not isinstance(model, Transformer) or model.decoder_layers or model.chunked_window or job.mode != "train":
+        return None
+    if not isinstance(op, Attention) or op.seq_q + op.seq_kv == 2 * job.seq_len:
+        return None
+    return replace(op, seq_q=job.seq_len, seq_kv=job.seq_len, causal=model.causal)
 
 
 def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:

@@ -258,10 +258,12 @@ def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
 
 
 @some(8)
-@given(cases())
-def test_context_parallelism_costs_device_seconds(case: Case) -> None:
+@given(cases(), st.sampled_from([1, 16]))
+def test_context_parallelism_costs_device_seconds(case: Case, longer: int) -> None:
+    """Of sequences that kernels were measured of, and of those that one device could hardly hold."""
+    of_length = replace(case, seq_len=longer * case.seq_len)
     for cp in (1, 2, 4):
-        assert_costs_device_seconds(case.laid(cp=cp), case.laid(cp=2 * cp))
+        assert_costs_device_seconds(of_length.laid(cp=cp), of_length.laid(cp=2 * cp))
 
 
 @some(5)

@@ -1,5 +1,7 @@
 """Kinds of context parallelism: the same visible pairs however they are spread, and who waits for whom."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from perfmodel.catalog import model
 from perfmodel.errors import LayoutError
 from perfmodel.spec import Job, Layout
-from perfmodel.workload import Shard, blocks
+from perfmodel.workload import Shard, blocks, undivided
 
 LLAMA = model("llama3-8b")
 
@@ -98,3 +100,20 @@ def test_kinds_say_nothing_without_context_parallelism():
     assert Shard.of(Layout(cp_kind="ulysses", cp_balanced=False, ep_overlap=True)) == Shard.of(Layout())
     with pytest.raises(LayoutError, match="cp_kind must be ring"):
         Layout(cp=2, cp_kind="star")
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring", "ulysses"])
+def test_every_part_of_an_attention_names_the_one_over_the_whole_sequence(kind):
+    def kernels(cp):
+        layer = next(b for b, _ in blocks(LLAMA, job, Shard(cp=cp, cp_kind=kind)) if "layer" in b.name)
+        return [op for op, _ in (*layer.forward, *layer.backward_input) if op.family == "attention"]
+
+    job = Job(global_batch=1, seq_len=8192)
+    whole = {op.pass_: op for op in kernels(1)}
+    assert all(undivided(LLAMA, job, op) is None for op in whole.values())
+    of = [undivided(LLAMA, job, op) for op in kernels(4)]
+    if kind == "ulysses":  # fewer heads of whole sequences
+        assert set(of) == {None}
+    else:
+        assert of == [whole[op.pass_] for op in kernels(4)]
+    assert undivided(LLAMA, replace(job, mode="inference"), kernels(4)[0]) is None
