@@ -75,7 +75,8 @@ class Reason(Enum):
         "tp", "cp", "pp", "schedule", "order", "devices",
     )  # fmt: skip
     ONE_KIND = "{} is not searched over several kinds of nodes", ("schedule", "vpp", "order", "offload")
-    HOST_LINK = "the device has no link to host memory", ("offload",)
+    HOST_LINK = "the device has no link to host memory", ("offload", "offload_layers")
+    OFFLOADED_LAYERS = "no layer is left beside the offloaded ones", ("offload_layers",)
     FRAMEWORK = "{}", ("framework",)
     MEMORY = "out of memory, mostly {}", (
         "tp", "cp", "pp", "ep", "micro_batch", "zero", "recompute", "sequence_parallel", "offload", "devices",

@@ -17,6 +17,7 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import EventClasses
 from perfmodel.prediction._compose import Bundle, bundles, composed, event_classes, pass_s, phase_s
+from perfmodel.prediction._layer_copies import copy_waits_s
 from perfmodel.prediction._phases import full_recompute_s, passes_s, phase_counts
 from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import StepProblem
@@ -52,6 +53,11 @@ class OnKind:
         if self.on is None:
             return of_class
         return of_class * self.on.reshape(-1, *[1] * (of_class.ndim - 1))
+
+    @cached_property
+    def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
+        """What the passes of the first layout wait for copies of layers' activations."""
+        return self.only(copy_waits_s(self.problem, self.bundle)[0])
 
     @cached_property
     def passes(self) -> list[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
@@ -176,6 +182,7 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     inside += of_distinct.take(passes.place, axis=1)
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, inside)
+    inside += copy_waits_s(problem, bundle)
     for row, one, layout in zip(inside, bundle.composed, bundle.layouts, strict=True):
         if layout.offload_states != "none":
             structure = program.structure

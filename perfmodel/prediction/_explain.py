@@ -42,6 +42,7 @@ class CriticalPath:
         self.count, self.seconds, self.half_width = map(np.concatenate, zip(*self._found, strict=True))
         copies = np.isin(prepared(kinds[0].bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
+        self.copies_s += sum(float((gradient * part.copy_waits_s).sum()) for part in kinds)
         self.step_costs_s = 0.0
         if any(has_whole_step_costs(part.problem) for part in kinds):
             self.step_costs_s = float(gradient @ durations) - self.total_s

@@ -203,7 +203,7 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 def _memory(model: GridModel, grid: LayoutGrid) -> GridCosts:
     """What is known of a grid without any times."""
     own_shards, of_shard = distinct([shard.sequence_parallel for shard in grid.shards])
-    own_states, of_state = distinct([(state.zero, state.offload) for state in grid.states])
+    own_states, of_state = distinct([(state.zero, state.offload, state.offload_layers) for state in grid.states])
     peak, largest = grid_memory(model, grid, own_shards, own_states)
     return GridCosts(grid, peak, largest, of_shard, of_state, _never(grid), np.zeros(len(CATEGORIES), int))
 
@@ -219,15 +219,16 @@ def grid_memory(
 ]:
     """Peak bytes, and the place in `CATEGORIES` of what takes most, for some shard and state choices."""
     setting, layout = model.problem.setting, grid.degrees
-    offloads = np.array([grid.states[z].offload for z in own_states])
-    zero = np.array([grid.states[z].zero for z in own_states])
+    states = [grid.states[z] for z in own_states]
+    chosen = [layout.replace(zero=state.zero, offload_layers=state.offload_layers) for state in states]
     of_shards = [model.blocks(grid)[s] for s in own_shards]
     modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
     blocks = BlockBytes.of(of_shards, modes, layout.pp > 1, setting.job, setting.framework)
+    offloads = np.array([state.offload for state in states])
     shape = len(grid.pipelines), len(own_shards), len(grid.recomputes), len(own_states)
     peak, largest = np.empty(shape), np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
-        alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
+        alike = Sharding.of([chosen[i] for i in np.flatnonzero(offloads == offload).tolist()])
         memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting)
         peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
     return peak, largest

@@ -13,6 +13,7 @@ from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import Bundle, weighted_programs
+from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies, offloads_layers
 from perfmodel.prediction._overlap import BlockEvents
 from perfmodel.prediction._phases import Variant, modes_of
 from perfmodel.prediction._price import priced_events, variant_times
@@ -82,6 +83,7 @@ def composed(
         absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
         slices=slices,
         offloads=spec.offload,
+        offloads_layers=offloads_layers(problem, layout),
         host_states=layout.offload_states != "none",
         ranks=tuple(map(tuple, spec.stage_map.tolist())),
     )
@@ -113,6 +115,10 @@ def composed(
         summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
     )
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
+    blocks = bundle.composed[0].events
+    copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
+    per_segment = (bundle.counts[0] @ blocks.layers).astype(int).tolist()
+    where = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
     tables = Tables(
         prices=priced,
         events=events,
@@ -123,7 +129,11 @@ def composed(
         runs=of_lanes,
         cuts=cuts,
         saved_bytes=np.array([[_saved_bytes(own, b) for b in of_sizes] for own, of_sizes in by_type]),
-        host_bytes_per_s=np.float64(host_bandwidth(problem.cluster.device) if spec.offload else 1.0),
+        host_bytes_per_s=np.float64(
+            host_bandwidth(problem.cluster.device) if programs.offloads or programs.offloads_layers else 1.0
+        ),
+        copies=copies,
+        copy_classes=CopyClasses(*(np.concatenate(ways) for ways in zip(*where, strict=True))),
         host_state_s=np.stack(
             [host_block_s(own.setting, layout, of_sizes[0].composed[0].events, spec) for own, of_sizes in by_type]
         ),
