@@ -1,11 +1,11 @@
 """Activations of a stack's first layers on the host: what computing waits for their copies (`Layout.offload_layers`).
 
-Transformer Engine (pytorch/cpu_offload.py, `AsyncDoubleBufferGroupOffloadHandler`, which Megatron-Core calls after every
-layer) spreads N copies over L layers. Copy k begins where copy k - 1 was waited for, the first one after the first layer,
-and is waited for at the end of its window, the last of the 1st, 2nd, ... N-th part of the layers. Backward runs the
-same the other way round: copy k comes back beside the layers of its window, and is waited for before the window below.
-So each copy has a window of layers beside it, both ways the same ones, and what it takes longer than these, computing
-waits. One copy is under way at a time; its layer stays on the device until then.
+Transformer Engine (pytorch/cpu_offload.py, `AsyncDoubleBufferGroupOffloadHandler`, which Megatron-Core calls after
+every layer) spreads N copies over L layers: the k-th has the k-th of N parts of the layers for its window. It begins
+where the one before was waited for, the first one after the first layer, and is waited for at the end of its window.
+Backward runs the same the other way round: a layer comes back beside the layers of its window, and is waited for before
+the window below. So the same layers run beside each copy both ways, and what it takes longer than these, computing
+waits. One copy is under way at a time; its layer is on the device until it ends.
 
 Later versions of Transformer Engine start every copy as soon as its layer ends, which waits no longer.
 """

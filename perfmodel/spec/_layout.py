@@ -199,11 +199,14 @@ class Layout:
             raise LayoutError(f"layout: offload_layers must be a whole number of at least 0, got {n!r}")
         if self.pp > 1 or self.effective_schedule != "1f1b":
             raise LayoutError(
-                f"layout: offload_layers={n} needs one micro-batch at a time, pp=1 and schedule=1f1b; in pipelines take "
-                "offload=true"
+                f"layout: offload_layers={n} needs one micro-batch at a time, pp=1 and schedule=1f1b; "
+                "in pipelines take offload=true",
+                Reason.OFFLOADED_LAYERS,
             )
         if self.recompute != "none" or any(self.recompute_full_layers or ()):
-            raise LayoutError(f"layout: offload_layers={n} needs recompute=none and no recompute_full_layers")
+            raise LayoutError(
+                f"layout: offload_layers={n} needs recompute=none and no recompute_full_layers", Reason.OFFLOADED_LAYERS
+            )
         if self.offload:
             raise LayoutError(f"layout: offload=true leaves nothing to offload_layers={n}; give one of them")
 

@@ -62,6 +62,8 @@ class Candidates:
             lay = choices.degrees
             if lay.kinds is not None:  # orders of the kinds and cuts are grids of their own
                 home = *lay.degrees, lay.micro_batch, tuple(sorted(lay.kinds)), choices.pipelines, choices.shards
+            elif lay.pp == 1:  # layers are offloaded in a grid of their own
+                home = lay, choices.pipelines, choices.shards
             keys = {(home, p, s, choices.states[z].resident), (home, p, price)}
             if not keys & seen:
                 kept.append(at)

@@ -201,8 +201,8 @@ def _bounds(
     total = nominal.layers.sum()
     return Bounds(
         low._replace(
-            layers=nominal.layers if copies else np.floor(nominal.layers / 2), micro_batch=np.float64(sizes[0]), recompute=zero,
-            offload=np.float64(0.0), fp8=np.float64(0.0),
+            layers=nominal.layers if copies else np.floor(nominal.layers / 2), micro_batch=np.float64(sizes[0]),
+            recompute=zero, offload=np.float64(0.0), fp8=np.float64(0.0),
         ),
         high._replace(
             layers=np.minimum(2 * nominal.layers, total), micro_batch=np.float64(sizes[-1]),
