@@ -25,7 +25,7 @@ from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s
-from perfmodel.program import Kind
+from perfmodel.program import PAIRED, Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
 
@@ -71,7 +71,7 @@ class OnKind:
                 if len(where)
             ]
             table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
-            found.append((table, variant[2], counts))
+            found.append((table, variant[2] == PAIRED, counts))
         return found
 
 

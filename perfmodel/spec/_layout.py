@@ -106,7 +106,8 @@ class Layout:
     """Tensor-parallel collectives hidden behind the products that feed them."""
     ep_overlap: bool = False
     """Dispatch and combine of one micro-batch run beside the kernels of another (Megatron-Core's
-    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1)."""
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1), where a backward
+    has a forward beside it: not while a pipeline fills and drains."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
     offload_layers: int = 0

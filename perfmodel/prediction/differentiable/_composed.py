@@ -24,6 +24,7 @@ from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.differentiable._division import Cuts
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
 from perfmodel.prediction.differentiable._program import Programs, Tables, Times
+from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 
 MOST_KNOTS: Final = 12
@@ -76,7 +77,7 @@ def composed(
         prepared=tuple(prepared(of_types[0].spec) for _, of_types, _ in parts),
         steps=tuple(step for step, *_ in parts),
         weights=tuple(weight for *_, weight in parts),
-        lanes=tuple((step, variant[2]) for step, variant in lanes),
+        lanes=tuple((step, variant[2] == PAIRED) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
         loss=beside_loss(problem),
         ring_steps=layout.tp if layout.tp_overlap else 1,
@@ -107,7 +108,7 @@ def composed(
     entry_price = np.concatenate(
         [begin + which for begin, (_, which) in zip(first[len(shards) : -1], between, strict=True)]
     )
-    phase_s = [one.paired.phase_s if variant[2] else one.phase_s
+    phase_s = [one.paired.phase_s if variant[2] == PAIRED else one.phase_s
                for one, (_, variant) in zip(shards, lanes * len(problems), strict=True)]  # fmt: skip
     shape = len(problems), len(knots), starts[-1]
     times = Times(
