@@ -59,9 +59,9 @@ class Stream(IntEnum):
 
 N_STREAMS = len(Stream)
 PAIRED: Final = 1
-"""Of a pass that the schedule runs beside another: both take turns on the device, and each hides what the other lets."""
+"""Of a pass that the schedule runs beside another, behind whose kernels all of its collectives hide."""
 COMBINED: Final = 2
-"""Of a pass that takes turns with one of another micro-batch as far as experts are exchanged: behind its kernels."""
+"""Of a pass that takes turns with one of another micro-batch, behind whose kernels its exchanges of experts hide."""
 PLAIN = np.array([[1, 0, 0]], np.int32)
 """The one variant of most structures: single micro-batches of whole sequences, not overlapped."""
 
