@@ -74,11 +74,17 @@ class Reason(Enum):
     KINDS = "a stage's devices, or a group of them, on several kinds of nodes", (
         "tp", "cp", "pp", "schedule", "order", "devices",
     )  # fmt: skip
-    ONE_KIND = "{} is not searched over several kinds of nodes", ("schedule", "vpp", "order", "offload")
-    HOST_LINK = "the device has no link to host memory", ("offload",)
+    ONE_KIND = "{} is not searched over several kinds of nodes", (
+        "schedule", "vpp", "order", "offload", "offload_layers",
+    )  # fmt: skip
+    HOST_LINK = "the device has no link to host memory", ("offload", "offload_layers")
+    OFFLOADED_LAYERS = "layers are offloaded without pipeline and recompute, and not all of them", (
+        "pp", "recompute", "offload_layers",
+    )  # fmt: skip
     FRAMEWORK = "{}", ("framework",)
     MEMORY = "out of memory, mostly {}", (
-        "tp", "cp", "pp", "ep", "micro_batch", "zero", "recompute", "sequence_parallel", "offload", "devices",
+        "tp", "cp", "pp", "ep", "micro_batch", "zero", "recompute", "sequence_parallel", "offload",
+        "offload_layers", "devices",
         "memory_bytes",
     )  # fmt: skip
     CONSTRAINT = "cannot satisfy {}", ("constraint",)

@@ -25,6 +25,8 @@ class Recipe:
     """Releases, the first and the last, as `26.04`; empty: all."""
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     recompute_layers: int | None = None
+    offload_layers: int | None = None
+    """As far as there is no pipeline."""
     cuda_graphs: CudaGraphs | None = None
     blocking_launches: bool | None = None
     flash_attention: bool | None = None

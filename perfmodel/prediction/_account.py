@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._durations import OnKind
+from perfmodel.prediction._layer_copies import offloads_layers
 from perfmodel.prediction._phases import PHASES, Phase
 from perfmodel.prediction._price import under_training_load
 from perfmodel.prediction._problem import StepProblem, kept
@@ -71,7 +72,8 @@ class Account:
       themselves and of reductions and gathers of weights; of the latter, by how much shorter the step would be.
     - `data_parallel_communication_exposed`, `pipeline_communication_exposed`, `host_copies_exposed`: by how much the
       step would be shorter without reductions and gathers of weights;
-      then without transfers between stages; then without copies to and from the host.
+      then without transfers between stages; then without copies to and from the host, of which those of single layers
+      (`Layout.offload_layers`) are waited for inside passes.
     - `bubble`: what is left, idle time of the compute stream when none of these takes any time: what the order of the
       passes and the imbalance of the stages leave. A pipeline of one rank has none.
     - `step_overhead`, `stragglers`, `beyond_all_parameters`: what measured runs showed beyond the events. Runs that
@@ -120,7 +122,7 @@ def step_account(
     result["optimizer"] = float(optimizer_s.mean()) * usual
     result["data_parallel_communication_exposed"] = dp_s * usual
     result["pipeline_communication_exposed"] = sends_s * usual
-    if spec.offload:
+    if spec.offload or offloads_layers(problem, layout):
         result["host_copies_exposed"] = copies_s * usual
     if any(map(has_whole_step_costs, on_kinds)):
         result["step_overhead"] = overhead_s
@@ -153,19 +155,22 @@ class _Program:
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
         left = [whole_s.copy()]
-        parts_s = alone_s = 0.0
+        parts_s = alone_s = waits_s = 0.0
         for part in parts:
             own, events = part.problem, part.events[0]
             factor = prod(_whole_step_factors(own, part.bundle.layouts[0]))
             parts_s = parts_s + _of_passes(part, _phase_parts) * factor
+            waits_s = waits_s + part.copy_waits_s * factor
             left[0] -= part.only(optimizer * own.host.step_overhead_s)
             lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
             kernels_s = _of_passes(part, _alone_s).sum(axis=1)
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
         slowed = any(beside_loss(part.problem) for part in parts)
-        left.append(np.where(_of_kinds(PHASES)[kind], np.sum(parts_s, axis=1), left[0]) if slowed else left[0])
+        passes_s = np.sum(parts_s, axis=1) + waits_s
+        left.append(np.where(_of_kinds(PHASES)[kind], passes_s, left[0]) if slowed else left[0])
         for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
             left.append(np.where(_of_kinds(kinds)[kind], 0.0, left[-1]))
+        left[-1] = left[-1] - waits_s
         count = weight * program.rank_count
         updates_s = np.where(optimizer, left[0], 0.0)
         return cls(program, weight, tuple(left), whole_s, count @ parts_s, count @ updates_s, count @ alone_s)

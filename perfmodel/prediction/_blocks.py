@@ -114,6 +114,12 @@ class ShardBlocks:
         return replace(self, launched=launched, further_launches=np.array(further))
 
     @property
+    def alone(self) -> "ShardBlocks":
+        """The same blocks where no kernels of another micro-batch run beside them, to exchange experts behind."""
+        exchanged = self.overlappable & np.array([group == "ep" for group in self.groups], bool)
+        return replace(self, overlappable=self.overlappable & ~exchanged) if exchanged.any() else self
+
+    @property
     def tied_params(self) -> int:
         """Parameters that first and last stage share."""
         return max(b.tied_params for b in self.blocks)

@@ -53,6 +53,7 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
     check_machine(cluster, job, layout.devices, f"layout {layout}")
     found = blocks(model, job, Shard.of(layout))
     check_pipeline(model, job, layout, layer_count(found), stages_without_layer(found))
+    check_offloaded_layers(layer_count(found), layout.offload_layers)
 
 
 def hosted(cluster: Cluster, layout: Layout) -> Layout:
@@ -97,6 +98,17 @@ def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_
         raise LayoutError(f"{model.name} has {layers} layers; {stages} pipeline stages are too many", Reason.STAGES)
     scheduler.require(layout.pp, job.num_microbatches(layout), chunks)
     sliced_job(job, scheduler.slices)
+
+
+def check_offloaded_layers(layers: int, offloaded: int) -> None:
+    """Raise `LayoutError` unless some layer is left to run beside the copies of the offloaded ones (Megatron-Core
+    transformer_config.py, `cpu_offloading_num_layers`, refuses as many as there are)."""
+    if offloaded and offloaded >= layers:
+        raise LayoutError(
+            f"layout: offload_layers={offloaded} must be below the {layers} layers of a rank; "
+            f"take at most {max(layers - 1, 0)}",
+            Reason.OFFLOADED_LAYERS,
+        )
 
 
 def stages_without_layer(found: Sequence[tuple[BlockOps, int]]) -> int:

@@ -26,7 +26,7 @@ from perfmodel.prediction._programs import program_spec
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
-from perfmodel.program import Kind, ProgramSpec
+from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
 
 _MOST_LAYOUTS: Final = 100_000
@@ -198,8 +198,8 @@ def price_step(problem: StepProblem, layout: Layout) -> None:
     blocks, program = _laid_out(setting, layout)
     between, _, _ = _entries(setting, program.alike.between, _placed_as(setting, blocks, layout))
     slices = program.spec.scheduler.slices
-    passes = {(span, index) for span, index, _ in program.structure.variants.tolist()}
-    shards = [variant_events(setting, layout, (span, index, False), slices) for span, index in sorted(passes)]
+    passes = {(span, index, 0) for span, index, _ in program.structure.variants.tolist()}
+    shards = [variant_events(setting, layout, variant, slices) for variant in sorted(passes)]
     ops = chain(blocks.ops, between, *(shard.ops for shard in shards))
     priced_events(problem, list(dict.fromkeys(ops)))
 
@@ -240,10 +240,10 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     """Seconds that each phase of a pass spends in each block."""
     tables = bundle.tables
     slices = bundle.spec.scheduler.slices
-    if variant[:2] != PLAIN[:2] or slices > 1:
+    if variant != PLAIN or slices > 1:
         tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
     # a third of the time that `stack` takes
-    of_lanes = np.concatenate([t.paired.phase_s if variant[2] else t.phase_s for t in tables])
+    of_lanes = np.concatenate([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 

@@ -17,6 +17,7 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import EventClasses
 from perfmodel.prediction._compose import Bundle, bundles, composed, event_classes, pass_s, phase_s
+from perfmodel.prediction._layer_copies import copy_waits_s
 from perfmodel.prediction._phases import full_recompute_s, passes_s, phase_counts
 from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import StepProblem
@@ -24,7 +25,7 @@ from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s
-from perfmodel.program import Kind
+from perfmodel.program import PAIRED, Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
 
@@ -54,6 +55,11 @@ class OnKind:
         return of_class * self.on.reshape(-1, *[1] * (of_class.ndim - 1))
 
     @cached_property
+    def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
+        """What the passes of the first layout wait for copies of layers' activations."""
+        return self.only(copy_waits_s(self.problem, self.bundle)[0])
+
+    @cached_property
     def passes(self) -> list[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
         """Passes of the first layout by variant: the times of their blocks, whether each runs beside another pass, and
         for each kind of pass its classes with how often they run through every phase of every block."""
@@ -65,7 +71,7 @@ class OnKind:
                 if len(where)
             ]
             table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
-            found.append((table, variant[2], counts))
+            found.append((table, variant[2] == PAIRED, counts))
         return found
 
 
@@ -176,6 +182,7 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     inside += of_distinct.take(passes.place, axis=1)
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, inside)
+    inside += copy_waits_s(problem, bundle)
     for row, one, layout in zip(inside, bundle.composed, bundle.layouts, strict=True):
         if layout.offload_states != "none":
             structure = program.structure

@@ -19,7 +19,7 @@ from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
 from perfmodel.prediction._price import variant_times
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
-from perfmodel.program import Kind
+from perfmodel.program import PAIRED, Kind
 
 
 class CriticalPath:
@@ -42,6 +42,7 @@ class CriticalPath:
         self.count, self.seconds, self.half_width = map(np.concatenate, zip(*self._found, strict=True))
         copies = np.isin(prepared(kinds[0].bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
+        self.copies_s += sum(float((gradient * part.copy_waits_s).sum()) for part in kinds)
         self.step_costs_s = 0.0
         if any(has_whole_step_costs(part.problem) for part in kinds):
             self.step_costs_s = float(gradient @ durations) - self.total_s
@@ -189,7 +190,7 @@ def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[i
     found: dict[int, tuple[PassPart, ...]] = {}
     for variant, of_kind in passes.of_variant.items():
         table = variant_times(problem, layout, variant, bundle.spec.scheduler.slices)
-        shown = table.shown(variant[2])
+        shown = table.shown(variant[2] == PAIRED)
         for kind, where in of_kind.items():
             known: dict[tuple[int, bool], PassPart] = {}
             for each in where.tolist() if part.on is None else where[part.on[where]].tolist():

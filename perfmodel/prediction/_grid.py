@@ -42,6 +42,12 @@ class StateChoice(NamedTuple):
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     offload: bool
+    offload_layers: int = 0
+
+    @property
+    def resident(self) -> "StateChoice":
+        """The same with all activations on the device."""
+        return self._replace(offload=False, offload_layers=0)
 
 
 @dataclass(frozen=True, eq=False)

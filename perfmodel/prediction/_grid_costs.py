@@ -15,9 +15,10 @@ from perfmodel.prediction._grid_pipelines import PipelineBlocks, longest_path_s
 from perfmodel.prediction._grid_states import StateSeconds
 from perfmodel.prediction._memory import CATEGORIES, BlockBytes, Sharding, rank_memory
 from perfmodel.prediction._phases import PASSED, PLAIN, Phase, full_recompute_s, modes_of, recompute_s
-from perfmodel.prediction._price import block_times
+from perfmodel.prediction._price import variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
+from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
@@ -78,11 +79,11 @@ def _pass_seconds(
 ) -> PassSeconds:
     phase_s = []
     slices = pipeline.spec.scheduler.slices
-    for span, index, paired in pipeline.variants.tolist():
+    for variant in map(tuple, pipeline.variants.tolist()):
         own = tables
-        if (span, index) != PLAIN[:2] or slices > 1:
-            own = model.times(grid, (span, index, bool(paired)), slices)
-        phase_s.append(np.stack([t.paired.phase_s if paired else t.phase_s for t in own], axis=-1))
+        if variant != PLAIN or slices > 1:
+            own = model.times(grid, variant, slices)
+        phase_s.append(np.stack([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in own], axis=-1))
     phases = np.stack(phase_s)  # variants, blocks, phases, shards
     by_phase, modes = np.moveaxis(phases, 2, -1), modes_of([choice.recompute for choice in grid.recomputes])
     again_s = recompute_s(by_phase[None], modes[:, None, None, None])
@@ -203,7 +204,7 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 def _memory(model: GridModel, grid: LayoutGrid) -> GridCosts:
     """What is known of a grid without any times."""
     own_shards, of_shard = distinct([shard.sequence_parallel for shard in grid.shards])
-    own_states, of_state = distinct([(state.zero, state.offload) for state in grid.states])
+    own_states, of_state = distinct([(state.zero, state.offload, state.offload_layers) for state in grid.states])
     peak, largest = grid_memory(model, grid, own_shards, own_states)
     return GridCosts(grid, peak, largest, of_shard, of_state, _never(grid), np.zeros(len(CATEGORIES), int))
 
@@ -219,15 +220,16 @@ def grid_memory(
 ]:
     """Peak bytes, and the place in `CATEGORIES` of what takes most, for some shard and state choices."""
     setting, layout = model.problem.setting, grid.degrees
-    offloads = np.array([grid.states[z].offload for z in own_states])
-    zero = np.array([grid.states[z].zero for z in own_states])
+    states = [grid.states[z] for z in own_states]
+    chosen = [layout.replace(zero=state.zero, offload_layers=state.offload_layers) for state in states]
     of_shards = [model.blocks(grid)[s] for s in own_shards]
     modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
     blocks = BlockBytes.of(of_shards, modes, layout.pp > 1, setting.job, setting.framework)
+    offloads = np.array([state.offload for state in states])
     shape = len(grid.pipelines), len(own_shards), len(grid.recomputes), len(own_states)
     peak, largest = np.empty(shape), np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
-        alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
+        alike = Sharding.of([chosen[i] for i in np.flatnonzero(offloads == offload).tolist()])
         memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting)
         peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
     return peak, largest
@@ -242,8 +244,9 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     layouts = [grid.degrees.replace(**shard._asdict()) for shard in grid.shards]
     training = problem.job.mode == "train"
     phases = PASSED if training else [Phase.FORWARD]
+    shortest = (1, 0, COMBINED)  # no plain pass runs faster
     by_phase_s = np.array(
-        [np.array(table.repeats) @ table.phase_s for table in (block_times(problem, lay) for lay in layouts)]
+        [np.array(t.repeats) @ t.phase_s for t in (variant_times(problem, lay, shortest, 1) for lay in layouts)]
     )
     work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
     if training:

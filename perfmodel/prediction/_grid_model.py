@@ -95,7 +95,9 @@ class GridModel:
 
     def _alike(self, grid: LayoutGrid) -> tuple[Hashable, ...]:
         """What of the degrees the pipelines with the model's blocks depend on."""
-        return grid.degrees.pp, self.problem.job.num_microbatches(grid.degrees), self.blocks(grid)[0].repeats
+        lay = grid.degrees
+        combines = lay.ep_overlap and lay.ep > 1
+        return lay.pp, self.problem.job.num_microbatches(lay), combines, self.blocks(grid)[0].repeats
 
     def _pipeline(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
         def make() -> PipelineBlocks:

@@ -140,7 +140,7 @@ class StateEvents:
         """The bounds, from the seconds of `ops`."""
         time_s = np.append(time_s, 0.0)  # -1 stands for no event
         rows = []
-        own = list(dict.fromkeys(state._replace(offload=False) for state in states))  # activations are of no account
+        own = list(dict.fromkeys(state.resident for state in states))  # activations are of no account
         wanted = {(s.zero == 3, kinds) for s in own for kinds in (_GATHER, reductions(s.zero, self._job))}
         for n, shape in enumerate(self.shapes):
             parts = {one: self._collective(n, *one, time_s) for one in wanted}
@@ -157,7 +157,7 @@ class StateEvents:
             }
             every = shards_gradients(np.arange(4), shape.spec.stages > 1, shape.spec.replicas, self._job).tolist()
             rows.append([self._of(shape.spec, s, every[s.zero], parts, alone, gathered) for s in own])
-        of_state = [own.index(state._replace(offload=False)) for state in states]
+        of_state = [own.index(state.resident) for state in states]
         return StateSeconds(*np.array(rows, float).transpose(2, 0, 1)[..., of_state])
 
     def _of(

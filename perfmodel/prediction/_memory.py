@@ -168,17 +168,20 @@ class Sharding:
     """Groups of several ranks that a layout's ranks are in."""
     pipelined: Bool[np.ndarray, "*layouts 1"]
     """Whether a pipeline has several stages."""
+    offloaded: Int[np.ndarray, "*layouts 1"]
+    """See `Layout.offload_layers`."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Sharding":
         """Of layouts, one after another."""
         rows = [
             (lay.zero, lay.dp * lay.cp // lay.replicate, lay.edp // lay.replicate, lay.replicated, lay.prefetch,
-             get_args(StateOffload).index(lay.offload_states), communicators(lay), lay.pp > 1)
+             get_args(StateOffload).index(lay.offload_states), communicators(lay), lay.pp > 1,
+             lay.offload_layers)
             for lay in layouts
         ]  # fmt: skip
-        zero, dense, expert, reduced, ahead, on_host, joined, pipelined = np.array(rows).T[..., None]
-        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined, pipelined > 0)
+        zero, dense, expert, reduced, ahead, on_host, joined, pipelined, offloaded = np.array(rows).T[..., None]
+        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined, pipelined > 0, offloaded)
 
     def spread(
         self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
@@ -219,12 +222,16 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
         buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
-    transient = _transient(ranks, blocks, trains=job.mode == "train")
+    saved, moving = blocks.saved(ranks.alive, ranks.alive_full), 0.0
+    if job.mode == "train" and sharding.offloaded.any():
+        gone, moving = copied_bytes(ranks.held, blocks, sharding.offloaded)
+        saved = saved - gone + moving
+    transient = _transient(ranks, blocks, moving, trains=job.mode == "train")
     buffers = buffers + (transient + framework.context_bytes)  # many layouts: joined last
     parts = (
         xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *held) * ranks.versions), gradients,
         xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
-        blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
+        saved * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*parts)
 
@@ -252,13 +259,28 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 
-def _transient(ranks: RankBlocks, blocks: BlockBytes, *, trains: bool) -> Float[Any, "*layouts ranks"]:
+def copied_bytes(
+    held: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
+) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
+    """Activations of the first layers of ranks that hold so many of each block, which wait in host memory, and the
+    largest of these layers alone, which is on its way to or from there while layers run (`_layer_copies`)."""
+    xp = held.__array_namespace__()
+    layers = xp.where(blocks.layers[..., None, :], held, 0.0)
+    before = xp.cumsum(layers, axis=-1) - layers
+    copied = xp.clip(offloaded[..., None] - before, 0.0, layers)
+    return _dot(copied, blocks.kept), _largest(blocks.kept, copied > 0)
+
+
+def _transient(
+    ranks: RankBlocks, blocks: BlockBytes, moving: Float[Any, "*layouts ranks"] | float, *, trains: bool
+) -> Float[Any, "*layouts ranks"]:
     """The largest block while it runs, on each rank, and dummy gradients beside it. While a layer's backward runs, what
-    the blocks behind all layers (the head) kept of its micro-batch is gone."""
+    the blocks behind all layers (the head) kept of its micro-batch is gone; while these run, no layer is on its way
+    (`moving`) to or from the host."""
     xp = ranks.held_full.__array_namespace__()
     behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
     gone = _dot(xp.minimum(ranks.alive, ranks.held), blocks.kept * behind) * trains
-    of_head = _largest(blocks.transient * behind, ranks.held > 0)
+    of_head = xp.maximum(_largest(blocks.transient * behind, ranks.held > 0) - moving, 0.0)
     largest = _largest(blocks.transient * ~behind, ranks.held > 0)
     if xp is not np or ranks.held_full.any():
         largest = xp.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))

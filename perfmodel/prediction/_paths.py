@@ -36,11 +36,11 @@ class Paths:
     from a device's first pass to its last, which its next step waits for. 0 for other paths."""
 
 
-def flushed_paths(schedule: Schedule) -> Paths:
+def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     """Two paths for each rank of a schedule that runs a whole step: they leave it after its last input gradient,
-    or end with its last pass."""
+    or end with its last pass. `combines`: see `ProgramSpec.combines_passes`, here and below."""
     s = schedule
-    variants = variants_of(s)
+    variants = variants_of(s, combines)
     shape = (2 * s.devices, len(variants.table), s.n_stages)
     code = np.ravel_multi_index((variants.of_pass, s.instruction_stage), shape[1:])
     passes = np.zeros((shape[0], shape[1] * shape[2], 3))
@@ -58,7 +58,7 @@ def flushed_paths(schedule: Schedule) -> Paths:
     return Paths(passes.reshape(*shape, 3), sends, variants.table, np.zeros((*shape, 3)), np.zeros(shape[0]))
 
 
-def cycles(schedule: Schedule, steps: int) -> Paths:
+def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     """Those of the paths of a step that end on the device that they start on, whose next step waits for them."""
     s = schedule
     upstream, down = s.dependencies.upstream, _down(s)
@@ -67,7 +67,7 @@ def cycles(schedule: Schedule, steps: int) -> Paths:
         while (going := following[here] != NEVER).any():
             here[going] = following[here[going]]
     round_trip = np.flatnonzero(s.device[start] == s.device[end])
-    found = flushed_paths(schedule)
+    found = flushed_paths(schedule, combines)
     return Paths(
         found.passes[round_trip],
         found.sends[round_trip],
@@ -85,11 +85,11 @@ def joined(some: Paths, others: Paths) -> Paths:
     return replace(some, **{name: np.concatenate([getattr(some, name), getattr(others, name)]) for name in parts})
 
 
-def steady_paths(schedule: Schedule, steps: int) -> Paths:
+def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     """The work of every rank in one of `steps` steps that run into each other; and in `transit` the way of a
     micro-batch to the rank's first pass and from its last input gradient."""
     s = schedule
-    variants = variants_of(s)
+    variants = variants_of(s, combines)
     shape = (s.devices, len(variants.table), s.n_stages)
     code = np.ravel_multi_index((variants.of_pass, s.instruction_stage), shape[1:])
     passes, transit = np.zeros((2, shape[0], shape[1] * shape[2], 3))

@@ -34,9 +34,9 @@ PHASES: Final = {
 PASS_KINDS: Final = tuple(PHASES)
 PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 """Phases that every micro-batch runs through once."""
-Variant = tuple[int, int, bool]
-"""Micro-batches in one go, slice of the sequence, overlapped with another pass (`Structure.variants`)."""
-PLAIN: Final[Variant] = (1, 0, False)
+Variant = tuple[int, int, int]
+"""Micro-batches in one go, slice of the sequence, beside what other pass (`Structure.variants`)."""
+PLAIN: Final[Variant] = (1, 0, 0)
 RECOMPUTE_MODES: Final = ("none", "selective", "full")
 _AGAIN: Final = np.zeros((len(RECOMPUTE_MODES), N_PHASES))
 """Phases that an input gradient runs besides its own under each mode."""
@@ -173,11 +173,11 @@ def pass_classes(
     """Deal the blocks of stages and segments to the classes of a structure."""
     of_pass = np.isin(structure.class_kind, PASS_KINDS)
     of_variant = {
-        (span, index, bool(paired)): {
+        (span, index, beside): {
             kind: np.flatnonzero((structure.class_kind == kind) & (structure.class_variant == variant))
             for kind in PASS_KINDS
         }
-        for variant, (span, index, paired) in enumerate(structure.variants.tolist())
+        for variant, (span, index, beside) in enumerate(structure.variants.tolist())
         if (of_pass & (structure.class_variant == variant)).any()
     }
     stage, segment = structure.class_stage, structure.class_segment

@@ -91,9 +91,10 @@ def summarise(
     """The pipeline of a program whose stages hold the blocks counted (`layers` marks those that are layers)."""
     schedule = spec.build_schedule()
     live = live_state(spec, schedule)
-    paths = flushed_paths(schedule) if spec.steps == 1 else steady_paths(schedule, spec.steps)
+    combines = spec.combines_passes
+    paths = flushed_paths(schedule, combines) if spec.steps == 1 else steady_paths(schedule, spec.steps, combines)
     if spec.scheduler.staggered and spec.steps > 1:
-        paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps))
+        paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps, combines))
     most = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
     features = [
         counts[live.stage].sum(axis=1),
@@ -138,7 +139,10 @@ class PipelineCache:
         if path not in self._known:
             self._known[path] = _load(path)
         known = self._known[path]
-        key = f"{spec.stages} {spec.micro_batches} {spec.chunks} {spec.steps} {spec.offload} {spec.forward_only}"
+        key = (
+            f"{spec.stages} {spec.micro_batches} {spec.chunks} {spec.steps} {spec.offload} {spec.forward_only} "
+            f"{spec.combines_passes}"
+        )
         if key not in known:
             known[key] = summarise(spec, counts, layers).encoded()
             self._new.add(path)

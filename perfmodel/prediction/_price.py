@@ -16,6 +16,7 @@ from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, Variant
 from perfmodel.prediction._problem import StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
+from perfmodel.program import COMBINED
 from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype, undivided
 
@@ -101,22 +102,27 @@ def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " o
     return np.array([known.get(op, 0.0) for op in ops])
 
 
-def block_times(problem: StepProblem, layout: Layout, slices: int = 1, index: int = 0) -> BlockTimes:
+def block_times(
+    problem: StepProblem, layout: Layout, slices: int = 1, index: int = 0, combined: bool = False
+) -> BlockTimes:
     """Times of the blocks of a layout's shard (raises `LayoutError` if the model does not divide).
 
     Args:
         slices, index: of the sequence, where the blocks compute one slice of it.
+        combined: whether they run beside those of another micro-batch (`perfmodel.program.COMBINED`).
     """
     placed = placed_shard(problem.setting, layout)
     checked = problem.framework.checks(layout.pp)
-    return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, checked, slices, index)
+    combined = combined and placed.shard.ep_overlap
+    return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, checked, slices, index, combined)
 
 
 @kept
 def _times_of(
-    problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int
+    problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int, combined: bool
 ) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
+    blocks = blocks if combined else blocks.alone
     host, device, spread_s = problem.host, problem.cluster.device, problem.site.spread_s(problem.host)
 
     def events_of(of: ShardBlocks) -> BlockEvents:
@@ -192,7 +198,7 @@ def _shares_that_pay(
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
     """Times of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
-    span, index, _ = variant
+    span, index, beside = variant
     if slices == 1:
-        return block_times(problem, of_span(layout, span))
-    return block_times(problem, layout, slices, index)
+        return block_times(problem, of_span(layout, span), combined=beside == COMBINED)
+    return block_times(problem, layout, slices, index, beside == COMBINED)

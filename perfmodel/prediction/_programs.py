@@ -69,6 +69,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         reduce_every_micro_batch=training
         and replicated
         and bool(shards_gradients(layout.zero, layout.pp > 1, replicas, job)),
+        combines_passes=training and layout.ep_overlap and layout.ep > 1,
         tied_embedding=training and tied_embeddings and layout.pp > 1,
         optimizer=training,
         forward_only=not training,

@@ -4,7 +4,7 @@ from perfmodel.display import shorten_reprs
 from perfmodel.program._build import build
 from perfmodel.program._passes import Variants, variants_of
 from perfmodel.program._spec import GradReduce, ParamGather, ProgramSpec, Sends
-from perfmodel.program._structure import N_STREAMS, Kind, Stream, Structure
+from perfmodel.program._structure import COMBINED, N_STREAMS, PAIRED, Kind, Stream, Structure
 from perfmodel.program._structure_builder import WHOLE
 
 shorten_reprs(__name__)

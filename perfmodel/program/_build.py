@@ -33,7 +33,7 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     """
     schedule = spec.build_schedule() if schedule is None else schedule
     require_valid(schedule)
-    variants = variants_of(schedule)
+    variants = variants_of(schedule, spec.combines_passes)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
     most = schedule.chunks * spec.segments if schedule.updates.any() else 0  # gathers of a step
     order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most, spec.gathers_ahead))

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure import COMBINED, PAIRED, Kind, Stream
 from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
 from perfmodel.schedule import Phase, Schedule
 
@@ -22,17 +22,36 @@ class Variants:
     """Variant of what each instruction sends on: only the number of micro-batches counts."""
 
 
-def variants_of(schedule: Schedule) -> Variants:
-    """Find the variants of a schedule's passes and transfers."""
+def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
+    """Find the variants of a schedule's passes and transfers.
+
+    Args:
+        combines: see `ProgramSpec.combines_passes`.
+    """
     span = schedule.span.astype(np.int64)
     piece = schedule.micro_batch % schedule.slices
     paired = schedule.paired | np.append(False, schedule.paired[:-1])
+    beside = paired * PAIRED
+    if combines and not paired.any():
+        beside = _between_others(schedule) * COMBINED
     # numbers that sort in the order of the table's rows; the plain variant is the smallest
-    most = schedule.slices * 2
-    of_pass, of_transfer = span * most + piece * 2 + paired, span * most
+    ways = 1 + max(PAIRED, COMBINED)
+    most = schedule.slices * ways
+    of_pass, of_transfer = span * most + piece * ways + beside, span * most
     codes = np.unique(np.concatenate([[most], of_pass, of_transfer]))
-    table = np.stack([codes // most, codes % most // 2, codes % 2], axis=1).astype(np.int32)
+    table = np.stack([codes // most, codes % most // ways, codes % ways], axis=1).astype(np.int32)
     return Variants(table, np.searchsorted(codes, of_pass), np.searchsorted(codes, of_transfer))
+
+
+def _between_others(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
+    """Passes from each device's first backward to its last forward, where every backward has a forward of another
+    micro-batch behind it; those that fill the pipeline, and those that drain it, have none."""
+    at, device = np.arange(schedule.n_instructions), schedule.device
+    forward = schedule.phase == Phase.FORWARD
+    first, last = np.full(schedule.devices, schedule.n_instructions), np.full(schedule.devices, -1)
+    np.minimum.at(first, device[~forward], at[~forward])
+    np.maximum.at(last, device[forward], at[forward])
+    return (at >= first[device]) & (at <= last[device])
 
 
 _KIND = np.empty(len(Phase), np.int32)

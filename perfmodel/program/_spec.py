@@ -64,6 +64,10 @@ class ProgramSpec:
     """Layer groups per chunk. Passes are split into one op per segment only where communication is by
     segment: everywhere under `layer`, otherwise in the first forward (`step_overlap`) and last
     backward (`overlap`) of each chunk."""
+    combines_passes: bool = False
+    """Each backward of a device takes turns with the forward behind it, of another micro-batch, beside whose kernels
+    experts are exchanged (Megatron-Core core/pipeline_parallel/combined_1f1b.py); schedules that pair passes themselves
+    do so with these alone."""
     tied_embedding: bool = False
     """Gradients of tied embeddings are all-reduced between first and last stage."""
     optimizer: bool = True

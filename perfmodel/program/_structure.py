@@ -6,6 +6,7 @@ serves every model, cluster and batch that lead to the same order of events.
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -57,6 +58,10 @@ class Stream(IntEnum):
 
 
 N_STREAMS = len(Stream)
+PAIRED: Final = 1
+"""Of a pass that the schedule runs beside another, behind whose kernels all of its collectives hide."""
+COMBINED: Final = 2
+"""Of a pass that takes turns with one of another micro-batch, behind whose kernels its exchanges of experts hide."""
 PLAIN = np.array([[1, 0, 0]], np.int32)
 """The one variant of most structures: single micro-batches of whole sequences, not overlapped."""
 
@@ -98,7 +103,7 @@ class Structure:
     """Row of `variants` of each class (left out: 0 for all)."""
     variants: Int[np.ndarray, "variants 3"] = field(default_factory=lambda: PLAIN.copy())
     """Ways in which passes of one stage differ: micro-batches computed in one go, slice of the sequence,
-    and whether the pass runs overlapped with another (0 or 1)."""
+    and whether the pass runs alone (0) or beside another (`PAIRED`, `COMBINED`)."""
 
     def __post_init__(self) -> None:
         if not len(self.class_variant):
@@ -141,8 +146,8 @@ class Structure:
 
     @property
     def class_paired(self) -> Bool[np.ndarray, " classes"]:
-        """Whether an op of each class runs overlapped with another pass."""
-        return self.variants[self.class_variant, 2] > 0
+        """Whether an op of each class runs overlapped with another pass of the schedule."""
+        return self.variants[self.class_variant, 2] == PAIRED
 
     @property
     def device(self) -> Int[np.ndarray, " ops"]:

@@ -229,6 +229,8 @@ class Framework(Stated):
     """Layers per stage can be said one by one (`partition`)."""
     offloads: bool = True
     """Activations can wait in host memory."""
+    offloads_layers: bool | None = None
+    """Those of single layers can (`Layout.offload_layers`); None: as `offloads`."""
 
     @property
     def issue_s(self) -> float:
@@ -411,6 +413,8 @@ class Framework(Stated):
             "vpp": layout.vpp == 1 or self.virtual_stages,
             "partition": layout.partition is None or self.uneven_stages or self.stages_by_cost,
             "offload": not layout.offload or self.offloads,
+            "offload_layers": not layout.offload_layers
+            or (self.offloads if self.offloads_layers is None else self.offloads_layers),
         }
         words = {
             "zero": f"zero={layout.zero}{' in a pipeline' * (layout.pp > 1)}", "schedule": f"schedule={schedule}",

@@ -106,9 +106,13 @@ class Layout:
     """Tensor-parallel collectives hidden behind the products that feed them."""
     ep_overlap: bool = False
     """Dispatch and combine of one micro-batch run beside the kernels of another (Megatron-Core's
-    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1)."""
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1), where a backward
+    has a forward beside it: not while a pipeline fills and drains."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
+    offload_layers: int = 0
+    """Activations of so many layers, the first ones, wait in host memory: each layer's are copied there while later
+    layers run forward, and back while they run backward (Megatron-Core's `cpu_offloading_num_layers`)."""
     replicate: int = 1
     """Groups that each shard model states among themselves, as `zero` says, and hold copies of each other's (hybrid
     sharding); gradients are reduced over the groups too. Ranks of a group are the nearest ones."""
@@ -184,6 +188,28 @@ class Layout:
             raise LayoutError("layout: offload_states=optimizer needs sharded states; take zero=1, 2 or 3")
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
+        if self.offload_layers != 0:
+            self._check_offload_layers()
+
+    def _check_offload_layers(self) -> None:
+        """Raise `LayoutError` beside what Megatron-Core refuses with `cpu_offloading` (transformer_config.py: pipelines
+        and recompute), and what leaves nothing to it."""
+        n = self.offload_layers
+        untraced("layout: offload_layers", n)
+        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+            raise LayoutError(f"layout: offload_layers must be a whole number of at least 0, got {n!r}")
+        if self.pp > 1 or self.effective_schedule != "1f1b":
+            raise LayoutError(
+                f"layout: offload_layers={n} needs one micro-batch at a time, pp=1 and schedule=1f1b; "
+                "in pipelines take offload=true",
+                Reason.OFFLOADED_LAYERS,
+            )
+        if self.recompute != "none" or any(self.recompute_full_layers or ()):
+            raise LayoutError(
+                f"layout: offload_layers={n} needs recompute=none and no recompute_full_layers", Reason.OFFLOADED_LAYERS
+            )
+        if self.offload:
+            raise LayoutError(f"layout: offload=true leaves nothing to offload_layers={n}; give one of them")
 
     @property
     def effective_schedule(self) -> str:

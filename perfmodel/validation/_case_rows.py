@@ -127,6 +127,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
             layout["recompute"] = "none"
         if isinstance(model, Transformer) and (layers := set_by.get("recompute_layers")):
             layout |= {"recompute": "none", "recompute_full_layers": layers}
+        if "offload_layers" in set_by and count(row, "pp", 1) == 1:  # recompute would be refused beside it
+            layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
     return RowRecipe(layout, job)
 
 

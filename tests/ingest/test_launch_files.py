@@ -413,3 +413,21 @@ def test_further_tokens_and_modules_come_back_as_they_were_written() -> None:
     back = parse_launch(text, "a.sh")
     assert back.model == model
     assert back.job_fields["optimizer"] == "muon"
+
+
+@pytest.mark.parametrize(("name", "text", "layers"), [
+    ("train.sh", "torchrun --nproc-per-node 8 p.py --num-layers 24 --micro-batch-size 2 --tensor-model-parallel-size 1 "
+                 "--cpu-offloading-num-layers 9", 9),
+    ("bridge.yaml", "train: {global_batch_size: 64, micro_batch_size: 2}\n"
+                    "model: {cpu_offloading: true, cpu_offloading_num_layers: 9, cpu_offloading_weights: false}", 9),
+    ("bridge.yaml", "train: {global_batch_size: 64, micro_batch_size: 2}\n"
+                    "model: {cpu_offloading: false, cpu_offloading_num_layers: 9, cpu_offloading_weights: true}", 0),
+])  # fmt: skip
+def test_layers_on_the_host_are_read_where_they_are_turned_on(name, text, layers):
+    assert parse_launch(text, name, devices=8, model="gpt2-345m").layout.offload_layers == layers
+
+
+def test_weights_on_the_host_layer_by_layer_are_refused():
+    text = "train: {micro_batch_size: 2}\nmodel: {cpu_offloading: true, cpu_offloading_weights: true}"
+    with pytest.raises(LaunchFileError, match="weights"):
+        parse_launch(text, "bridge.yaml", devices=8)

@@ -25,14 +25,15 @@ CAN: dict[str, dict[str, tuple[object, ...]]] = {
     "megatron-core": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
                       "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "order": ORDERS[:2],
                       "cp_kind": KINDS, "ep_overlap": (False, True),
-                      "replicate": (1, 2),
+                      "replicate": (1, 2), "offload_layers": (0, 4),
                       **dict.fromkeys(FLAGS, (False, True))},
     "nemo": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
-             "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), "cp_kind": KINDS,
+             "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), "cp_kind": KINDS, "offload_layers": (0, 4),
              **dict.fromkeys(FLAGS, (False, True))},
     "megatron-bridge": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
                         "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "cp_kind": KINDS,
-                        "ep_overlap": (False, True), "replicate": (1, 2), **dict.fromkeys(FLAGS, (False, True))},
+                        "ep_overlap": (False, True), "replicate": (1, 2), "offload_layers": (0, 4),
+                        **dict.fromkeys(FLAGS, (False, True))},
     "deepspeed": {"pp": (1,), "zero": (0, 1, 2, 3), "overlap_grad_reduce": (False, True), "replicate": (1, 2),
                   "offload_states": ("none", "optimizer", "weights")},
     "torchtitan": {"cp": (1, 2), "cp_kind": ("ring", "gathered_ring"), "ep": (1, 2, 4), "zero": (0, 2, 3),
@@ -89,6 +90,8 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
         values["vpp"] = draw(st.sampled_from((2, 4)))
     if values["recompute"] != "none" if "recompute" in values else False:
         values.pop("recompute_full_layers", None)
+    if values["pp"] > 1 or values.get("recompute") != "none" or values.get("recompute_full_layers"):
+        values.pop("offload_layers", None)
     try:
         layout = Layout(**values)
     except LayoutError:
@@ -119,7 +122,7 @@ def any_layout(draw: st.DrawFn) -> Layout:
             micro_batch=draw(st.integers(1, 4)), zero=draw(st.integers(0, 3)),
             schedule=draw(st.sampled_from(("1f1b", "gpipe", "zb-h1", "chimera", "interleaved"))),
             recompute=draw(st.sampled_from(("none", "selective", "full"))), offload=draw(st.booleans()),
-            order=draw(st.sampled_from(ORDERS)),
+            offload_layers=draw(st.sampled_from((0, 0, 2))), order=draw(st.sampled_from(ORDERS)),
             partition=draw(st.sampled_from((None, (8,) * pp, tuple(range(4, 4 + pp))))),
             recompute_full_layers=draw(st.sampled_from((None, (1,), (2,) * pp, tuple(range(pp))))),
             **{name: draw(st.booleans()) for name in FLAGS},

@@ -56,5 +56,5 @@ def test_key_is_stable() -> None:
         "schedule=1f1b;stages=2;micro_batches=4;chunks=1;steps=1;offload=False;"
         "forward_only=False;sends=lag;"
         "grad_reduce=none;reduce_every_micro_batch=False;param_gather=none;prefetch=1;segments=1;"
-        "tied_embedding=False;optimizer=True;grad_norm_barrier=True;digest="
+        "combines_passes=False;tied_embedding=False;optimizer=True;grad_norm_barrier=True;digest="
     )

@@ -76,6 +76,27 @@ def test_a_recipe_is_found_by_model_device_element_type_and_release(model, devic
     assert recipe("no-framework", model, device, dtype, release) == {}
 
 
+LLAMA = V3 | {
+    "model": "llama3-70b", "tp": 1, "pp": 1, "vpp": 1, "ep": 1, "dp": 64, "n_devices": 64, "micro_batch": 2,
+    "global_batch": 256, "dtype": "fp8", "seq_len": 8192, "zero_stage": 3, "sharding": "Megatron FSDP group 64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "dtype", "release", "layers"), [
+    ("GB200-NVL72", "fp8", "25.09", 40), ("GB200-NVL72", "fp8", "26.04", 40), ("GB200-NVL72", "bf16", "26.02", 20),
+    ("GB300-NVL72", "fp8", "26.06", 20), ("B200-SXM-180GB", "fp8", "25.11", 5), ("B200-SXM-180GB", "fp8", "25.09", 0),
+])  # fmt: skip
+def test_fsdp_has_as_many_layers_on_the_host_as_its_recipe_says(device, dtype, release, layers):
+    row = LLAMA | {"device": device, "dtype": dtype, "notes": IN_RECIPE.format(release)}
+    case = read_case(row)
+    assert (case.layout.offload_layers, case.layout.recompute, case.layout.zero) == (layers, "none", 3)
+    assert case.layout.recompute_full_layers == (None if layers else (5,))
+    assert case.recompute_stated
+    assert read_case(row | {"recompute": "full", "recompute_detail": "full"}).layout.offload_layers == 0
+    assert read_case(row | {"tp": 2, "pp": 4, "vpp": 5, "dp": 8, "zero_stage": 1, "sharding": None,
+                            "micro_batch": 1}).layout.offload_layers == 0  # fmt: skip
+
+
 def test_a_recipe_without_releases_is_of_several_frameworks():
     pax = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 256, "ep": 1, "micro_batch": 8, "global_batch": 2048, "dtype": "bf16"}
     pax |= {"model": "gpt3-5B", "framework": "pax-te@2025", "family": "gpt", "device": "H100-SXM5-80GB"}

@@ -167,6 +167,31 @@ def latent_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
     )
 
 
+def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
+    """Layers whose activations Transformer Engine copies to the host (megatron/core/model_parallel_config.py,
+    `cpu_offloading_num_layers`).
+
+    Args:
+        name: key of a field of Megatron-Core's configuration.
+        switch: whether a key of its own (`cpu_offloading`) turns it on; of an argument its number does.
+    """
+    on, layers, activations, weights = (
+        name(f"cpu_offloading{part}") for part in ("", "_num_layers", "_activations", "_weights")
+    )
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        if found.get(weights) and (found.get(on) or not switch):
+            raise BadValue("offloads weights too, which no layout does; leave it out for activations alone")
+        off = (switch and not found.get(on)) or found.get(activations) is False
+        return {"offload_layers": 0 if off else WHOLE_OR_NONE.read(found.get(layers, 0))}
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        n = fields.get("offload_layers") or None
+        return {layers: n} | ({on: True, weights: False} if switch and n else {})
+
+    return Rule(keys=(on, layers, activations, weights) if switch else (layers,), read=read, write=write)
+
+
 def dropout_rule(*names: str) -> Rule:
     """Dropout, which a model has or has not."""
     return Rule(

@@ -17,6 +17,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     mixture_rules,
     modules_rule,
     nodes_of,
+    offloaded_layers_rule,
     partition_rule,
     recompute_rule,
     require_no_pipeline,
@@ -50,7 +51,7 @@ LIMITS: Final = {
     "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
     "partition": "stages between the first and the last must be alike, and the model be written too",
     "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
-    "offload": "the file has no key for activations in host memory",
+    "offload": "the file has no key for all activations in host memory",
     "order": "ranks are numbered tp-cp-ep-dp-pp",
 }
 
@@ -70,6 +71,7 @@ def _model(prefix: str) -> tuple[Rule, ...]:
         context_rule(name("cp_comm_type")),
         *dispatch_rules(name),
         graph_rule(name),
+        offloaded_layers_rule(name, switch=True),
         key(name("sequence_parallel"), "sequence_parallel", FLAG),
         partition_rule((name("num_layers_in_first_pipeline_stage"), name("num_layers_in_last_pipeline_stage")),
                        name("num_layers"), name("pipeline_model_parallel_size")),

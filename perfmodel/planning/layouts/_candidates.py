@@ -62,7 +62,9 @@ class Candidates:
             lay = choices.degrees
             if lay.kinds is not None:  # orders of the kinds and cuts are grids of their own
                 home = *lay.degrees, lay.micro_batch, tuple(sorted(lay.kinds)), choices.pipelines, choices.shards
-            keys = {(home, p, s, choices.states[z]._replace(offload=False)), (home, p, price)}
+            elif lay.pp == 1:  # layers are offloaded in a grid of their own
+                home = lay, choices.pipelines, choices.shards
+            keys = {(home, p, s, choices.states[z].resident), (home, p, price)}
             if not keys & seen:
                 kept.append(at)
             seen |= keys
@@ -82,8 +84,7 @@ class Candidates:
             grid = self.costs[which].grid
             fits = np.isfinite(self.bound_s[starts[which] :][: self.costs[which].bound_s.size].reshape(grid.shape))
             p, s, r, z = np.unravel_index(numbers[some] - starts[which], grid.shape)
-            kept = np.array([grid.states.index(state._replace(offload=False)) if state.offload
-                             and state._replace(offload=False) in grid.states else i
+            kept = np.array([grid.states.index(state.resident) if state.resident in grid.states else i
                              for i, state in enumerate(grid.states)])  # fmt: skip
             less = fits[p, s, :, kept[z]] & _recomputes_no_more(grid.recomputes)[r]
             less[np.arange(len(some)), r] &= kept[z] != z

@@ -30,6 +30,7 @@ from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.workload import BlockOps, Shard
 
+PLAIN_RECOMPUTE: Final = RecomputeChoice("none")
 Choice = TypeVar("Choice", PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
 _DEGREES: Final = ("tp", "pp", "cp", "ep")
 
@@ -74,11 +75,14 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
             for n in (space.recompute_full_layers if mode != "full" else (None,))
         )
         recomputes = tuple(runnable.choices(degrees, recomputes))
-        states = tuple(runnable.choices(degrees, _states(space, degrees, problem)))
-        if not recomputes or not states:
-            continue
-        valid = _few_enough(pipelines, recomputes, degrees.pp, cut.layers)
-        yield LayoutGrid(degrees, pipelines, shards, recomputes, states, valid[:, None, :, None])
+        states = tuple(runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected)))
+        resident = tuple(state for state in states if not state.offload_layers)
+        if recomputes and resident:
+            valid = _few_enough(pipelines, recomputes, degrees.pp, cut.layers)
+            yield LayoutGrid(degrees, pipelines, shards, recomputes, resident, valid[:, None, :, None])
+        offloaded = tuple(state for state in states if state.offload_layers)
+        if offloaded and PLAIN_RECOMPUTE in recomputes and pipelines == (PipelineChoice("1f1b", 1),):
+            yield LayoutGrid(degrees, pipelines, shards, (PLAIN_RECOMPUTE,), offloaded, np.ones((1, 1, 1, 1), bool))
 
 
 class _Runnable:
@@ -223,7 +227,10 @@ def _sequence_parallel(
     return (False,) if alike and False in space.sequence_parallel else space.sequence_parallel
 
 
-def _states(space: SearchSpace, degrees: Layout, problem: Problem) -> Iterator[StateChoice]:
+def _states(
+    space: SearchSpace, degrees: Layout, problem: Problem, layers: int, rejected: Counter[Rejection]
+) -> Iterator[StateChoice]:
+    """Those with offloaded layers where there is no pipeline, nor recompute for the caller to combine them with."""
     job = problem.job
     replicated, trained = degrees.replicated, job.mode == "train" and not job.frozen
     # without gradients and optimizer states there are but weights to shard, and nothing to reduce
@@ -231,12 +238,18 @@ def _states(space: SearchSpace, degrees: Layout, problem: Problem) -> Iterator[S
     zeros = tuple(dict.fromkeys(effective))
     reduces = space.overlap_grad_reduce if replicated and trained else space.overlap_grad_reduce[:1]
     offloads = space.offload if degrees.pp > 1 else space.offload[:1]
+    counts = [n for n in space.offload_layers if not n or (degrees.pp == 1 and n < layers)]
+    if job.mode != "train":
+        counts = [0]
+    elif not counts:
+        rejected[Rejection(Reason.OFFLOADED_LAYERS)] += 1
     for zero in zeros:
         gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
         exposed = not (space.any_framework or problem.framework.hides(zero, degrees.tp))
         axes = (False,) if exposed else reduces, offloads, (False,) if exposed else gathers
         for reduce, offload, gather in product(*axes):
-            yield StateChoice(zero, reduce, gather, offload)
+            for n in counts if not offload else (0,):
+                yield StateChoice(zero, reduce, gather, offload, n)
 
 
 def _few_enough(

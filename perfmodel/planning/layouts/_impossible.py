@@ -234,8 +234,8 @@ def _moved(question: Question, other: Question) -> Question:
     extra = {
         field.name: getattr(question.space, field.name)
         for field in fields(SearchSpace)
-        if field.name in ("schedule", "etp", "offload", "order", "tp_overlap", "recompute_full_layers")
-        or field.name.startswith(("overlap", "any_"))
+        if field.name in ("schedule", "etp", "order", "tp_overlap", "recompute_full_layers")
+        or field.name.startswith(("overlap", "offload", "any_"))
     }
     return replace(other, space=replace(_default(other), **(extra | kept)))
 

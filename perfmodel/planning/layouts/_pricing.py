@@ -159,6 +159,7 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
         "vpp": tuple(n for n in space.vpp if n == 1),
         "order": tuple(order for order in space.order if order.endswith("pp")),
         "offload": tuple(offload for offload in space.offload if not offload),
+        "offload_layers": tuple(n for n in space.offload_layers if not n),
     }
     for name, values in kept.items():
         for value in getattr(space, name):

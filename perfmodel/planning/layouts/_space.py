@@ -15,14 +15,16 @@ OPTIONS = {
     "overlap": ("overlap_grad_reduce", "overlap_param_gather"),
     "tp_overlap": ("tp_overlap",),
     "recompute": ("recompute_full_layers",),
-    "offload": ("offload",),
+    "offload": ("offload", "offload_layers"),
     "order": ("order",),
     "folding": ("etp",),
 }
 """Names under which fields that a search holds at their defaults can be let free, see `with_options`."""
 _ORDERS = tuple("-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp")))
 _FULL_LAYERS = (None, *((n,) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
-_VALUES = {"order": _ORDERS, "recompute_full_layers": _FULL_LAYERS, "etp": (None, 1)}
+_OFFLOADED_LAYERS = (0, 4, 8, 12, 16, 24, 32, 48, 64)
+_VALUES = {"order": _ORDERS, "recompute_full_layers": _FULL_LAYERS, "etp": (None, 1),
+           "offload_layers": _OFFLOADED_LAYERS}  # fmt: skip
 """What fields that are no switches may be let free to."""
 MOST_SHOWN: Final = 12
 """Values of one dimension that a text names."""
@@ -56,6 +58,9 @@ class SearchSpace:
     overlap_param_gather: tuple[bool, ...] = (True,)
     tp_overlap: tuple[bool, ...] = (False,)
     offload: tuple[bool, ...] = (False,)
+    """In pipelines; without one the first only."""
+    offload_layers: tuple[int, ...] = (0,)
+    """Without a pipeline and recompute, as far as there are more layers; otherwise none are."""
     order: tuple[str, ...] = (Layout().order,)
     """Of those that place all process groups alike only the first is taken."""
     fewer_devices: bool = False
@@ -135,7 +140,7 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
             values = _VALUES.get(field, (True, False))
             changes[field] = tuple(dict.fromkeys((*getattr(space, field), *values)))
     if cluster.device.host_bandwidth_bytes_per_s is None and text == "all":
-        changes["offload"] = (False,)
+        changes |= {"offload": (False,), "offload_layers": (0,)}
     return replace(space, **changes)  # pyright: ignore[reportArgumentType]
 
 

@@ -13,6 +13,7 @@ from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import Bundle, weighted_programs
+from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies, offloads_layers
 from perfmodel.prediction._overlap import BlockEvents
 from perfmodel.prediction._phases import Variant, modes_of
 from perfmodel.prediction._price import priced_events, variant_times
@@ -23,6 +24,7 @@ from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.differentiable._division import Cuts
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
 from perfmodel.prediction.differentiable._program import Programs, Tables, Times
+from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 
 MOST_KNOTS: Final = 12
@@ -75,13 +77,14 @@ def composed(
         prepared=tuple(prepared(of_types[0].spec) for _, of_types, _ in parts),
         steps=tuple(step for step, *_ in parts),
         weights=tuple(weight for *_, weight in parts),
-        lanes=tuple((step, variant[2]) for step, variant in lanes),
+        lanes=tuple((step, variant[2] == PAIRED) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
         loss=beside_loss(problem),
         ring_steps=layout.tp if layout.tp_overlap else 1,
         absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
         slices=slices,
         offloads=spec.offload,
+        offloads_layers=offloads_layers(problem, layout),
         host_states=layout.offload_states != "none",
         ranks=tuple(map(tuple, spec.stage_map.tolist())),
     )
@@ -105,7 +108,7 @@ def composed(
     entry_price = np.concatenate(
         [begin + which for begin, (_, which) in zip(first[len(shards) : -1], between, strict=True)]
     )
-    phase_s = [one.paired.phase_s if variant[2] else one.phase_s
+    phase_s = [one.paired.phase_s if variant[2] == PAIRED else one.phase_s
                for one, (_, variant) in zip(shards, lanes * len(problems), strict=True)]  # fmt: skip
     shape = len(problems), len(knots), starts[-1]
     times = Times(
@@ -113,6 +116,10 @@ def composed(
         summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
     )
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
+    blocks = bundle.composed[0].events
+    copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
+    per_segment = (bundle.counts[0] @ blocks.layers).astype(int).tolist()
+    where = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
     tables = Tables(
         prices=priced,
         events=events,
@@ -123,7 +130,11 @@ def composed(
         runs=of_lanes,
         cuts=cuts,
         saved_bytes=np.array([[_saved_bytes(own, b) for b in of_sizes] for own, of_sizes in by_type]),
-        host_bytes_per_s=np.float64(host_bandwidth(problem.cluster.device) if spec.offload else 1.0),
+        host_bytes_per_s=np.float64(
+            host_bandwidth(problem.cluster.device) if programs.offloads or programs.offloads_layers else 1.0
+        ),
+        copies=copies,
+        copy_classes=CopyClasses(*(np.concatenate(ways) for ways in zip(*where, strict=True))),
         host_state_s=np.stack(
             [host_block_s(own.setting, layout, of_sizes[0].composed[0].events, spec) for own, of_sizes in by_type]
         ),

@@ -150,7 +150,7 @@ def step_time_function_of(
         offload=np.float64(layout.offload and problem.job.mode == "train"),
         fp8=np.float64(problem.job.dtype == "fp8" and len(problems) > 1),
     )
-    bounds = _bounds(nominal, problem, sizes, len(problems) > 1)
+    bounds = _bounds(nominal, problem, sizes, len(problems) > 1, copies=programs.offloads_layers)
     memory = Memory.of(problems, steps, tables.cuts, sizes)
     return StepTimeFunction(
         nominal, bounds, layout, problem.usable_bytes, programs, tables, times, np.log(sizes), memory
@@ -190,19 +190,22 @@ def _possible(problem: StepProblem, layout: Layout, size: int) -> bool:
     return True
 
 
-def _bounds(nominal: StepParameters, problem: StepProblem, sizes: Sequence[int], in_8_bits: bool) -> Bounds:
-    """Rates, times and corrections within `FACTOR`; shares from 0 to 1 where they can move at all."""
+def _bounds(
+    nominal: StepParameters, problem: StepProblem, sizes: Sequence[int], in_8_bits: bool, *, copies: bool
+) -> Bounds:
+    """Rates, times and corrections within `FACTOR`; shares from 0 to 1 where they can move at all. Where single layers
+    are copied to the host (`copies`), it is said of so many layers, none of which recomputes anything."""
     low, high = (jax.tree.map(lambda x, by=by: x * by, nominal) for by in (1 / FACTOR, FACTOR))
     zero = np.zeros_like(nominal.layers)
     train, offloads = problem.job.mode == "train", nominal.offload > 0
     total = nominal.layers.sum()
     return Bounds(
         low._replace(
-            layers=np.floor(nominal.layers / 2), micro_batch=np.float64(sizes[0]), recompute=zero,
-            offload=np.float64(0.0), fp8=np.float64(0.0),
+            layers=nominal.layers if copies else np.floor(nominal.layers / 2), micro_batch=np.float64(sizes[0]),
+            recompute=zero, offload=np.float64(0.0), fp8=np.float64(0.0),
         ),
         high._replace(
             layers=np.minimum(2 * nominal.layers, total), micro_batch=np.float64(sizes[-1]),
-            recompute=zero + train, offload=np.float64(offloads), fp8=np.float64(in_8_bits),
+            recompute=zero + (train and not copies), offload=np.float64(offloads), fp8=np.float64(in_8_bits),
         ),
     )  # fmt: skip

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfmodel.prediction._communication import summed
+from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies
 from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import block_passes, in_classes, passes_s
+from perfmodel.prediction._phases import block_passes, in_classes, passed_s, passes_s
 from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._step_costs import Beside, with_step_costs
 from perfmodel.prediction._zero import host_state_s
@@ -47,6 +48,9 @@ class Tables(NamedTuple):
     saved_bytes: Float[Any, "types steps 2 blocks"]
     """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
     host_bytes_per_s: Float[Any, ""]
+    copies: LayerCopies
+    """Of single layers' activations; none where no layers are offloaded."""
+    copy_classes: CopyClasses
     host_state_s: Float[Any, "types 3 blocks"]
     """What states on the host add, by block (`host_block_s`)."""
     beside: Beside
@@ -87,6 +91,7 @@ class Programs:
     """Kinds of collectives (fields of `BlockEvents`) of which there are none."""
     slices: int
     offloads: bool
+    offloads_layers: bool
     host_states: bool
     """Whether model states wait in host memory."""
     ranks: tuple[tuple[int, ...], ...]
@@ -140,10 +145,27 @@ class Programs:
             step = np.repeat(self.steps, np.diff(self.starts))
             copies = np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * self.of_classes("class_span") / self.slices
             out = out + copies * (saved - spared)[:, step, stage] / tables.host_bytes_per_s * x.offload
+        if self.offloads_layers:
+            step = np.repeat(self.steps, np.diff(self.starts))
+            for i, (own, _) in enumerate(self.lanes):
+                out = out + self._copy_waits_s(tables, times.phase_s[i], own) * (step == own)
         if len(out) > 1:
             out = (1 - x.fp8) * out[:1] + x.fp8 * out[1:]
         where = np.flatnonzero(optimizer)
         return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], where, tables.beside)[0]
+
+    def _copy_waits_s(
+        self, tables: Tables, phase_s: Float[Array, "types blocks phases"], step: int
+    ) -> Float[Array, "types classes"]:
+        """What passes wait for copies of layers' activations, were all of one micro-batch size."""
+        passed = passed_s(phase_s, np.array([[self.mode]]))
+        waits = [
+            tables.copy_classes.seconds(
+                tables.copies, tables.saved_bytes[of_type, step, 0], tables.host_bytes_per_s, forward, backward + weight
+            )
+            for of_type, (forward, backward, weight) in enumerate(passed)
+        ]
+        return jnp.stack(waits)
 
     def step_s(self, durations: Float[Array, " classes"]) -> Float[Array, " sizes"]:
         """Seconds of the step at each micro-batch size."""

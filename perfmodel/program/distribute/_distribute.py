@@ -68,7 +68,7 @@ class Degrees:
             raise LayoutError(
                 f"layout {layout}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
             )
-        if layout.cp > 1 or layout.offload:
+        if layout.cp > 1 or layout.offload or layout.offload_layers:
             raise LayoutError(f"layout {layout}: programs have no context parallelism and no offloading; use cp=1")
         micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
         if rest or not micro_batches:

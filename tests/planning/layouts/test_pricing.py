@@ -51,6 +51,10 @@ def layouts(draw) -> Layout:
     pp = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 8]))
     recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    if draw(st.integers(0, 5)) == 0:
+        return Layout(
+            tp=tp, dp=dp, zero=draw(st.integers(0, 3)) if dp > 1 else 0, offload_layers=draw(st.integers(0, 9))
+        )
     return Layout(
         tp=tp, pp=pp, dp=dp, micro_batch=draw(st.sampled_from([1, 2, 4])), schedule=name,
         vpp=draw(st.sampled_from([1, 2, 3])) if name in ("interleaved", "breadth-first", "gpipe") and pp > 1 else 1,

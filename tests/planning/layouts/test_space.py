@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import perfmodel as pm
 from perfmodel import catalog
+from perfmodel.errors import Reason, Rejection
 from perfmodel.planning.layouts import default_space, enumerate_layouts, restrict, search, with_options
 from perfmodel.prediction import evaluate, peak_memory, step_problem
 from perfmodel.spec import Job, Layout, Mlp, Problem
@@ -106,3 +108,28 @@ def test_stages_cut_anew_do_not_beat_the_lower_bound():
     assert found.improvements
     assert all(found.lower_bound_s <= p.step_time_s for p in found.layouts)
     assert found.lower_bound <= found.values[0]
+
+
+def test_layers_are_offloaded_where_nothing_is_piped_or_recomputed():
+    problem = pm.problem("gpt3-1.3b", "dgx-a100", devices=8, global_batch=16)
+    space = with_options(default_space(problem), "offload", problem.cluster)
+    rejected: Counter[Rejection] = Counter()
+    layouts = list(enumerate_layouts(space, problem, rejected))
+    offloaded = [layout for layout in layouts if layout.offload_layers]
+    assert {layout.offload_layers for layout in offloaded} == {4, 8, 12, 16}  # of 24 layers, and of those tried
+    assert all(layout.pp == 1 and layout.recompute == "none" for layout in offloaded)
+    assert len(set(layouts)) == len(layouts)
+    fixed = restrict(default_space(problem), "offload_layers=12")
+    assert {layout.offload_layers for layout in enumerate_layouts(fixed, problem, rejected)} == {12}
+    assert rejected[Rejection(Reason.OFFLOADED_LAYERS)] > 0
+
+
+def test_search_finds_offloaded_layers_where_nothing_else_fits():
+    """A link so fast that copies cost nothing, and too little memory for all activations."""
+    own = pm.problem("gpt3-1.3b", "dgx-a100", devices=1, global_batch=2, seq_len=4096)
+    device = replace(own.cluster.device, host_bandwidth_bytes_per_s=1e15, memory_bytes=42 * 2**30)
+    own = replace(own, cluster=replace(own.cluster, device=device))
+    space = restrict(with_options(default_space(own), "offload", own.cluster), "micro_batch=2")
+    best = search(own, space=space, top=3).layouts[0]
+    assert best.layout.offload_layers > 0
+    assert best.fits
