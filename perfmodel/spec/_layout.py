@@ -192,8 +192,8 @@ class Layout:
             self._check_offload_layers()
 
     def _check_offload_layers(self) -> None:
-        """Raise `LayoutError` beside what Megatron-Core refuses with `cpu_offloading` (transformer_config.py: pipelines
-        and recompute), and what leaves nothing to it."""
+        """Raise `LayoutError` beside a pipeline or recompute, as Megatron-Core does with `cpu_offloading`
+        (transformer_config.py), and beside `offload`, which leaves nothing to it."""
         n = self.offload_layers
         untraced("layout: offload_layers", n)
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
