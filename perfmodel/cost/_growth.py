@@ -24,7 +24,9 @@ FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
 training. 1 of sequences and images."""
 _MOST: Final = 2**16
 """Beyond this number of samples times grow in proportion: measurements end there."""
-_MOST_HEADS: Final = 256
+_MOST_SEQUENCES: Final = 2**10
+"""The same of attention."""
+_MOST_HEADS: Final = 2**7
 """Attention of more heads is compared by its sequences alone."""
 
 
@@ -57,7 +59,7 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     if isinstance(op, Collective) or not name or (count := getattr(op, name)) < 1:
         return None
     tile = fewest.get(name, 1)
-    samples = _octaves(count, min(count, tile), _MOST)
+    samples = _octaves(count, min(count, tile), _MOST_SEQUENCES if isinstance(op, Attention) else _MOST)
     heads: list[int] = [1]
     of_heads: list[KernelOp] = [op]
     if isinstance(op, Attention):
