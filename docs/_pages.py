@@ -12,8 +12,7 @@ from pathlib import Path
 
 from sphinx.pycode import ModuleAnalyzer
 
-from perfmodel.cli._completion import parsers
-from perfmodel.cli._parser import parser
+from perfmodel.cli._parser import parser, parsers
 
 HERE = Path(__file__).parent
 MADE = ("notebooks", "accuracy", "reference")

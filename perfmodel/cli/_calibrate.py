@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import _for_decision
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json, add_problem, layout_of, problem_of
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import lacking
 from perfmodel.cli._remaining import Remaining, remaining
+from perfmodel.cli._show import emit
 from perfmodel.errors import CalibrationError, PerfModelError
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli import _show
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import emit, new_console, table
 from perfmodel.cli._vocabulary import VOCABULARY, glossary, vocabulary
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
@@ -34,13 +33,13 @@ def _execute(arguments: argparse.Namespace) -> int:
     records = entries(arguments.kind, arguments.word)
     if not records:
         raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")
-    console = _show.new_console()
+    console = new_console()
     if arguments.kind in VOCABULARY:
         lines = glossary(arguments.kind, records, min(console.width, MOST_WIDTH))
         emit(arguments, {arguments.kind: records}, lambda: print(*lines, sep="\n"))
         return 0
     heads, cells = rows(arguments.kind, records)
-    emit(arguments, {arguments.kind: records}, lambda: console.print(_show.table("", heads, cells)))
+    emit(arguments, {arguments.kind: records}, lambda: console.print(table("", heads, cells)))
     return 0
 
 

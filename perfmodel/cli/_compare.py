@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import reporting, written
 from perfmodel.units import duration
 
 _SHOWN_STAGES = 12
@@ -94,5 +94,4 @@ def show(report: dict[str, Any]) -> None:
             known = [f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0]
             where = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
             print(f"  {where}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
-    for path in report["written"]:
-        print(f"wrote {path}")
+    written(report["written"])

@@ -4,10 +4,9 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_job, job_flags, price_of, problem_on
 from perfmodel.cli._search import add_space, space_of
-from perfmodel.cli._show import new_console
+from perfmodel.cli._show import emit, new_console
 from perfmodel.cli._show_search import interval
 from perfmodel.cli._training_run import add_reliability, failures, reliability_of
 from perfmodel.display import progress

@@ -3,10 +3,9 @@
 import argparse
 from typing import Any
 
-from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_job, add_layout, layout_of, price_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._search import add_space, space_of
-from perfmodel.cli._show import new_console, table
+from perfmodel.cli._show import new_console, reporting, table
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, duration, figure

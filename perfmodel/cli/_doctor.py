@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import perfmodel
-from perfmodel.cli import _show
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import emit, new_console, table
 from perfmodel.errors import PerfModelError
 
 _PACKAGES = (
@@ -54,7 +53,7 @@ def add_command(commands: Any) -> None:
 
 def _execute(arguments: argparse.Namespace) -> int:
     report = examine(arguments.calibration, clear_cache=arguments.clear_cache)
-    emit(arguments, report, lambda: _show.doctor(report))
+    emit(arguments, report, lambda: _show(report))
     return 0
 
 
@@ -151,3 +150,20 @@ def _caches(problems: list[str]) -> dict[str, Any]:
     if not os.access(existing, os.W_OK):
         problems.append(f"{existing} cannot be written, so nothing is kept between runs; set PERFMODEL_CACHE")
     return report
+
+
+def _show(report: dict[str, Any]) -> None:
+    """What there is, in the report's order."""
+    rows = []
+    for key, value in report.items():
+        if isinstance(value, dict):
+            rows += [(f"{key}: {k}", _said(k, v)) for k, v in value.items()]
+        else:
+            rows.append((key, "; ".join(value) or "-" if isinstance(value, list) else str(value)))
+    new_console().print(table("", ("what", "value"), rows))
+
+
+def _said(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1e6:,.0f} MB" if name.endswith("_bytes") else str(value)

@@ -3,11 +3,10 @@
 import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.cli._emit import reporting
-from perfmodel.cli._emulate_report import show
 from perfmodel.cli._emulate_settings import (
+    add_flags,
     conditions_of,
     delays_and_network,
     predicted_step,
@@ -16,17 +15,15 @@ from perfmodel.cli._emulate_settings import (
     sweep_of,
     wire_of,
 )
-from perfmodel.cli._flags import add_framework, add_json
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, require
+from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import reporting, written
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import delayed_as
+from perfmodel.units import duration
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation import Emulation, Prices
     from perfmodel.spec import Cluster
-
-_SWEPT_EVERY = 4
 
 
 def add_command(commands: Any) -> None:
@@ -34,68 +31,7 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
     )
-    command.add_argument(
-        "--world-size", type=int, metavar="N", help="ranks the script believes in (default: of the layout)"
-    )
-    command.add_argument("--cluster", help="catalog name or TOML: where the emulated ranks are")
-    command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
-    command.add_argument(
-        "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
-    )
-    command.add_argument(
-        "--wire", action="store_true",
-        help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
-    )  # fmt: skip
-    command.add_argument(
-        "--classes", type=int, metavar="K",
-        help="find which ranks are alike (each is tried for two iterations), run one of each kind, K real at once",
-    )  # fmt: skip
-    command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
-    command.add_argument(
-        "--prices", metavar="FILE|MODULE:FUNCTION",
-        help="times of collectives instead of the calibration's: csv (collective,ranks,bytes,time_s[,core_s]) "
-        "or a function of perfmodel.spec.Collective",
-    )  # fmt: skip
-    command.add_argument(
-        "--occupancy", type=Path, metavar="FILE", help="csv as for --prices: core_s, processor time of collectives"
-    )
-    command.add_argument(
-        "--measure", type=Path, metavar="FILE",
-        help="instead of a script: measure times and core time of torch's collectives between N ranks here",
-    )  # fmt: skip
-    command.add_argument(
-        "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
-    )
-    add_job_file(command, "network, as for whatif: inter_node_bandwidth=2x; or ", positional=False, layout=True)
-    command.add_argument(
-        "--straggler", type=float, default=1.0, metavar="F", help="emulated ranks take F times as long"
-    )
-    command.add_argument("--jitter", type=float, metavar="S", help="log-normal spread of emulated ranks' compute time")
-    command.add_argument("--fail", metavar="RANK@CALL", help="an emulated rank that dies at a collective of the world")
-    command.add_argument("--sweep", metavar="KIND=FIRST:LAST:COUNT", help="delays in turn, as all_reduce=0:10ms:11")
-    command.add_argument(
-        "--every", type=int, default=_SWEPT_EVERY, metavar="I", help="iterations for which each delay of a sweep stays"
-    )
-    command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
-    command.add_argument("--seed", type=int, default=0, help="of jitter")
-    command.add_argument(
-        "--pin",
-        action="store_true",
-        help="keep every real rank on a core of its own, on which threads of collectives come first",
-    )
-    command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
-    command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
-    command.add_argument(
-        "--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction"
-    )
-    add_from(command)
-    command.add_argument("--layout", help="as for predict")
-    add_framework(command)
-    command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
-    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="default fp32")
-    command.set_defaults(devices=None)
-    require(command, "world_size", "cluster")
+    add_flags(command)
     command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
     add_json(command)
     command.set_defaults(run=reporting(run, show))
@@ -293,3 +229,65 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
         }
         for kind in kinds
     }  # fmt: skip
+
+
+_BUSY_S: Final = 2e-3
+"""Emulating a call takes less, unless the machine has other work."""
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report."""
+    if "ranks" in report:
+        for r in report["ranks"]:
+            print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {duration(r['step_s'])}, "
+                  f"{duration(r['communication_s'])} of it in collectives")  # fmt: skip
+    elif "classes" in report:
+        for row in report["classes"]:
+            print(f"ranks {', '.join(map(str, row['ranks']))}, by rank {row['real']}: iteration "
+                  f"{duration(row['time_s'])}, {duration(row['communication_s'])} in collectives")  # fmt: skip
+        print(f"slowest class {duration(report['iteration_s'])}")
+    elif "measured" in report:
+        for row in report["measured"]:
+            print(
+                f"{row['collective']:>15} {row['bytes']:>10} bytes, {row['ranks']} ranks: "
+                f"{duration(row['time_s'])}, {duration(row['core_s'])} of the core"
+            )
+    else:
+        real = ", ".join(map(str, report["real_ranks"]))
+        print(f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives")
+        if report["iterations"]:
+            _show_iterations(report)
+        print(f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, "
+              f"{report['training_memory_bytes'] / 2**20:.0f} MiB of it since the script joined its world")  # fmt: skip
+    if wire := report.get("wire"):
+        print(f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process of the others "
+              f"took {wire['cpu_s']:.3g} s of a core in {wire['wall_s']:.3g} s")  # fmt: skip
+    if report.get("overhead_s", 0.0) > _BUSY_S:
+        print(f"to emulate a call took {duration(report['overhead_s'])} by itself, which was taken off: "
+              "the machine is busy with something else, do not trust times")  # fmt: skip
+    for kind in report.get("never_called", ()):
+        print(f"no {kind} was called: its delay changed nothing")
+    written(report["written"])
+
+
+def _show_iterations(report: Mapping[str, Any]) -> None:
+    print(f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
+          f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "
+          f"forward {duration(report['forward_s'])}, backward {duration(report['backward_s'])}, "
+          f"optimizer {duration(report['optimizer_s'])}")  # fmt: skip
+    print(f"communication {duration(report['communication_s'])}, {report['overlap']:.0%} of it overlapped; "
+          f"core busy {report['utilisation']:.0%}")  # fmt: skip
+    for kind, slack in report.get("slack_s", {}).items():
+        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} felt; "
+              f"{duration(slack['hidden_s'])} of delay of each are hidden for the others")  # fmt: skip
+    if curve := report.get("curve"):
+        print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")
+        for delay_s, emulated_s, predicted_s in zip(
+            curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True
+        ):
+            print(f"{duration(delay_s):>9} {duration(emulated_s):>10} {duration(predicted_s):>10}")
+        print(f"{duration(curve['hidden_s'])} of {curve['collective']} delay are hidden behind computing: "
+              f"{curve['felt']:.0f} felt before, {curve['felt_at_most']:.0f} at the end")  # fmt: skip
+    if predicted := report.get("predicted"):
+        print(f"predicted {duration(predicted['iteration_s'])} ({predicted['iteration_error']:+.1%}), "
+              f"memory {predicted['memory_bytes'] / 2**20:.0f} MiB ({predicted['memory_error']:+.1%})")  # fmt: skip

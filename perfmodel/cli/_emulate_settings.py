@@ -1,11 +1,13 @@
-"""What the flags of `perfmodel emulate` ask for: prices, delays, network, conditions, and what is predicted of them."""
+"""Flags of `perfmodel emulate`, and what they ask for: prices, delays, network, conditions, a step to compare with."""
 
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.cli._flags import framework_of, layout_of
+from perfmodel.cli._flags import add_framework, framework_of, layout_of
+from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import add_from, require
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import check_delay
 from perfmodel.units import parse_seconds, require_seed
@@ -16,6 +18,73 @@ if TYPE_CHECKING:
     from perfmodel.spec import Cluster
 
 _MOST_POINTS: Final = 1000
+_SWEPT_EVERY: Final = 4
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
+    """All but the script."""
+    command.add_argument(
+        "--world-size", type=int, metavar="N", help="ranks the script believes in (default: of the layout)"
+    )
+    command.add_argument("--cluster", help="catalog name or TOML: where the emulated ranks are")
+    command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
+    command.add_argument(
+        "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
+    )
+    command.add_argument(
+        "--wire", action="store_true",
+        help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
+    )  # fmt: skip
+    command.add_argument(
+        "--classes", type=int, metavar="K",
+        help="find which ranks are alike (each is tried for two iterations), run one of each kind, K real at once",
+    )  # fmt: skip
+    command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
+    command.add_argument(
+        "--prices", metavar="FILE|MODULE:FUNCTION",
+        help="times of collectives instead of the calibration's: csv (collective,ranks,bytes,time_s[,core_s]) "
+        "or a function of perfmodel.spec.Collective",
+    )  # fmt: skip
+    command.add_argument(
+        "--occupancy", type=Path, metavar="FILE", help="csv as for --prices: core_s, processor time of collectives"
+    )
+    command.add_argument(
+        "--measure", type=Path, metavar="FILE",
+        help="instead of a script: measure times and core time of torch's collectives between N ranks here",
+    )  # fmt: skip
+    command.add_argument(
+        "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
+    )
+    add_job_file(command, "network, as for whatif: inter_node_bandwidth=2x; or ", positional=False, layout=True)
+    command.add_argument(
+        "--straggler", type=float, default=1.0, metavar="F", help="emulated ranks take F times as long"
+    )
+    command.add_argument("--jitter", type=float, metavar="S", help="log-normal spread of emulated ranks' compute time")
+    command.add_argument("--fail", metavar="RANK@CALL", help="an emulated rank that dies at a collective of the world")
+    command.add_argument("--sweep", metavar="KIND=FIRST:LAST:COUNT", help="delays in turn, as all_reduce=0:10ms:11")
+    command.add_argument(
+        "--every", type=int, default=_SWEPT_EVERY, metavar="I", help="iterations for which each delay of a sweep stays"
+    )
+    command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
+    command.add_argument("--seed", type=int, default=0, help="of jitter")
+    command.add_argument(
+        "--pin",
+        action="store_true",
+        help="keep every real rank on a core of its own, on which threads of collectives come first",
+    )
+    command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
+    command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
+    command.add_argument(
+        "--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction"
+    )
+    add_from(command)
+    command.add_argument("--layout", help="as for predict")
+    add_framework(command)
+    command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
+    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="default fp32")
+    command.set_defaults(devices=None)
+    require(command, "world_size", "cluster")
 
 
 def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":

@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _show
-from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_job, add_layout, problem_of, require_measured
+from perfmodel.cli._show import new_console, reporting, table
 from perfmodel.units import duration, figure
 
 
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    console = _show.new_console()
+    console = new_console()
     console.print(
         f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "
         f"{duration(report['measured_step_s'])} measured ({report['steps']} steps, {report['devices']} devices); "
@@ -65,6 +64,6 @@ def show(report: dict[str, Any]) -> None:
         )
         for d in report["differences"]
     ]  # fmt: skip
-    console.print(_show.table("Largest differences, per device and step", heads, rows))
+    console.print(table("Largest differences, per device and step", heads, rows))
     for what, calls in report["unread"].items():
         console.print(f"{calls:,} calls: the profile does not say their {what}")

@@ -6,12 +6,11 @@ from math import expm1, inf
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _show
-from perfmodel.cli._emit import emit
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import flags_of, lacking
+from perfmodel.cli._show import emit, error_figure, error_head, new_console, table
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
@@ -82,7 +81,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     def show() -> None:
         if summary:
-            _show.fit(summary, arguments.out)
+            _show_fit(summary, arguments.out)
         if runs:
             _show_runs(runs, arguments.out)
 
@@ -124,6 +123,21 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
+def _show_fit(summary: dict[str, Any], out: Path) -> None:
+    """Fitted families and their errors; of collectives, whose place they take and what was set aside."""
+    heads = list(
+        dict.fromkeys(k for figures in summary.values() for k, v in figures.items() if not isinstance(v, dict))
+    )
+    rows = [(family, *(error_figure(key, figures.get(key)) for key in heads)) for family, figures in summary.items()]
+    new_console().print(table("Fitted, and errors on rows kept out", ["family", *map(error_head, heads)], rows))
+    collectives = summary.get("collectives", {})
+    for fabric, names in collectives.get("replaced", {}).items():
+        print(f"replaces {len(names)} shipped series: {fabric}")
+    for reason, count in collectives.get("set_aside", {}).items():
+        print(f"{count:,} rows set aside: {reason}")
+    print(f"wrote {out}")
+
+
 def _sites(arguments: argparse.Namespace) -> int:
     """Fit, write and show the constants of an unknown site."""
     from perfmodel.prediction import CLASSES
@@ -135,15 +149,15 @@ def _sites(arguments: argparse.Namespace) -> int:
         )
 
     def show() -> None:
-        console = _show.new_console()
+        console = new_console()
         heads = ("architecture", "source", "products longer by")
         of = found["sustained"].items()
         rows = [(name, source, f"{expm1(log):+.1%}") for name, logs in of for source, log in logs.items()]
-        console.print(_show.table("Products in training relative to alone", heads, rows))
+        console.print(table("Products in training relative to alone", heads, rows))
         heads = ("framework", "architecture", *CLASSES)
         of = found["population"][""]["of"].items()
         rows = [(*name.split("|"), *(f"{expm1(log):+.1%}" for log in one["mean"])) for name, one in of]
-        console.print(_show.table("What events take at the median site, beyond the physics", heads, rows))
+        console.print(table("What events take at the median site, beyond the physics", heads, rows))
         for file, why in found["skipped_files"].items():
             console.print(f"{file}: {why}")
         console.print(f"wrote {arguments.out}")
@@ -180,7 +194,7 @@ def _to_profile(arguments: argparse.Namespace) -> int:
         rows = [
             (c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in found.report.corrections
         ]  # fmt: skip
-        _show.new_console().print(_show.table("What the profile says, per device and step", heads, rows))
+        new_console().print(table("What the profile says, per device and step", heads, rows))
         _show_runs(fitted, arguments.out)
 
     emit(arguments, fitted | {"profile": found.report.to_dict()}, show)
@@ -189,13 +203,13 @@ def _to_profile(arguments: argparse.Namespace) -> int:
 
 def _show_runs(report: dict[str, Any], out: Path) -> None:
     """Parameters before and after, then contradictions."""
-    console = _show.new_console()
+    console = new_console()
     for device, fitted in report["end_to_end"].items():
         moved = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
         console.print(f"{device}, {fitted['runs']} runs")
         if moved:
-            console.print(_show.table("", heads, [_parameter_row(p) for p in moved]))
+            console.print(table("", heads, [_parameter_row(p) for p in moved]))
         as_before = [p["name"] for p in fitted["parameters"] if p not in moved]
         if as_before:
             console.print(f"as before, for these runs say nothing of them: {', '.join(as_before)}")

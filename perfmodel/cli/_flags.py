@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-from perfmodel.cli._emit import note
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import add_from, job_fields, require
+from perfmodel.cli._show import note
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import (
     OPTIMIZERS,
@@ -209,15 +209,15 @@ def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet
     """The job that the flags of `add_job` describe, for a model and a kind of device; says what it assumes
     unless it is `quiet`, as the text of `predict` does by itself."""
     said = job_fields(arguments) | arguments.of_job
-    if arguments.mode is not None:
-        said["mode"] = arguments.mode
-    if arguments.attention is not None:
-        said["flash_attention"] = arguments.attention == "flash"
-    said |= {name: value for name in _OF_JOB if (value := getattr(arguments, name)) is not None}
-    if arguments.freeze or arguments.lora_rank:
-        said["frozen"] = arguments.freeze == "all" or bool(arguments.lora_rank)
-        said["frozen_embedding"] = arguments.freeze == "embedding"
-        said["adapter_rank"] = arguments.lora_rank or 0
+    flags = vars(arguments)  # a command may have some of them only
+    if (attention := flags.get("attention")) is not None:
+        said["flash_attention"] = attention == "flash"
+    said |= {name: flags[name] for name in ("mode", *_OF_JOB) if flags.get(name) is not None}
+    freeze, lora_rank = flags.get("freeze"), flags.get("lora_rank")
+    if freeze or lora_rank:
+        said["frozen"] = freeze == "all" or bool(lora_rank)
+        said["frozen_embedding"] = freeze == "embedding"
+        said["adapter_rank"] = lora_rank or 0
     job = framework_of(arguments).job(
         model,
         device,

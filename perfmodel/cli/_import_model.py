@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_calibration, add_json
-from perfmodel.cli._show import new_console, table
+from perfmodel.cli._show import new_console, reporting, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure, scaled
 

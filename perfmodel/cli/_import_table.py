@@ -5,8 +5,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import reporting
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.units import duration
 

@@ -7,9 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cli import _show
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import emit, written
 from perfmodel.cli._vocabulary import keys
 from perfmodel.errors import PerfModelError
 
@@ -68,7 +67,7 @@ def _init(arguments: argparse.Namespace) -> int:
         raise PerfModelError(f"{path}: a job file ends in .toml; give another FILE")
     refuse_existing([path], arguments.force)
     write_text(path, job_text(path.name))
-    emit(arguments, {"written": [str(path)]}, lambda: _show.written([str(path)]))
+    emit(arguments, {"written": [str(path)]}, lambda: written([str(path)]))
     return 0
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import note
+from perfmodel.cli._show import note
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Job, Layout, Model
 

@@ -1,8 +1,12 @@
-"""Commands and flags. Names are a contract: others script against them."""
+"""Commands and flags, and the script by which a shell completes them, files and catalog names.
+
+Names are a contract: others script against them.
+"""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import perfmodel
@@ -11,7 +15,6 @@ from perfmodel.cli import (
     _catalog,
     _compare,
     _compare_clusters,
-    _completion,
     _design,
     _doctor,
     _emulate,
@@ -95,15 +98,59 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
-    _completion.add_command(commands, top)
+    _add_completion(commands, top)
     return top
 
 
 def given(argv: Sequence[str] | None) -> frozenset[str]:
     """Names of the arguments that a command line states, as its namespace has them."""
     bare = parser()
-    for one in _completion.parsers(bare):
+    for one in parsers(bare):
         one._defaults.clear()
         for action in one._actions:
             action.default = argparse.SUPPRESS
     return frozenset(vars(bare.parse_args(argv)))
+
+
+_FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
+
+
+def _add_completion(commands: Any, top: argparse.ArgumentParser) -> None:
+    """Register `completion SHELL`; `top`: the whole command line, that it completes."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "completion", help='shell completion: eval "$(perfmodel completion bash)"'
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+    command.set_defaults(run=partial(_complete, top))
+
+
+def _complete(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    print(_script(arguments.shell, top))
+    return 0
+
+
+def _script(shell: str, top: argparse.ArgumentParser) -> str:
+    """What the shell reads. `top`, the whole command line, parses nothing afterwards: names become choices in it."""
+    import shtab
+
+    from perfmodel import catalog
+
+    names = {"model": catalog.models(), "cluster": catalog.clusters(), "framework": catalog.frameworks()}
+    for one in parsers(top):
+        for action in one._actions:
+            if action.dest in names and action.option_strings:
+                action.choices = list(names[action.dest])
+            elif action.metavar in _FILES:
+                action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]
+            elif action.metavar == "DIR":
+                action.complete = shtab.DIRECTORY  # pyright: ignore[reportAttributeAccessIssue]
+    return shtab.complete(top, shell)
+
+
+def parsers(one: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser, its commands and their commands."""
+    yield one
+    for action in one._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers(command)

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.cli import _plot_data, _show
-from perfmodel.cli._emit import reporting
+from perfmodel.cli import _plot_data
 from perfmodel.cli._flags import add_calibration, add_job, add_json, add_layout
 from perfmodel.cli._predict import note_layout, with_timeline
 from perfmodel.cli._schedule_facts import add_pipeline, facts_and_drawings
+from perfmodel.cli._show import reporting, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_written(report: dict[str, Any]) -> None:
-    _show.written(report["written"])
+    written(report["written"])
 
 
 def _draw(arguments: argparse.Namespace) -> "tuple[Figure, list[Prediction]]":

@@ -1,15 +1,16 @@
 """`perfmodel predict` and `perfmodel timeline`: one layout in figures, and what every device does when."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli import _show
-from perfmodel.cli._emit import emit, note
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._show import breakdown, emit, new_console, note, table, written
 from perfmodel.cli._training_run import add_reliability, lines, run_of
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout
+from perfmodel.units import GIB, duration
 
 if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
@@ -101,7 +102,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         result.to_dict() | (run.to_dict() if run else {}),
-        lambda: _show.prediction(result, lines(run) if run else ()),
+        lambda: _show(result, lines(run) if run else ()),
     )
     return 0
 
@@ -116,6 +117,65 @@ def _timeline(arguments: argparse.Namespace) -> int:
         raise PerfModelError("timeline: --every-rank and --every-pass are for traces; give --out FILE")
     result = with_timeline(arguments)
     note_layout(result)
-    written = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
-    emit(arguments, result.to_dict() | {"written": written}, lambda: _show.written(written))
+    files = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
+    emit(arguments, result.to_dict() | {"written": files}, lambda: written(files))
     return 0
+
+
+def _show(result: "Prediction", more: Sequence[str] = ()) -> None:
+    """Summary, `more` lines, breakdown, memory and the head of the critical path."""
+    console = new_console()
+    fits = "fits" if result.fits else "DOES NOT FIT"
+    console.print(
+        f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
+        f"sequence {result.seq_len}\nlayout {result.layout}"
+    )
+    console.print(
+        f"step time {duration(result.step_time_s)} (90 %: {duration(result.step_time_lo_s)} to "
+        f"{duration(result.step_time_hi_s)}), "
+        f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
+        f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
+    )
+    memory = result.memory
+    console.print(
+        f"memory {result.memory_needed_bytes / GIB:.1f} of {result.memory_capacity_bytes / GIB:.1f} GiB: {fits} "
+        f"(probability {result.fits_probability:.2f})"
+    )
+    for line in (*more, *result.reasons, *result.warnings):
+        console.print(line)
+    breakdown(console, result)
+    console.print(
+        table(
+            f"memory as {result.framework} reports it",
+            ("part", "GiB"),
+            [(k, f"{v / GIB:.2f}") for k, v in memory.to_dict().items()],
+        )
+    )
+    if result.kinds:
+        console.print(table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result)))
+    console.print(
+        table(
+            "critical path",
+            ("event", "count", "time", "share"),
+            [
+                (e.event, f"{e.count:.0f}", duration(e.time_s), f"{e.time_s / result.step_time_s:.1%}")
+                for e in result.critical_path[:15]
+            ],
+        )
+    )
+    shares = ", ".join(f"{k} {v:.0%}" for k, v in result.provenance.items() if v >= 0.005)
+    console.print(f"where the times come from: {shares}")
+
+
+def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
+    """Kind of nodes, device and memory of every pipeline rank."""
+    return [
+        (
+            str(rank),
+            kind["kind"],
+            kind["device"],
+            f"{stage.peak / GIB:.2f}",
+            f"{kind['memory_capacity_bytes'] / GIB:.0f}",
+        )
+        for rank, (kind, stage) in enumerate(zip(result.kinds, result.memory_per_stage, strict=True))
+    ]

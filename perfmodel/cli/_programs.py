@@ -6,10 +6,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import emit, reporting
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._import_model import dimension
 from perfmodel.cli._job_file import PROGRAM_HELP
+from perfmodel.cli._show import emit, reporting, written
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, duration, scaled
@@ -181,8 +181,7 @@ def show_simulated(report: Mapping[str, Any]) -> None:
           f"{duration(report['step_time_s'])}, {report['bubble_fraction']:.1%} idle")  # fmt: skip
     peak = max(report["peak_memory_bytes"]) / GIB
     print(f"live values: at most {peak:.3g} GiB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
-    for path in report.get("written", ()):
-        print(f"wrote {path}")
+    written(report.get("written", ()))
 
 
 def search_program(arguments: argparse.Namespace) -> int:

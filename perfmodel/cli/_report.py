@@ -4,11 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cli._emit import emit
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._search import add_search, options_of, space_of
-from perfmodel.cli._show import new_console, table, written
+from perfmodel.cli._show import emit, new_console, table, written
 from perfmodel.cli._training_run import reliability_of
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration

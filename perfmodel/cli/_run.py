@@ -7,8 +7,8 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._show import emit, written
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration
 
@@ -109,8 +109,7 @@ def show(report: Mapping[str, Any]) -> None:
         print(f"  rank {rank}: busy {duration(busy_s)}")
     if "predicted_s" in report:
         print(f"predicted on the cluster: {duration(report['predicted_s'])}")
-    for path in report.get("written", ()):
-        print(f"wrote {path}")
+    written(report.get("written", ()))
 
 
 def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":

@@ -4,10 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import note, reporting
-from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._flags import add_dtype, add_framework, add_json, layout_of, problem_on
 from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, job_fields, lacking
+from perfmodel.cli._launch import add_from, lacking
 from perfmodel.cli._schedule_facts import (
     add_pipeline,
     facts_and_drawings,
@@ -16,7 +15,7 @@ from perfmodel.cli._schedule_facts import (
     require_times_alone,
     uniform_times,
 )
-from perfmodel.cli._show import new_console, table
+from perfmodel.cli._show import new_console, reporting, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration, figure
@@ -241,18 +240,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
 
     if flags := lacking(arguments, "cluster", "layout", "global_batch"):
         raise PerfModelError(f"schedules: --model needs {flags} too")
-    model, cluster, framework = (
-        catalog.model(arguments.model),
-        catalog.cluster(arguments.cluster),
-        framework_of(arguments),
-    )
-    job = framework.job(
-        model, cluster.device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
-        **job_fields(arguments), **arguments.of_job,
-    )  # fmt: skip
-    note(job.assumed)
-    problem = Problem(model=model, cluster=cluster, job=job, framework=framework)
-    return problem, layout_of(arguments, arguments.layout, model)
+    problem = problem_on(arguments, catalog.cluster(arguments.cluster), None)
+    return problem, layout_of(arguments, arguments.layout, problem.model)
 
 
 def _trained(arguments: argparse.Namespace) -> dict[str, Any]:

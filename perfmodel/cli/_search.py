@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import _show_search
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
 from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.cli._programs import add_values, search_program
+from perfmodel.cli._show import emit
 from perfmodel.cli._training_run import add_reliability, lines, run_of, tariff_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError

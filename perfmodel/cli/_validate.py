@@ -2,12 +2,15 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli import _show
-from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
+from perfmodel.cli._show import emit, error_figure, error_head, new_console, table
 from perfmodel.display import progress
+from perfmodel.units import duration
+
+if TYPE_CHECKING:
+    from perfmodel.validation import CaseResidual
 
 
 def add_command(commands: Any) -> None:
@@ -43,7 +46,7 @@ def _kernels(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import validate_kernels
 
     report = validate_kernels(arguments.files, arguments.calibration, arguments.out)
-    emit(arguments, report, lambda: _show.kernels(report))
+    emit(arguments, report, lambda: _show_kernels(report))
     return 0
 
 
@@ -54,11 +57,87 @@ def _cases(arguments: argparse.Namespace) -> int:
         found = explain_cases(
             arguments.files, arguments.explain or None, arguments.calibration, arguments.tables, arguments.framework
         )
-        emit(arguments, {"cases": [one.to_dict() for one in found]}, lambda: _show.residuals(found))
+        emit(arguments, {"cases": [one.to_dict() for one in found]}, lambda: _show_residuals(found))
         return 0
     with progress("cases", silent=arguments.json) as report:
         result = validate_cases(
             arguments.files, arguments.calibration, arguments.out, framework=arguments.framework, progress=report
         )
-    emit(arguments, result, lambda: _show.cases(result))
+    emit(arguments, result, lambda: _show_cases(result))
     return 0
+
+
+_KERNEL_COLUMNS = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "coverage_90")
+
+
+def _show_kernels(report: dict[str, Any]) -> None:
+    """Errors per op family and device."""
+    rows = []
+    for family, devices in report["families"].items():
+        for device, figures in devices.items():
+            rows.append((family, device, *(error_figure(name, figures[name]) for name in _KERNEL_COLUMNS)))
+    rows.append(("all", "all", *(error_figure(name, report["all"][name]) for name in _KERNEL_COLUMNS)))
+    new_console().print(
+        table("Predicted against measured", ("family", "device", *map(error_head, _KERNEL_COLUMNS)), rows)
+    )
+    _nothing("row", report)
+    _skipped(report["skipped"])
+
+
+_MEMORY_COLUMNS = ("n", "median_ape", "mean_ape", "p90_ape")
+_CASE_COLUMNS = ("n", "median_ape", "mean_ape", "p90_ape", "spearman", "coverage_90")
+
+
+def _show_cases(report: dict[str, Any]) -> None:
+    """Errors per source of published runs."""
+    rows, memory = [], []
+    for source, figures in report["sources"].items():
+        rows.append((source, *(error_figure(name, figures[name]) for name in _CASE_COLUMNS)))
+        if figures["memory"]["n"]:
+            memory.append((source, *(error_figure(name, figures["memory"][name]) for name in _MEMORY_COLUMNS)))
+    rows.append(("all", *(error_figure(name, report["all"][name]) for name in _CASE_COLUMNS)))
+    console = new_console()
+    console.print(table("Step time, predicted against measured", ("source", *map(error_head, _CASE_COLUMNS)), rows))
+    _nothing("step time", report)
+    if memory:
+        console.print(
+            table("Peak memory, predicted against measured", ("source", *map(error_head, _MEMORY_COLUMNS)), memory)
+        )
+    _skipped(report["skipped"])
+
+
+def _show_residuals(found: "list[CaseResidual]") -> None:
+    """Why predictions of published runs missed."""
+    console = new_console()
+    for one in found:
+        console.print(
+            f"{one.case_id}: measured {duration(one.measured_s)}, predicted {duration(one.predicted_s)} "
+            f"({one.error:+.1%}; 90 %: {duration(one.lo_s)} to {duration(one.hi_s)}), "
+            f"{one.extrapolated:.0%} extrapolated"
+        )
+        parts = sorted(one.breakdown_s.items(), key=lambda item: -item[1])
+        rows = [(name, duration(s), f"{s / one.predicted_s:.1%}") for name, s in parts if s > 1e-3 * one.predicted_s]
+        console.print(table("predicted", ("part", "time", "share"), rows))
+        events = [
+            (
+                e.event, duration(e.time_s), e.provenance, e.nearest,
+                "" if e.nearest_us is None else duration(1e-6 * e.nearest_us),
+                "" if e.doublings is None else f"{e.doublings:.1f}",
+            )
+            for e in one.events
+        ]  # fmt: skip
+        names = ("event", "time", "provenance", "nearest measured", "its time", "doublings off")
+        console.print(table("largest events", names, events))
+        terms = [(t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}") for t in one.terms[:8]]
+        names = ("if it were one term alone", "share", "change (log factor, or amount)", "in standard deviations")
+        console.print(table("what would explain the error", names, terms))
+
+
+def _nothing(what: str, report: dict[str, Any]) -> None:
+    if not report["all"]["n"]:
+        print(f"no {what} could be compared" if report["skipped"] else "the tables hold no rows")
+
+
+def _skipped(skipped: dict[str, int]) -> None:
+    if skipped:
+        new_console().print(table("skipped", ("why", "rows"), [(k, f"{v:,}") for k, v in skipped.items()]))

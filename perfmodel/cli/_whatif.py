@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._emit import note, reporting
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, require_measured
-from perfmodel.cli._show import new_console, table
+from perfmodel.cli._show import new_console, note, reporting, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 

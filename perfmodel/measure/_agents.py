@@ -18,8 +18,7 @@ from typing import Any
 
 from perfmodel.errors import CalibrationError
 from perfmodel.measure._card import collector_sha256, software
-from perfmodel.measure._launch import Launch
-from perfmodel.measure._meeting import Server, join, made_meeting
+from perfmodel.measure._launch import Launch, Server, join, made_meeting
 from perfmodel.measure._meter import usable_cores
 from perfmodel.measure._rank import Place, RankProcess, RankSession, free_port
 from perfmodel.ops import Collective

@@ -1,14 +1,16 @@
-"""Backends: whose kernels and collectives are measured."""
+"""Backends: whose kernels and collectives are measured, on which device; and a kernel timed on one."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Final, Protocol
 
-from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.measure._harness import SampleCalls
+from perfmodel import catalog
+from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.measure._harness import SampleCalls, StoppingRule, time_calls
 from perfmodel.measure._meter import Meter, pinned_to_one_core
-from perfmodel.measure._rows import Row
+from perfmodel.measure._rows import SOURCE, Point, Row, op_columns, timing_columns
 from perfmodel.ops import KernelOp
 
 BACKENDS: Final = ("jax", "torch", "nccl-tests")
@@ -95,3 +97,85 @@ def open_backend(name: str) -> Iterator[Backend]:
             if backend.accelerator:
                 unpin()  # compilers and the launching thread may use every core
             yield backend
+
+
+_SHORTEST_S = 1e-9
+"""`min_sample_s` of cold samples: they cannot be bundled, and end after one call."""
+
+
+def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:
+    """Measure one op: its row of the table."""
+    op, cold = point.kernel, point.cold
+    timing = time_calls(backend.sampler(op, cold=cold), sampling_rule(rule, backend, cold))
+    return {
+        "source": SOURCE,
+        "device": device_name,
+        **op_columns(op),
+        **timing_columns(timing, rule, backend.variant(op), cold=cold),
+        "software": backend.software,
+    }
+
+
+def sampling_rule(rule: StoppingRule, backend: Backend, cold: bool) -> StoppingRule:
+    """The rule with samples as long as the backend's meter resolves; of a single call where caches are cold."""
+    return (rule.with_samples_of(_SHORTEST_S) if cold else rule).resolved_by(backend.meter)
+
+
+def call_overhead_s(backend: Backend, rule: StoppingRule) -> float:
+    """Time of a call that does next to nothing, which every measured time contains."""
+    return time_calls(backend.overhead_sampler(), rule.resolved_by(backend.meter)).median_s
+
+
+def check_device(planned: str, accelerator: str | None) -> None:
+    """Refuse to write rows of one device under the name of another.
+
+    Devices that no catalog knows are their planner's to name; those it knows must be found.
+
+    Args:
+        planned: the plan's `device`.
+        accelerator: the name that its driver gives it; `None` for a CPU.
+
+    Raises:
+        CalibrationError: if the plan names a catalog device and another one is found.
+    """
+    try:
+        known = catalog.device(planned)
+    except PerfModelError:
+        return
+    if accelerator is None:
+        if known.host_bandwidth_bytes_per_s is None and known.vendor != "Google":  # a CPU has no host
+            return
+        found = "a CPU"
+    elif same_device(known.name, accelerator):
+        return
+    else:
+        found = accelerator
+    raise CalibrationError(
+        f"the plan's device is {planned}, found {found}; run it there, or name the device found "
+        "(any_device = true in the plan measures whatever is found)"
+    )
+
+
+def same_device(name: str, accelerator: str) -> bool:
+    """Whether a catalog name and a driver's name may mean one device: chip alike, memory and form not at odds."""
+    ours, theirs = _words(name), _words(accelerator)
+    chips = [word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)]
+    chip = chips[0] if chips else ours[0]
+    if chip not in theirs:
+        return False
+    memory, their_memory = (list(filter(_is_memory, words)) for words in (ours, theirs))
+    if memory and their_memory and memory != their_memory:
+        return False
+    return ("PCIE" in ours) == ("PCIE" in theirs) and ("NVL" in ours) == ("NVL" in theirs)
+
+
+def _words(name: str) -> list[str]:
+    """Upper-case words; `1080 Ti` is one, TPU's `v5 lite` is v5e, its plain `v5` is v5p."""
+    name = re.sub(r"(v\d) lite", r"\1e", name.strip(), flags=re.IGNORECASE)
+    name = re.sub(r"(TPU[ -]v5)$", r"\1p", name, flags=re.IGNORECASE)
+    name = re.sub(r"(\d) Ti\b", r"\1Ti", name, flags=re.IGNORECASE)
+    return re.split(r"[\s_-]+", name.upper())
+
+
+def _is_memory(word: str) -> bool:
+    return re.fullmatch(r"\d+GB", word) is not None

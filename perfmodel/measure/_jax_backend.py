@@ -9,9 +9,8 @@ from typing import Any, Final
 from perfmodel.errors import PerfModelError
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
-from perfmodel.measure._programs import check_kernel, jax_dtypes, jax_program
+from perfmodel.measure._programs import check_kernel, cold_sampler, host_flush, jax_dtypes, jax_program, queued_sampler
 from perfmodel.measure._rows import Row
-from perfmodel.measure._samplers import cold_sampler, host_flush, queued_sampler
 from perfmodel.ops import Attention, KernelOp, Program
 
 FP8_CAPABILITY: Final = 8.9

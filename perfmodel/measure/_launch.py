@@ -1,10 +1,20 @@
-"""Which process of a launch this is: torchrun, mpirun and srun start one command many times and number the copies."""
+"""Which process of a launch this is, and how its processes find each other and prove that they belong together.
 
+Torchrun, mpirun and srun start one command many times and number the copies.
+"""
+
+import json
 import os
+import secrets
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Final, Self
 
 from perfmodel.errors import CalibrationError
 
@@ -90,3 +100,139 @@ def _host_and_port(coordinator: str | None) -> tuple[str | None, int | None]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise CalibrationError(f"--coordinator {coordinator}: not HOST:PORT, as node-a:29600")
     return host, int(port)
+
+
+KEY: Final = "PERFMODEL_LAUNCH_KEY"
+"""Variable with the secret that all processes share; without it, process 0 makes one and writes it into the folder."""
+NAME: Final = ".launch.json"
+MIN_KEY: Final = 16
+HANDSHAKE_S: Final = 10
+KEEPALIVE_S: Final = 60
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where process 0 waits, and the secret."""
+
+    host: str
+    port: int
+    key: str
+
+
+def made_meeting(launch: Launch) -> Meeting:
+    """Process 0's; port 0 stands for any that is free."""
+    return Meeting(launch.host or socket.gethostname(), launch.port or 0, _given_key() or secrets.token_hex(32))
+
+
+class Server:
+    """Context manager: process 0's listening socket, and the file that leads to it."""
+
+    def __init__(self, meeting: Meeting, folder: Path) -> None:
+        self._meeting, self._path = meeting, folder / NAME
+        self._started_s, self._turned_away = time.monotonic(), 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._socket = socket.create_server(("", self._meeting.port))
+        except OSError as error:
+            raise CalibrationError(f"port {self._meeting.port} on this node: {error.strerror or error}") from None
+        _write_private(self._path, replace(self._meeting, port=self._socket.getsockname()[1]))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._path.unlink(missing_ok=True)
+        self._socket.close()
+
+    def accept(self, missing: Sequence[int], launch: Launch, timeout_s: float) -> Connection:
+        """The next process that knows the secret."""
+        while True:
+            left_s = self._started_s + timeout_s - time.monotonic()
+            try:
+                self._socket.settimeout(max(left_s, 1e-3))
+                peer, _ = self._socket.accept()
+            except TimeoutError:
+                turned = f"; {self._turned_away} connections knew another secret" if self._turned_away else ""
+                raise CalibrationError(
+                    f"{_named(missing)} of {launch.count} did not come to {self._meeting.host} within "
+                    f"{timeout_s:g} s{turned}; were all started, with this --out, and may they reach this node?"
+                ) from None
+            if (connection := _authenticated(peer, self._meeting.key, first=True)) is not None:
+                return connection
+            self._turned_away += 1
+
+
+def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, str]:
+    """Connect to process 0; gives the address, too, by which it reaches this process.
+
+    Raises:
+        CalibrationError: if it cannot be found or reached in time, or has another secret.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        where = str(folder / NAME)
+        try:
+            meeting = _read(launch, folder)
+            where = f"{meeting.host}:{meeting.port}"
+            peer = socket.create_connection((meeting.host, meeting.port), timeout=HANDSHAKE_S)
+            address = peer.getsockname()[0]
+            if (connection := _authenticated(peer, meeting.key, first=False)) is not None:
+                return connection, address
+            trouble = f"{where} has another secret; is {KEY} the same on all nodes?"
+        except FileNotFoundError:  # process 0 has not come yet
+            trouble = f"no {NAME} in {folder}; do all nodes share it? else give --coordinator HOST:PORT and {KEY}"
+        except OSError as error:
+            trouble = f"{where}: {error.strerror or error}"
+        if time.monotonic() > deadline_s:
+            raise CalibrationError(
+                f"process {launch.index} on {launch.node} found no process 0 within {timeout_s:g} s: {trouble}"
+            )
+        time.sleep(0.2)
+
+
+def _read(launch: Launch, folder: Path) -> Meeting:
+    key = _given_key()
+    if key and launch.host and launch.port:
+        return Meeting(launch.host, launch.port, key)
+    found = Meeting(**json.loads((folder / NAME).read_text()))
+    return replace(found, host=launch.host or found.host, port=launch.port or found.port, key=key or found.key)
+
+
+def _given_key() -> str | None:
+    key = os.environ.get(KEY)
+    if key is not None and len(key) < MIN_KEY:
+        raise CalibrationError(f"{KEY} has {len(key)} characters; give at least {MIN_KEY} that nobody can guess")
+    return key
+
+
+def _write_private(path: Path, meeting: Meeting) -> None:
+    """Whole or not at all, and for this user's eyes only."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(asdict(meeting), file)
+    new.replace(path)
+
+
+def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection | None:
+    """A connection whose other end knows the secret, too; nothing is unpickled before that is proven."""
+    with peer:
+        peer.setblocking(True)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that loses power says no goodbye
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        _set_patience(peer, HANDSHAKE_S)
+        connection, steps = Connection(os.dup(peer.fileno())), [deliver_challenge, answer_challenge]
+        try:
+            for step in steps if first else reversed(steps):
+                step(connection, key.encode())
+            _set_patience(peer, 0)
+        except (EOFError, OSError, AuthenticationError):
+            connection.close()
+            return None
+    return connection
+
+
+def _set_patience(peer: socket.socket, seconds: int) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+
+def _named(missing: Sequence[int]) -> str:
+    return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))}"

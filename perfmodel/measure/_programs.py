@@ -1,11 +1,16 @@
-"""Ops as programs to be timed, checked for a whole plan before anything runs."""
+"""Ops as programs to be timed, checked for a whole plan before anything runs; and how calls of one are timed by the
+host's clock, with warm caches or emptied ones.
+"""
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 import numpy as np
 
+from perfmodel import catalog
 from perfmodel.errors import UnknownNameError
+from perfmodel.measure._harness import Sample, SampleCalls
+from perfmodel.measure._meter import Meter
 from perfmodel.ops import FAMILIES, JAX_DTYPES, KernelOp, Program, Tensors
 
 MEASURED_FAMILIES: Final[dict[str, type[KernelOp]]] = {
@@ -46,3 +51,74 @@ def jax_program(op: KernelOp, seed: int = 0) -> Program:
 def torch_program(op: KernelOp, device: str, seed: int = 0) -> Program:
     """The op as a function of tensors on `device`; the op must have passed the backend's check."""
     return FAMILIES[op.family].timed().torch_program(op, Tensors(np.random.default_rng(seed), device, op.dtype))
+
+
+def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:
+    """Calls in a row. `every_call` waits for each: a CPU would otherwise run independent calls at the same time."""
+    call = Calls(timed)
+
+    def sample(calls: int) -> Sample:
+        output: Any = None
+        before = meter.read()
+        for _ in range(calls):
+            output = call()
+            if every_call:
+                wait(output)
+        wait(output)
+        after = meter.read()
+        return Sample(calls, after.wall_s - before.wall_s, meter.interference(before, after))
+
+    return sample
+
+
+def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]) -> SampleCalls:
+    """Calls each after a flush of the caches; only the calls themselves count as time.
+
+    Interference is that of flushes and calls together, which others disturb alike.
+    """
+    call = Calls(timed)
+
+    def sample(calls: int) -> Sample:
+        wall_s = 0.0
+        first = last = meter.read()
+        for _ in range(calls):
+            flush()
+            before = meter.read()
+            wait(call())
+            last = meter.read()
+            wall_s += last.wall_s - before.wall_s
+        return Sample(calls, wall_s, meter.interference(first, last))
+
+    return sample
+
+
+class Calls:
+    """Calls a program again and again, its carried arguments fed back."""
+
+    def __init__(self, timed: Program) -> None:
+        self._timed = timed
+        self._arguments = timed.arguments
+
+    def __call__(self) -> Any:
+        timed = self._timed
+        output = timed.function(*self._arguments)
+        if timed.carried:
+            self._arguments = (*output[: timed.carried], *self._arguments[timed.carried :])
+        return output
+
+
+FLUSH_FACTOR: Final = 2
+"""Size of the buffer that is touched, in last-level caches: replacement is not strictly least-recently-used."""
+
+
+def host_flush() -> tuple[Callable[[], None], int]:
+    """A function that fills the CPU's caches with a buffer of its own, and the buffer's bytes."""
+    import numpy as np
+
+    size = FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes)
+    buffer = np.zeros(size // 8)
+
+    def flush() -> None:
+        np.add(buffer, 1.0, out=buffer)
+
+    return flush, size

@@ -12,18 +12,16 @@ import numpy as np
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure._agents import Agent, members
-from perfmodel.measure._backend import Backend, open_backend
+from perfmodel.measure._backend import Backend, call_overhead_s, check_device, kernel_row, open_backend
 from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, software, write_card
 from perfmodel.measure._collectives import INTERCONNECT, collective_row, transport_of
-from perfmodel.measure._device_check import check_device
+from perfmodel.measure._estimate import finished_rows
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._hosts import EmulatedHosts, Host
-from perfmodel.measure._kernels import call_overhead_s, kernel_row
 from perfmodel.measure._meter import wait_until_quiet
 from perfmodel.measure._nccl_tests import ReadOutput, check_nccl_tests, nccl_tests_rows
 from perfmodel.measure._plan import Plan
-from perfmodel.measure._recorded import finished_rows
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
 from perfmodel.ops import Collective

@@ -9,9 +9,17 @@ from typing import Any, Final
 from perfmodel.errors import PerfModelError
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
-from perfmodel.measure._programs import check_kernel, torch_dtypes, torch_program
+from perfmodel.measure._programs import (
+    FLUSH_FACTOR,
+    Calls,
+    check_kernel,
+    cold_sampler,
+    host_flush,
+    queued_sampler,
+    torch_dtypes,
+    torch_program,
+)
 from perfmodel.measure._rows import Row
-from perfmodel.measure._samplers import FLUSH_FACTOR, Calls, cold_sampler, host_flush, queued_sampler
 from perfmodel.ops import Gemm, KernelOp, Program, torch_module
 from perfmodel.units import MIB
 

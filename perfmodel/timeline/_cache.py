@@ -23,8 +23,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
-from perfmodel.timeline._compile import compile_structure
-from perfmodel.timeline._tables import CompiledStructure
+from perfmodel.timeline._tables import CompiledStructure, compile_structure
 
 VARIABLE: Final = "PERFMODEL_CACHE_LIMIT_GB"
 DEFAULT_GB: Final = 2.0
@@ -84,7 +83,7 @@ def code_digest(*names: str) -> str:
 CODE: Final = (
     "perfmodel.schedule",
     "perfmodel.program",
-    *(f"perfmodel.timeline.{module}" for module in ("_allocate", "_cache", "_compile", "_tables")),
+    *(f"perfmodel.timeline.{module}" for module in ("_allocate", "_cache", "_tables")),
 )
 """What structures and their compiled form follow from."""
 

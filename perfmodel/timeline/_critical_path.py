@@ -11,8 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from perfmodel.timeline._indexing import read, unsigned, write
-from perfmodel.timeline._loops import Items, empty_slots, entry, run_item
+from perfmodel.timeline._loops import Items, empty_slots, entry, read, run_item, unsigned, write
 from perfmodel.timeline._tables import DURATION, LAG_A, LAG_B, OpTables
 
 

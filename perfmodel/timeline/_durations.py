@@ -1,8 +1,17 @@
-"""Checking duration vectors, and padding them to shapes that share a trace."""
+"""Duration vectors on their way into JAX: checked, padded to shapes that share a trace, and evaluated.
 
+NumPy in gives NumPy out, in the precision of the input and without touching JAX's global settings. Each trace costs a
+compilation, so that a search must get by with few: `count_traces` tells how many.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import jax
+import jax.core
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -56,3 +65,58 @@ def padded_lanes(durations: Float[Durations, "lanes classes"], tile: int) -> Flo
 
 def _namespace(array: Durations) -> Any:
     return np if isinstance(array, np.ndarray) else jnp
+
+
+def double_precision() -> AbstractContextManager:
+    """JAX's `enable_x64` context, under the name that the installed version has for it."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+    return enable_x64()
+
+
+def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> Any:
+    """`function(*arguments)` evaluated at once, in the precision of `dtype`, as NumPy arrays."""
+    with double_precision() if dtype == np.float64 else nullcontext():
+        result = function(*arguments)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)):
+            # The caller is being traced. `function` is traced by now, so that this only runs it.
+            with jax.ensure_compile_time_eval():
+                result = function(*arguments)
+        return jax.tree.map(np.asarray, result)
+
+
+def being_traced() -> bool:
+    """Whether JAX is tracing a function of the caller's, so that even constants become tracers."""
+    return isinstance(jnp.add(0, 0), jax.core.Tracer)
+
+
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+"""Once per trace of a function that is called, not for the functions traced inside it."""
+
+
+@dataclass
+class TraceCount:
+    """Traces so far inside a `count_traces` block."""
+
+    total: int = 0
+
+
+@contextmanager
+def count_traces() -> Iterator[TraceCount]:
+    """Counts how often JAX traces and lowers a function (of any library) inside the block."""
+    count, active = TraceCount(), True
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        count.total += active and event == _LOWERED
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        active = False
+        # Older versions of JAX cannot unregister; the listener then stays, inactive.
+        unregister = getattr(jax.monitoring, "unregister_event_duration_listener", lambda _: None)
+        unregister(listen)

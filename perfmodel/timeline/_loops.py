@@ -2,9 +2,10 @@
 
 XLA:CPU turns a `while` whose body touches less than about 1 kB per iteration into a single function,
 and otherwise dispatches every fusion of the body on its own (30 to 60 times slower for scalars).
-The loops over single ops stay below that limit: scalars are read one by one from flat tables,
-indices are unsigned (no test for negative ones), and a value just written is read back from the new
-state (reading the old one would copy the slots at every step).
+The loops over single ops stay below that limit: scalars are read one by one from flat tables, by forms that XLA:CPU
+compiles to single instructions (unsigned indices need no test for negative ones, and in-place updates by
+`dynamic_update` stay in place), and a value just written is read back from the new state (reading the old one would
+copy the slots at every step).
 """
 
 from typing import Final, NamedTuple
@@ -15,7 +16,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from perfmodel.timeline._allocate import BUNDLE, GROUP, NEVER_S, NEVER_SLOT, RESULT_SLOT, SPARE_SLOT
-from perfmodel.timeline._indexing import gather, read, unsigned, write
 from perfmodel.timeline._tables import (
     DESTINATION,
     DURATION,
@@ -194,3 +194,23 @@ def _released(
     if tables.width > LAG_B:
         b = b + read(durations, first_class + row[LAG_B])
     return a, b
+
+
+def unsigned(i: Int[Array, "..."]) -> UInt[Array, "..."]:
+    """An index that is known not to be negative."""
+    return i.astype(jnp.uint32)
+
+
+def read(array: Array, i: UInt[Array, ""]) -> Array:
+    """`array[i]`."""
+    return lax.dynamic_index_in_dim(array, i, keepdims=False)  # pyright: ignore[reportArgumentType]
+
+
+def write(array: Array, value: Array, i: UInt[Array, ""]) -> Array:
+    """`array` with `value` at `i`."""
+    return lax.dynamic_update_index_in_dim(array, value, i, 0)  # pyright: ignore[reportArgumentType]
+
+
+def gather(rows: Float[Array, "n lanes"], i: UInt[Array, " m"]) -> Float[Array, "m lanes"]:
+    """`rows[i]`, indices within bounds."""
+    return rows.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -15,9 +15,8 @@ from jaxtyping import Array, Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.timeline._critical_path import row_of_counts
-from perfmodel.timeline._durations import Durations, checked
+from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy
 from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_lanes
-from perfmodel.timeline._precision import being_traced, in_numpy
 from perfmodel.timeline._tables import CompiledStructure, OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 256

@@ -1,12 +1,15 @@
-"""A timeline as drawable slices: the ops of every stream, and transfers folded into lags."""
+"""A timeline as drawable slices, the ops of every stream and transfers folded into lags; and as an interactive page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.display import EVENTS, Look, MemoryLine, timeline_page
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
+from perfmodel.timeline._memory import MemoryTimeline
 
 KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
 """Of `display.EVENTS`, in the order of `Kind`."""
@@ -86,3 +89,43 @@ def drawn_slices(
         duration_class=np.concatenate([s.duration[ops], lag_class]),
     )
     return joined.select(np.lexsort((joined.stream, joined.device, joined.start_s)))
+
+
+STREAM_NAMES: Final = (
+    "compute",
+    "data-parallel communication",
+    "pipeline sends",
+    "offload to host",
+    "reload from host",
+)
+"""In the order of `program.Stream`."""
+
+
+def timeline_html(
+    drawn: Slices,
+    devices: int,
+    makespan_s: float,
+    memory: MemoryTimeline | None = None,
+    capacity_bytes: float | None = None,
+    title: str = "",
+    inside: Mapping[int, Sequence[Any]] | None = None,
+) -> str:
+    """The page of what is drawn of a step on so many devices; the rest as of `Timeline.to_html`."""
+    inside = inside or {}
+    places = {one: place for place, one in enumerate(inside)}
+    return timeline_page(
+        {
+            "start": drawn.start_s,
+            "duration": drawn.duration_s,
+            **{name: getattr(drawn, name) for name in ("device", "stream", "kind", "stage", "micro_batch", "critical")},
+            "inside": [places.get(one, -1) for one in drawn.duration_class.tolist()],
+        },
+        kinds=[EVENTS.get(name, Look("#000000", name)) for name in KIND_NAMES],
+        streams=STREAM_NAMES,
+        devices=devices,
+        end_s=max(makespan_s, 1e-12),
+        memory=[MemoryLine(time_s=m.time_s, in_use_bytes=m.in_use_bytes) for m in memory.steps] if memory else (),
+        capacity_bytes=capacity_bytes,
+        inside=list(inside.values()),
+        title=title or f"{devices} pipeline ranks, {makespan_s:.4g} s",
+    )

@@ -12,14 +12,11 @@ from jaxtyping import Array, Float, Int
 
 from perfmodel.display import inline_frame
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
-from perfmodel.timeline._compile import compile_structure
-from perfmodel.timeline._durations import checked, padded_classes
+from perfmodel.timeline._durations import checked, in_numpy, padded_classes
 from perfmodel.timeline._loops import one_lane
 from perfmodel.timeline._memory import MemoryTimeline
-from perfmodel.timeline._page import timeline_html
-from perfmodel.timeline._precision import in_numpy
-from perfmodel.timeline._slices import Slices, drawn_slices
-from perfmodel.timeline._tables import CompiledStructure, OpTables
+from perfmodel.timeline._slices import Slices, drawn_slices, timeline_html
+from perfmodel.timeline._tables import CompiledStructure, OpTables, compile_structure
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,11 +1,22 @@
-"""Every kind of model as blocks."""
+"""Every kind of model as blocks: perceptrons and convolutional networks here, transformers as `_transformer` has them.
 
+Multi-layer perceptrons are square dense layers with ReLU (DistIR, arXiv 2111.05426, section 5). A convolutional network
+has one block per named group of layers (VGG stage layer, residual unit).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import singledispatch
+from itertools import groupby
 
-from perfmodel.spec import ConvNet, Job, Mlp, Model, Transformer
-from perfmodel.workload._block import BlockOps, Shard
-from perfmodel.workload._convnet import convnet_blocks
-from perfmodel.workload._mlp import mlp_blocks
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.ops import Convolution, KernelOp
+from perfmodel.spec import BLOCK_KEYS, ConvLayer, ConvNet, Job, Mlp, Model, Transformer
+from perfmodel.units import dtype_bytes
+from perfmodel.workload._block import BlockOps, Comm, Shard
+from perfmodel.workload._linear import linear
+from perfmodel.workload._local import Precision, divide
+from perfmodel.workload._piece import Piece, assemble, memory, pointwise
 from perfmodel.workload._transformer import transformer_blocks
 
 
@@ -22,5 +33,140 @@ def blocks(model: Model, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], 
 
 
 blocks.register(Transformer, transformer_blocks)
-blocks.register(Mlp, mlp_blocks)
-blocks.register(ConvNet, convnet_blocks)
+
+
+@blocks.register
+def _of_mlp(model: Mlp, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+    """One block per layer; under tensor parallelism one per column- and row-parallel pair of layers.
+
+    Raises:
+        LayoutError: if tp does not divide the hidden size or leaves an unpaired layer.
+    """
+    tp, hidden, precision = shard.tp, model.hidden, Precision.of(job)
+    rows = shard.micro_batch * job.seq_len
+    divide(model, Reason.HIDDEN, f"hidden={hidden} is", hidden, "tp", tp)
+    if tp > 1 and model.layers % 2:
+        raise LayoutError(
+            f"{model.name}: tp={tp} pairs layers, but there are {model.layers}; use tp=1", Reason.PAIRED_LAYERS
+        )
+    if shard.cp > 1 or shard.ep > 1 or shard.expert_tp != tp:
+        raise LayoutError(
+            f"{model.name}: cp={shard.cp} and ep={shard.ep} must be 1 and etp={shard.expert_tp} left "
+            "out, it has no sequence or experts to split",
+            Reason.UNSPLIT, "cp or ep",
+        )  # fmt: skip
+    n_bytes = float(rows) * hidden * precision.act_bytes
+
+    def layer(name: str, pieces: list[Piece]) -> BlockOps:
+        return assemble(name, pieces, train=job.mode == "train", input_bytes=n_bytes, workspace_bytes=n_bytes,
+                        boundary_bytes=n_bytes)  # fmt: skip
+
+    def relu(width: int) -> Piece:
+        # in place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input
+        saved = 0.0 if job.fused_kernels else float(rows) * width * precision.act_bytes
+        return pointwise(precision, [("relu", 1)], rows, width, saved_bytes=saved)
+
+    if tp == 1:
+        return ((layer("mlp_layer", [linear(precision, rows, hidden, hidden), relu(hidden)]), model.layers),)
+    reduce = Comm(collective="all_reduce", bytes=n_bytes, group="tp")
+    inner = hidden // tp
+    pair = [
+        linear(precision, rows, inner, hidden, backward_comm=(replace(reduce, overlappable=True),)),
+        relu(inner),
+        linear(precision, rows, hidden, inner, forward_comm=(reduce,)),
+        relu(hidden),
+    ]
+    return ((layer("mlp_pair", pair), model.layers // 2),)
+
+
+@blocks.register
+def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+    """Blocks in execution order; equal neighbours (repeated residual units) count as one block.
+
+    A residual unit ends with the layer that adds the shortcut, so that a pipeline cut between
+    blocks sends one activation.
+
+    Raises:
+        LayoutError: for tensor, context or expert parallelism, which convolutions do not have here.
+    """
+    for name in BLOCK_KEYS:
+        if (getattr(shard, name) or 1) > 1:
+            raise LayoutError(
+                f"{model.name}: {name}={getattr(shard, name)} must be 1 for a convolutional network, which has no "
+                "sequence or experts to split",
+                Reason.UNSPLIT, "tp, cp or ep",
+            )  # fmt: skip
+    precision = Precision.of(job)
+    train = job.mode == "train"
+    return tuple(
+        (_block(unit, precision, shard.micro_batch, job, train=train), sum(1 for _ in equal))
+        for unit, equal in groupby(_units(model))
+    )
+
+
+def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
+    """Layers with one name before the dot, split where a shortcut closes."""
+    for _, group in groupby(model.stack, key=lambda layer: layer.name.split(".")[0]):
+        layers = list(group)
+        if not any(layer.residual for layer in layers):
+            yield from ([layer] for layer in layers)
+            continue
+        unit: list[ConvLayer] = []
+        for layer in layers:
+            unit.append(layer)
+            if layer.residual:
+                yield unit
+                unit = []
+        if unit:
+            yield unit
+
+
+def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool) -> BlockOps:
+    pieces = [piece for layer in layers for piece in _layer(layer, precision, batch, job)]
+    first, last = layers[0], layers[-1]
+    input_bytes = float(batch * first.c_in * first.size_in**2 * precision.act_bytes)
+    output_bytes = float(batch * last.c_out * last.size_out**2 * precision.act_bytes)
+    name = first.name if len(layers) == 1 else first.name.split(".")[0]
+    return assemble(name, pieces, train=train, input_bytes=input_bytes,
+                    workspace_bytes=input_bytes + output_bytes, boundary_bytes=output_bytes)  # fmt: skip
+
+
+def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iterator[Piece]:
+    """The layer itself, then its batch norm, shortcut addition and ReLU, each a kernel of its own or all one."""
+    rows, area = batch * layer.c_out, layer.size_out**2
+    tensor = float(rows * area * precision.act_bytes)
+    if layer.op == "conv":
+        yield _convolution(layer, precision, batch)
+    elif layer.op == "linear":
+        yield linear(precision, batch, layer.c_out, layer.c_in * layer.size_in**2, bias=layer.c_out)
+    else:
+        name = "max_pool3x3s2" if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2) else layer.op
+        yield pointwise(precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor)
+    fused = layer.batch_norm and job.fused_batch_norm
+    if layer.batch_norm:
+        ops = [("batch_norm", 2 if fused and layer.residual else 1)]
+        yield pointwise(precision, ops, rows, area, params=2 * layer.c_out, saved_bytes=tensor)
+    if layer.residual and not fused:
+        add = memory(precision, "add", rows, area, 2)
+        yield Piece(forward=(add,), backward_input=(add,))
+    if layer.relu and not fused:
+        # in place: its output is the next layer's kept input
+        yield pointwise(precision, [("relu", 1)], rows, area)
+
+
+def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:
+    def op(pass_: str) -> KernelOp:
+        return Convolution(
+            dtype=precision.dtype, batch=batch, c_in=layer.c_in, h_in=layer.size_in, w_in=layer.size_in,
+            c_out=layer.c_out, k_h=layer.kernel, k_w=layer.kernel, stride_h=layer.stride, stride_w=layer.stride,
+            pad_h=layer.pad, pad_w=layer.pad, pass_=pass_,  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+
+    first = layer.c_in == 3
+    return Piece(
+        forward=(op("fwd"),),
+        backward_input=() if first else (op("dgrad"),),  # images need no gradient
+        backward_weight=(op("wgrad"),),
+        params=layer.weights + (0 if layer.batch_norm else layer.c_out),
+        saved_bytes=float(batch * layer.c_in * layer.size_in**2 * dtype_bytes(precision.dtype)),
+    )

@@ -1,4 +1,6 @@
-"""Parameter counts in closed form, from the architecture alone (vocabulary not padded)."""
+"""What a model holds, in closed form from its architecture alone: parameters by category (vocabulary not padded), and
+keys and values of a sequence in the cache of every layer on one device.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -157,3 +159,32 @@ def _attention(model: Transformer) -> tuple[int, int]:
     biases = (width if model.bias or model.qkv_bias else 0) + (h if model.bias else 0)
     normed = ((a + kv) if model.qk_norm_of_all_heads else 2) * d if model.qk_norm else 0
     return attention_weights(model) + biases + sinks, norm_params(model, normed)
+
+
+MAMBA_STATE_BYTES = 4
+"""Of an element of a Mamba layer's state, which servers keep in fp32."""
+
+
+def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: float) -> tuple[float, ...]:
+    """Bytes that a sequence of `tokens` takes in the cache of each layer, in model order, on a rank of tensor
+    parallelism.
+
+    Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; one compressed vector
+    for all heads under latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1.2), held by every rank; the last
+    `window` tokens where attention slides; of Mamba layers and gated delta nets a state that does not grow.
+    """
+    latent, mamba = model.latent_attention, model.mamba
+    if latent:
+        a_token = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
+    else:
+        a_token = 2.0 * max(1, model.kv_heads // tp) * model.head_dim * element_bytes
+    full = tokens * a_token
+    windowed = min(tokens, model.window or tokens) * a_token
+    held = {"*": full, "W": windowed}
+    if mamba:
+        convolved = (mamba.heads * mamba.head_dim + 2 * mamba.groups * mamba.state) * (mamba.conv_kernel - 1)
+        held["M"] = MAMBA_STATE_BYTES * (mamba.heads * mamba.head_dim * mamba.state + convolved) / tp
+    if net := model.delta_net:
+        convolved = (net.heads * net.head_dim + 2 * net.key_heads * net.key_dim) * (net.conv_kernel - 1)
+        held["L"] = MAMBA_STATE_BYTES * (net.heads * net.head_dim * net.key_dim + convolved) / tp
+    return tuple(sum(held.get(letter, 0.0) for letter in word) for word in model.stack)

@@ -181,7 +181,7 @@ def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatc
 
 
 def test_every_command_with_the_flags_of_a_job_takes_a_file():
-    from perfmodel.cli._completion import parsers
+    from perfmodel.cli._parser import parsers
 
     for one in parsers(parser()):
         names = {action.dest for action in one._actions}

@@ -144,7 +144,7 @@ INSIDE = {
     "catalog/_toml.py", "cost/learn/_collective_weights.py", "cost/learn/_weights.py", "display/_json.py",
     "execution/emulation/_measured_rank.py", "execution/emulation/_peer.py", "execution/emulation/_wire.py",
     "execution/emulation/_orders.py", "execution/emulation/_record.py",
-    "measure/_meeting.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "program/ir/_text.py",
+    "measure/_launch.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "program/ir/_text.py",
     "timeline/_cache.py", "validation/_population_fit.py",
 }  # fmt: skip
 """Files whose JSON only the package itself reads again."""

@@ -21,8 +21,7 @@ from perfmodel.ingest.tables import read_table
 from perfmodel.measure import EmulatedHosts, Launch, find_launch, gathered, read_card, serve_agent
 from perfmodel.measure._agents import Agent, Hello, members
 from perfmodel.measure._hosts import unavailable
-from perfmodel.measure._launch import forget_launcher
-from perfmodel.measure._meeting import KEY, NAME
+from perfmodel.measure._launch import KEY, NAME, forget_launcher
 from perfmodel.measure._rank import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,8 @@ import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import EmulatedHosts, RankGroup
-from perfmodel.measure._hosts import unavailable
+from perfmodel.measure._hosts import forward, unavailable
 from perfmodel.measure._meter import NoMeter
-from perfmodel.measure._switch import forward
 from perfmodel.ops import Collective
 
 needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")

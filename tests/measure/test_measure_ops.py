@@ -11,12 +11,11 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure import Sample, StoppingRule, open_backend, time_calls
-from perfmodel.measure._backend import Backend
+from perfmodel.measure._backend import Backend, call_overhead_s, kernel_row
 from perfmodel.measure._jax_backend import JaxBackend, _unrounded
-from perfmodel.measure._kernels import call_overhead_s, kernel_row
 from perfmodel.measure._meter import NoMeter, OwnCoreMeter
+from perfmodel.measure._programs import cold_sampler, host_flush
 from perfmodel.measure._rows import Point
-from perfmodel.measure._samplers import cold_sampler, host_flush
 from perfmodel.ops import Gemm, OptimizerStep, Program
 
 RULE = StoppingRule(half_width=0.2, max_repeats=20, max_s=0.5, min_repeats=6, interference_limit=0.99)

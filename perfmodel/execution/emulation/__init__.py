@@ -6,14 +6,13 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation._classes import Classes, classes_of_program, classes_of_script, run_classes
-    from perfmodel.execution.emulation._curve import EmulatedCurve, emulated_curve
     from perfmodel.execution.emulation._jax_programs import EmulatedProgram, emulate_program
     from perfmodel.execution.emulation._launch import Emulation, emulate
     from perfmodel.execution.emulation._measure import measure_prices
     from perfmodel.execution.emulation._operations import Network
     from perfmodel.execution.emulation._orders import EmulationError
     from perfmodel.execution.emulation._prices import Prices, PriceTable, modelled, plugged
-    from perfmodel.execution.emulation._replay import Replay, replay
+    from perfmodel.execution.emulation._replay import EmulatedCurve, Replay, emulated_curve, replay
     from perfmodel.execution.emulation._run import EmulatedRun, read_run
     from perfmodel.execution.emulation._spans import iteration, measured_trace, typical
 
