@@ -62,7 +62,7 @@ def corrections(
         slowed_s: by how much recording made the step longer, all of it on the host, between operators.
     """
     found = [*_kernels(problem, sides), *_links(problem, sides), *_host(problem, layout, profile, sides, slowed_s)]
-    found += [*_skew(problem, sides), *_contention(problem, layout, profile, sides), *_between_steps(profile, sides)]
+    found += [*_skew(problem, sides), *_contention(problem, profile, sides), *_between_steps(profile, sides)]
     so_far = Adjustment(device=problem.cluster.device.name, values=tuple((each.name, each.value) for each in found))
     return (*found, *_hidden(problem.adjusted(so_far), layout, sides))
 
@@ -254,7 +254,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     )  # fmt: skip
 
 
-def _contention(problem: StepProblem, layout: Layout, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
+def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
     """By how much kernels run longer beside collectives: each against the same kernel with none beside it."""
     if not profile.asynchronous:
         return

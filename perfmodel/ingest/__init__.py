@@ -2,20 +2,21 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest._chrome import chrome_trace, complete_event, name_event, write_chrome
-from perfmodel.ingest._collective_tables import clean_collectives, published_collectives
-from perfmodel.ingest._kernel_tables import (
-    OWN_ORDER,
-    SERVER_KERNELS,
-    clean_kernels,
-    fills_caches,
-    held_under_load,
-    kernel_table_paths,
-    quantises_operands,
-)
 from perfmodel.ingest._measured_trace import PHASES, Activity, ActivityKind, MeasuredTrace, trace_of
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._own import write_measured_trace
 from perfmodel.ingest._profile import Call, Profile
+from perfmodel.ingest._public_tables import (
+    OWN_ORDER,
+    SERVER_KERNELS,
+    clean_collectives,
+    clean_kernels,
+    fills_caches,
+    held_under_load,
+    kernel_table_paths,
+    published_collectives,
+    quantises_operands,
+)
 from perfmodel.ingest._read import (
     FORMATS,
     TABLE_FORMATS,

@@ -33,9 +33,9 @@ def software(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def _cpu_model() -> str:
     try:
-        text = cpuinfo.read_text("utf-8", errors="replace")
+        text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
     except OSError:
         return platform.processor() or "unknown"
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table
 from perfmodel.measure._card import card_path, collector_sha256, read_card, software
-from perfmodel.measure._harness import StoppingRule
+from perfmodel.measure._harness import WARMUP_CALLS, StoppingRule
 from perfmodel.measure._meter import MachineMeter
 from perfmodel.measure._nccl_tests import geometric_runs
 from perfmodel.measure._plan import Plan
@@ -28,8 +28,8 @@ from perfmodel.ops import Collective, Op
 
 TYPICAL_REPEATS: Final = 4
 """Samples of a row over `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5, those set aside counted."""
-WARMUP_CALLS: Final = 3
-"""Calls before the first sample that counts."""
+_UNCOUNTED_CALLS: Final = WARMUP_CALLS + 1
+"""Calls before the first sample that counts: one tells how many calls a sample takes."""
 SETUP_S: Final = {"jax": 0.35, "torch": 0.05, "nccl-tests": 0.0}
 """Building and compiling one op and its inputs."""
 GROUP_START_S: Final = 6.0
@@ -94,7 +94,7 @@ def _estimate(point: Point, seconds: float) -> PointEstimate:
 
 def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -> float:
     if point.cold:  # samples are single calls, each after a flush that no limit counts
-        return setup_s + (WARMUP_CALLS + TYPICAL_REPEATS * rule.min_repeats) * (FLUSH_S + _known(call_s, 0.0))
+        return setup_s + (_UNCOUNTED_CALLS + TYPICAL_REPEATS * rule.min_repeats) * (FLUSH_S + _known(call_s, 0.0))
     return setup_s + _samples_s(rule, call_s)
 
 
@@ -102,7 +102,7 @@ def _samples_s(rule: StoppingRule, call_s: float) -> float:
     call_s = _known(call_s, 0.0)
     sample_s = max(call_s, rule.min_sample_s)
     repeats = min(rule.max_repeats, TYPICAL_REPEATS * rule.min_repeats)
-    return WARMUP_CALLS * call_s + min(repeats * sample_s, rule.max_s + sample_s)
+    return _UNCOUNTED_CALLS * call_s + min(repeats * sample_s, rule.max_s + sample_s)
 
 
 def _known(value: float, otherwise: float) -> float:

@@ -55,6 +55,7 @@ def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> fl
     return (interval[1] - interval[0]) / 2 / median(values)
 
 
+WARMUP_CALLS: Final = 2
 MIN_CLEAN: Final = 3
 """Undisturbed samples that suffice to leave the disturbed ones out."""
 
@@ -131,7 +132,7 @@ SampleCalls = Callable[[int], Sample]
 """Runs the given number of calls once and says how long they took together."""
 
 
-def time_calls(sample: SampleCalls, rule: StoppingRule, *, warmup_calls: int = 2) -> Timing:
+def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:
     """Median time of one call.
 
     Warms up, bundles calls to `rule.min_sample_s`, then samples until the relative half-width of
@@ -143,7 +144,7 @@ def time_calls(sample: SampleCalls, rule: StoppingRule, *, warmup_calls: int = 2
     Raises:
         PerfModelError: if a sample reports a time of zero or less (a broken clock).
     """
-    for _ in range(warmup_calls):
+    for _ in range(WARMUP_CALLS):
         positive("time of a warm-up call", sample(1).wall_s)
     kept: list[Sample] = []
     disturbed: list[Sample] = []
@@ -184,7 +185,7 @@ class Effort(NamedTuple):
     """Where the interval stays too wide and the rule's caps end it."""
 
 
-def measuring_s(rule: StoppingRule, call_s: float, *, warmup_calls: int = 2) -> Effort:
+def measuring_s(rule: StoppingRule, call_s: float) -> Effort:
     """Seconds that `time_calls` takes for a call of `call_s`, by its stopping rule.
 
     Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample starts after
@@ -192,6 +193,6 @@ def measuring_s(rule: StoppingRule, call_s: float, *, warmup_calls: int = 2) -> 
     """
     sample_s = call_s if 2 * call_s >= rule.min_sample_s else rule.min_sample_s
     cap_s = rule.max_s + sample_s
-    warmup_s = warmup_calls * call_s
+    warmup_s = WARMUP_CALLS * call_s
     least, most = (warmup_s + min(n * sample_s, cap_s) for n in (rule.min_repeats, rule.max_repeats))
     return Effort(least, most)

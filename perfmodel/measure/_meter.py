@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+_LOOK_S = 0.5
+"""For so long it is looked whether the cores are busy."""
 _PROC_STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4, 5, 6)
 """Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)). The system's work
@@ -138,7 +140,6 @@ def wait_until_quiet(
     limit: float,
     patience_s: float,
     busy_share: Callable[[float], float] | None = None,
-    look_s: float = 0.5,
 ) -> float:
     """Wait until the usable cores are busy for less than `limit` of the time, for `patience_s` at most.
 
@@ -150,8 +151,8 @@ def wait_until_quiet(
     """
     busy_share = busy_share or _busy_share
     waited_s = 0.0
-    while waited_s < patience_s and busy_share(look_s) > limit:
-        waited_s += look_s
+    while waited_s < patience_s and busy_share(_LOOK_S) > limit:
+        waited_s += _LOOK_S
     return waited_s
 
 

@@ -5,10 +5,9 @@ from perfmodel.ops._attention import ATTENTION_MASKS, LATENT_DECODE, Attention
 from perfmodel.ops._collective import Collective, CollectiveKind, Exchange, ExchangeWay
 from perfmodel.ops._conv import Convolution
 from perfmodel.ops._embedding import Embedding
-from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
+from perfmodel.ops._family import Axis, Family, GradientProducts, KernelKind, KindColumns, Measurement, ShapeColumn
 from perfmodel.ops._gemm import Gemm
 from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
-from perfmodel.ops._kind import KernelKind, KindColumns
 from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
 from perfmodel.ops._memory import MemoryBound
 from perfmodel.ops._moe import NONGATED_MOE, MoE

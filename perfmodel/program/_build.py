@@ -1,6 +1,12 @@
-"""Spec to structure, in vectorised NumPy: cost is linear in the number of ops, without a loop over them."""
+"""Spec to structure, in vectorised NumPy: cost is linear in the number of ops, without a loop over them.
 
-from perfmodel.program._assemble import assemble
+The ops and edges of all parts of a step, once sorted, become a structure: stream order, end of the step, binary joins,
+classes.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
 from perfmodel.program._communication import (
     add_layer_gathers,
     add_offloads,
@@ -11,7 +17,7 @@ from perfmodel.program._communication import (
 from perfmodel.program._passes import add_passes, variants_of
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Structure
-from perfmodel.program._structure_builder import ProgramOrder, StructureBuilder
+from perfmodel.program._structure_builder import NO_STREAM, Edges, Ids, ProgramOrder, StructureBuilder
 from perfmodel.program._updates import add_step_end, add_updates
 from perfmodel.schedule import Schedule, require_valid
 
@@ -46,4 +52,142 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     add_step_gathers(builder, spec, passes, order)
     builder.sort()
     add_step_end(builder, spec, schedule)
-    return assemble(builder)
+    return _assembled(builder)
+
+
+def _assembled(builder: StructureBuilder) -> Structure:
+    """The structure of a builder whose ops are in program order."""
+    builder.edges = [_without_implied(builder, edges) for edges in builder.edges]
+    _connect_streams(builder)
+    _add_end(builder)
+    position, pred, lag_code = _binary_joins(builder)
+    ops = builder.columns()
+    class_code = _spread(ops.class_code, position, 0)
+    classes = _Classes(builder, class_code, lag_code)
+    return Structure(
+        duration=classes.index(class_code),
+        pred=pred,
+        lag=classes.index(lag_code),
+        stream=_spread(ops.stream, position, NO_STREAM),
+        micro_batch=_spread(ops.micro_batch, position, -1),
+        class_kind=classes.kind,
+        class_stage=classes.stage,
+        class_segment=classes.segment,
+        class_variant=classes.variant,
+        variants=builder.variants,
+        alloc=_spread(ops.alloc, position, 0),
+        free=_spread(ops.free, position, 0),
+        devices=builder.devices,
+    )
+
+
+def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
+    """A column of added ops as one of all ops; joins have the value `join`."""
+    out = np.full(position[-1] + 1, join, np.int32)
+    out[position] = column
+    return out
+
+
+class _Classes:
+    """Numbers the class codes that occur, `Kind.ZERO` first."""
+
+    def __init__(self, builder: StructureBuilder, *codes: Ids) -> None:
+        occurs = np.zeros(max(int(c.max()) for c in codes) + 1, bool)
+        occurs[0] = True
+        for code in codes:
+            occurs[code] = True
+        self._number = (np.cumsum(occurs) - 1).astype(np.int32)
+        known = np.flatnonzero(occurs).astype(np.int32)
+        rest, segment = np.divmod(known, builder.segments + 1)
+        of_kind, self.stage = np.divmod(rest, builder.n_stages)
+        self.kind, self.variant = np.divmod(of_kind, len(builder.variants))
+        self.segment = np.where(known == 0, 0, segment - 1) if builder.segments > 1 else np.zeros_like(known)
+
+    def index(self, codes: Ids) -> Ids:
+        """Class numbers of class codes."""
+        return self._number[codes]
+
+
+def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
+    """Drops edges between ops of one stream, whose order says as much already."""
+    stream = builder.columns().stream
+    here = stream[edges.destination]
+    kept = (stream[edges.source] != here) | (here == NO_STREAM) | (edges.lag_code > 0)
+    return edges if kept.all() else Edges(*(column[kept] for column in edges))
+
+
+def _connect_streams(builder: StructureBuilder) -> None:
+    """Ops of one stream run one after another."""
+    stream = builder.columns().stream
+    order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
+    follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
+    builder.connect(order[:-1][follows], order[1:][follows])
+
+
+def _add_end(builder: StructureBuilder) -> None:
+    """The last op joins all ops that nothing else waits for."""
+    waited_for: Bool[np.ndarray, " ops"] = np.zeros(builder.n_ops, bool)
+    for edges in builder.edges:
+        waited_for[edges.source] = True
+    builder.connect(np.flatnonzero(~waited_for), builder.add_join())
+
+
+def _binary_joins(
+    builder: StructureBuilder,
+) -> tuple[Int[np.ndarray, " added"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
+    """Expand ops of more than two predecessors into trees of joins that stand right before them.
+
+    With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k - 2
+    are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1, 2n + 2.
+
+    Returns:
+        Each added op's final position, and all ops' predecessors and lag codes.
+    """
+    edges = Edges(*map(np.concatenate, zip(*builder.edges, strict=True)))
+    place = np.concatenate(_places(builder))
+    degree = np.bincount(edges.destination, minlength=builder.n_ops)
+    position = np.arange(builder.n_ops) + np.cumsum(np.maximum(degree - 2, 0))
+    pred = np.full((position[-1] + 1, 2), -1, np.int32)
+    lag_code = np.zeros_like(pred)
+
+    direct = degree[edges.destination] <= 2
+    row, side = position[edges.destination[direct]], place[direct]
+    pred[row, side] = position[edges.source[direct]]
+    lag_code[row, side] = edges.lag_code[direct]
+    if direct.all():
+        return position, pred, lag_code
+
+    many = np.flatnonzero(degree > 2)
+    k = degree[many]
+    leaf_start = np.zeros(builder.n_ops, np.int64)
+    leaf_start[many] = np.cumsum(k) - k
+    leaf = np.empty(int(k.sum()), np.int64)  # edges of these ops, op by op
+    leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
+
+    op = np.repeat(many, k - 1)
+    node = np.arange(len(op)) - np.repeat(np.cumsum(k - 1) - (k - 1), k - 1)
+    joins = degree[op] - 1
+    for side in (0, 1):
+        child = 2 * node + 1 + side
+        is_leaf = child >= joins
+        edge = leaf[leaf_start[op] + np.where(is_leaf, child - joins, 0)]
+        pred[position[op] - node, side] = np.where(is_leaf, position[edges.source[edge]], position[op] - child)
+        lag_code[position[op] - node, side] = np.where(is_leaf, edges.lag_code[edge], 0)
+    return position, pred, lag_code
+
+
+def _places(builder: StructureBuilder) -> list[Ids]:
+    """Place of every edge among those of its destination."""
+    seen = np.zeros(builder.n_ops, np.int64)
+    places = []
+    for edges in builder.edges:
+        count = np.bincount(edges.destination, minlength=builder.n_ops)
+        place = seen[edges.destination]
+        if count.max() > 1:  # otherwise destinations are distinct and need no sorting
+            order = np.argsort(edges.destination, kind="stable")
+            sorted_destination = edges.destination[order]
+            start = (np.cumsum(count) - count)[sorted_destination]
+            place[order] += np.arange(len(order)) - start
+        seen += count
+        places.append(place)
+    return places

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from perfmodel.errors import PerfModelError
+from perfmodel.schedule._construct import waits
 from perfmodel.schedule._schedule import NEVER, Instruction, Phase, Schedule
-from perfmodel.schedule._slots import waits
 
 ProblemKind = Literal["missing", "duplicate", "placement", "order", "deadlock"]
 

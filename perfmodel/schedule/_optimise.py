@@ -13,10 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.schedule._construct import from_orders, looped_stages
+from perfmodel.schedule._construct import from_orders, looped_stages, waits
 from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
-from perfmodel.schedule._slots import waits
 from perfmodel.schedule._zero_bubble import zb_h1, zb_h2
 
 _FORWARD, _INPUT, _WEIGHT = Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT

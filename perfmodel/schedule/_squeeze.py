@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.schedule._construct import from_keys, v_stages
+from perfmodel.schedule._construct import earliest_slots, from_keys, v_stages
 from perfmodel.schedule._schedule import Phase, Schedule
-from perfmodel.schedule._slots import earliest_slots
 
 Slots = Int[np.ndarray, "devices chunks micro_batches"]
 _FIRST, _BACK = 0, 1

@@ -67,7 +67,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     whole, lanes = _apart(boxes, shown, wide_pt)
     axis.add_collection(
         PolyCollection(
-            _corners(boxes, whole, 0.0, 1.0),
+            _corners(boxes, whole, 0.0),
             facecolors=[boxes.colour[i] for i in whole.tolist()],
             edgecolors=["white" if wide else "none" for wide in (wide_pt[whole] > 2).tolist()],
             linewidths=0.4,
@@ -79,7 +79,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
         _draw_shares(axis, boxes, lane, list(dict.fromkeys(stacked)), np.arange(lo, hi + column, column))
     critical = shown[boxes.critical[shown]]
     if len(critical):
-        strips = _corners(boxes, critical, 1 - _STRIP, 1.0)
+        strips = _corners(boxes, critical, 1 - _STRIP)
         axis.add_collection(PolyCollection(strips, facecolors="black", edgecolors="black", linewidths=0.15))
         axis.add_collection(LineCollection(_handovers(boxes), colors="black", linewidths=0.6))
     high_pt = 72 * row_in * boxes.height
@@ -137,10 +137,10 @@ def _share(
     return (after - before) / span
 
 
-def _corners(boxes: Boxes, chosen: Any, upper: float, lower: float) -> list[np.ndarray]:
-    """Of every chosen box, shape (4, 2)."""
+def _corners(boxes: Boxes, chosen: Any, upper: float) -> list[np.ndarray]:
+    """Of every chosen box, from a share of its height down, shape (4, 2)."""
     left, right, top, height = (getattr(boxes, name)[chosen] for name in ("left", "right", "top", "height"))
-    y0, y1 = top + upper * height, top + lower * height
+    y0, y1 = top + upper * height, top + height
     corners = ((left, y0), (right, y0), (right, y1), (left, y1))
     return list(np.stack([np.stack(xy, axis=1) for xy in corners], axis=1))
 

@@ -81,9 +81,9 @@ def _with_indices(c: Call) -> list[Any]:
     return [_pool(c, "max"), None]
 
 
-def _global_mean(c: Call, keep: bool = True) -> Ref:
+def _global_mean(c: Call) -> Ref:
     x = c.ref(0)
-    total = c.op("sum", x, axes=_MEAN_OVER_IMAGE, keep=keep)
+    total = c.op("sum", x, axes=_MEAN_OVER_IMAGE, keep=True)
     return c.scaled(total, 1 / prod(c.shape(x)[2:]))
 
 

@@ -6,27 +6,28 @@ Build one with `Builder` or from `perfmodel.program.ir.models`, or `parse` its t
 
 from perfmodel.display import shorten_reprs
 from perfmodel.program.ir._builder import Builder
-from perfmodel.program.ir._cost import Work, work
-from perfmodel.program.ir._function import Function, Module, Typing, instruction_devices, lower
+from perfmodel.program.ir._cost import LiveMemory, Work, live_memory, work
+from perfmodel.program.ir._function import Function, Module, Typing, inline, instruction_devices, lower
 from perfmodel.program.ir._gradient import gradient
-from perfmodel.program.ir._inline import inline
 from perfmodel.program.ir._instruction import (
+    INTEGER_DTYPES,
+    ITEM_BYTES,
     STREAMS,
     UNTAGGED,
     Attributes,
     Instruction,
     Parameter,
     ProgramError,
+    Shape,
     Stream,
     Tag,
+    Tensor,
     attributes,
 )
-from perfmodel.program.ir._memory import LiveMemory, live_memory
 from perfmodel.program.ir._op import REPLICATED, Answer, OpDefinition, Partial, Question, Replicated, Sharded, Sharding
 from perfmodel.program.ir._parse import parse, parse_function, parse_program
 from perfmodel.program.ir._program import Piece, Program, Whole, undistributed
 from perfmodel.program.ir._text import to_text
-from perfmodel.program.ir._types import INTEGER_DTYPES, ITEM_BYTES, Shape, Tensor
 from perfmodel.program.ir.ops import OPS
 
 shorten_reprs(__name__)

@@ -1,13 +1,15 @@
-"""Arithmetic, traffic and communication of a program, device by device."""
+"""What a program takes, device by device: arithmetic, traffic, communication and live memory."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from perfmodel.errors import PerfModelError
 from perfmodel.ops import Collective
 from perfmodel.program.ir._function import Function, instruction_devices
-from perfmodel.program.ir._types import Tensor
+from perfmodel.program.ir._instruction import Tensor
 from perfmodel.program.ir.ops import OPS
 
 
@@ -49,3 +51,66 @@ def _of_one(
             flops += event.flops
             traffic += event.bytes
     return flops, traffic, moved
+
+
+@dataclass(frozen=True, eq=False)
+class LiveMemory:
+    """Bytes in use on every device while each instruction runs."""
+
+    peak_bytes: Float[np.ndarray, " devices"]
+    peak_instruction: Int[np.ndarray, " devices"]
+    """Number of the instruction at which each device first holds its peak."""
+    _instruction: Int[np.ndarray, " changes"]
+    _device: Int[np.ndarray, " changes"]
+    _in_use_bytes: Float[np.ndarray, " changes"]
+
+    def profile(self, device: int) -> tuple[Int[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
+        """Instructions at which a device's memory changes, and its bytes from there on.
+
+        Raises:
+            PerfModelError: there is no such device.
+        """
+        if not 0 <= device < len(self.peak_bytes):
+            raise PerfModelError(f"device {device} is not one of the program's {len(self.peak_bytes)}")
+        own = self._device == device
+        return self._instruction[own], self._in_use_bytes[own]
+
+
+def live_memory(function: Function) -> LiveMemory:
+    """Live memory of a function (DistIR, section 3.3); parameters are there from the start.
+
+    Returned values stay to the end. What an instruction frees, it frees when it has ended: its operands and
+    results are in use together.
+    """
+    types = function.types
+    number = {name: k for k, name in enumerate(types)}
+    n, end = len(types), len(function.instructions)
+    size = np.fromiter((tensor.n_bytes for tensor in types.values()), float, n)
+    device = np.fromiter((tensor.device for tensor in types.values()), np.int64, n)
+    born, last = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for index, instruction in enumerate(function.instructions):
+        for name in instruction.outputs:
+            born[number[name]] = last[number[name]] = index
+        for name in instruction.inputs:
+            last[number[name]] = index
+    last[[number[name] for name in function.outputs]] = end
+    # half steps: what begins at an instruction counts while it runs, what ends there is gone after it
+    freed = last < end
+    when = np.concatenate([2 * born, 2 * last[freed] + 1])
+    change = np.concatenate([size, -size[freed]])
+    where = np.concatenate([device, device[freed]])
+    order = np.lexsort((when, where))
+    when, change, where = when[order], change[order], where[order]
+    running = np.cumsum(change)
+    start = np.searchsorted(where, np.arange(function.n_devices + 1))
+    before = np.append(0.0, running)[start[:-1]]
+    in_use = running - before[where]
+    peak, at = np.zeros(function.n_devices), np.zeros(function.n_devices, np.int64)
+    for d, (first, stop) in enumerate(pairwise(start.tolist())):
+        if stop > first:
+            highest = first + int(np.argmax(in_use[first:stop]))
+            peak[d], at[d] = in_use[highest], when[highest] // 2
+    step = (when + 1) // 2
+    # of several changes before an instruction only the last is a state
+    state = np.append((step[1:] != step[:-1]) | (where[1:] != where[:-1]), True)
+    return LiveMemory(peak, at, step[state], where[state], in_use[state])

@@ -12,8 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from perfmodel.ops import Op
-from perfmodel.program.ir._instruction import Attributes, Instruction, RuleError, Tag
-from perfmodel.program.ir._types import Tensor
+from perfmodel.program.ir._instruction import Attributes, Instruction, RuleError, Tag, Tensor
 
 
 @dataclass(frozen=True, slots=True)

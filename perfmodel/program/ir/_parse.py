@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-from perfmodel.program.ir._function import Function, Module, infer
-from perfmodel.program.ir._inline import inline
-from perfmodel.program.ir._instruction import ProgramError
+from perfmodel.program.ir._function import Function, Module, infer, inline
+from perfmodel.program.ir._instruction import ProgramError, Tensor
 from perfmodel.program.ir._parser import Annotations, Parser
 from perfmodel.program.ir._program import Program, undistributed
-from perfmodel.program.ir._types import Tensor
 
 
 def parse(text: str) -> Module:

@@ -16,10 +16,10 @@ from perfmodel.program.ir._instruction import (
     Instruction,
     Parameter,
     Tag,
+    Tensor,
     attributes,
 )
 from perfmodel.program.ir._program import ROLES, Piece, Whole
-from perfmodel.program.ir._types import Tensor
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|//[^\n]*)|(?P<newline>\n)|(?P<value>%[\w.'~-]+)|(?P<function>@(?=[A-Za-z_])[\w.]+)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.program.ir._function import Function
-from perfmodel.program.ir._types import Shape, Tensor
+from perfmodel.program.ir._instruction import Shape, Tensor
 
 Role = Literal["data", "parameter", "state", "loss", "gradient", "output"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfmodel.program.ir._function import Function, Module
-from perfmodel.program.ir._instruction import CALL, UNTAGGED, Attributes, Instruction, Parameter, Tag
+from perfmodel.program.ir._instruction import CALL, UNTAGGED, Attributes, Instruction, Parameter, Tag, Tensor
 from perfmodel.program.ir._program import Program, Whole
-from perfmodel.program.ir._types import Tensor
 
 INDENT = "  "
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.errors import PerfModelError
-from perfmodel.program.ir._builder import Builder
+from perfmodel.program.ir._builder import Builder, ModelBuilder
 from perfmodel.program.ir._program import Program
-from perfmodel.program.ir.models._model_builder import ModelBuilder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfmodel.ops import Collective, CollectiveKind, Op
-from perfmodel.program.ir._instruction import RuleError
+from perfmodel.program.ir._instruction import RuleError, Tensor
 from perfmodel.program.ir._op import (
     Answer,
     InferRule,
@@ -22,7 +22,6 @@ from perfmodel.program.ir._op import (
     table,
 )
 from perfmodel.program.ir._op import operands as expect
-from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import kernel_dtype
 
 Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]

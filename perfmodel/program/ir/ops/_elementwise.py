@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError, Shape, Tensor
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
@@ -22,7 +22,6 @@ from perfmodel.program.ir._op import (
     required,
     table,
 )
-from perfmodel.program.ir._types import Shape, Tensor
 from perfmodel.program.ir.ops._work import memory_bound
 
 

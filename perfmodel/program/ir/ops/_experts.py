@@ -7,9 +7,8 @@ Sharding tokens shards the capacity: each part fills its own share of every buff
 from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.program.ir._op import Answer, Emitter, Names, OpDefinition, Question, Sharded, operands, required, table
-from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import memory_bound
 
 

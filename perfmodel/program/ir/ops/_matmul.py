@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from perfmodel.ops import Gemm, Op
-from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
@@ -19,7 +19,6 @@ from perfmodel.program.ir._op import (
     operands,
     table,
 )
-from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype
 

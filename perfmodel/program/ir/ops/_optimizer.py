@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.ops import Op
-from perfmodel.program.ir._instruction import RuleError
+from perfmodel.program.ir._instruction import RuleError, Tensor
 from perfmodel.program.ir._op import Answer, OpDefinition, Question, Sharded, WorkRule, operands, required, table
-from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import memory_bound
 
 

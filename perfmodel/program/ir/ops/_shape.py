@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._instruction import ITEM_BYTES, Instruction, RuleError, Shape, Tensor, shape_of_constant
 from perfmodel.program.ir._op import (
     Answer,
     Emitter,
@@ -20,7 +20,6 @@ from perfmodel.program.ir._op import (
     required,
     table,
 )
-from perfmodel.program.ir._types import ITEM_BYTES, Shape, Tensor, shape_of_constant
 from perfmodel.program.ir.ops._elementwise import same_dtype
 from perfmodel.program.ir.ops._work import free, memory_bound
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from perfmodel.ops import Embedding, Op
-from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
@@ -23,7 +23,6 @@ from perfmodel.program.ir._op import (
     operands,
     table,
 )
-from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 

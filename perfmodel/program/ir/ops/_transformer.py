@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.ops import Attention, Op
-from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
@@ -22,7 +22,6 @@ from perfmodel.program.ir._op import (
     required,
     table,
 )
-from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from perfmodel.ops import MemoryBound, Op
-from perfmodel.program.ir._types import Tensor
+from perfmodel.program.ir._instruction import Tensor
 from perfmodel.units import DTYPE_BYTES
 
 
