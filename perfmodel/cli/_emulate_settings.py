@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import add_framework, framework_of, layout_of
 from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, require
+from perfmodel.cli._launch import add_from, job_fields, require
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import check_delay
 from perfmodel.units import parse_seconds, require_seed
@@ -219,7 +219,7 @@ def predicted_step(
         global_batch=arguments.global_batch,
         seq_len=arguments.seq_len,
         dtype=arguments.dtype or "fp32",
-        **{"flash_attention": False} | arguments.of_job,
+        **{"flash_attention": False} | job_fields(arguments) | arguments.of_job,
     )
     layout = layout_of(arguments, arguments.layout, model)
     if layout.devices != arguments.world_size:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -122,6 +123,16 @@ def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:
     assert step_s("--set", "all_reduce_delay_s=1") == step_s("--delay", "all_reduce=1s")
     assert step_s("--set", "intra_node_bandwidth=0.1x") > plain_s
     assert plain_s < step_s("--straggler", "3") < 3.5 * plain_s
+
+
+def test_what_a_launch_file_says_of_the_job_counts() -> None:
+    def step_s(launch: SimpleNamespace | None) -> float:
+        arguments = asked_for()
+        arguments.launch = launch
+        delays_s, scenario = _emulate_settings.delays_and_network(arguments)
+        return _emulate_settings.predicted_step(arguments, scenario, delays_s)[0]
+
+    assert step_s(SimpleNamespace(job_fields={"flash_attention": True})) < step_s(None)
 
 
 def test_script_leaves_tables_and_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
