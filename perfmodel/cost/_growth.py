@@ -64,7 +64,8 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     of_heads: list[KernelOp] = [op]
     if isinstance(op, Attention):
         group = op.heads // gcd(op.heads, op.kv_heads)
-        heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0] or [op.heads]
+        alike = _octaves(op.heads, group, _MOST_HEADS) if op.heads <= _MOST_HEADS else [op.heads]
+        heads = [n for n in alike if n % group == 0]
         of_heads = [replace(op, heads=n, kv_heads=n * op.kv_heads // op.heads) for n in heads]
     ops = tuple(replace(one, **{name: n}) for one in of_heads for n in samples)
     octaves = np.log2(list(product(heads, samples))).reshape(-1, 2)

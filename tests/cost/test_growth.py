@@ -126,6 +126,19 @@ def test_attention_of_twice_the_heads_takes_up_to_twice_as_long(device: str, kv_
     assert max(ratios) <= 2 + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(1, 1), (96, 8), (128, 128), (129, 129), (256, 256), (384, 6), (512, 1)]
+)
+@pytest.mark.parametrize("batch", [1, 96, 1024, 4095, 8192])
+def test_attention_of_any_sizes_is_among_those_it_is_compared_with(batch: int, heads: int, kv_heads: int) -> None:
+    """But of more sequences than are compared, of which odd ones grow as they are and others in proportion."""
+    op = Attention(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=128, seq_kv=128, head_dim=64)
+    every = with_sizes([op])
+    assert op in every
+    grown = growth(every, np.ones(len(every)), [False] * len(every))
+    assert grown[every.index(op)] == pytest.approx(1.0 if batch <= 1024 or batch % 2 else batch / 1024)
+
+
 def test_whoever_asks_for_other_sizes_is_told_the_same() -> None:
     on, op = catalog.device("V100-SXM2-32GB"), Gemm(dtype="fp16", m=1536, n=4096, k=1024)
     found = []
