@@ -10,7 +10,6 @@ are left as they are: what they leave in the cache the next kernel does find.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from math import gcd
 from typing import Final
 
@@ -54,23 +53,23 @@ def _octaves(count: int, least: int, most: int) -> list[int]:
 def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     """A kernel with every number of samples that is its own times or over a power of two, from what fills a tile (from
     its own, where that does not) to the largest that is compared, and attention of each with as many heads less or
-    more; None of collectives."""
+    more; None of collectives, and of numbers of samples that are compared with no others."""
     name = "" if isinstance(op, Collective) else op.samples
     if isinstance(op, Collective) or not name or (count := getattr(op, name)) < 1:
         return None
     tile = fewest.get(name, 1)
     samples = _octaves(count, min(count, tile), _MOST_SEQUENCES if isinstance(op, Attention) else _MOST)
-    heads: list[int] = [1]
+    if not samples:
+        return None
     of_heads: list[KernelOp] = [op]
-    if isinstance(op, Attention):
+    if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
         group = op.heads // gcd(op.heads, op.kv_heads)
-        alike = _octaves(op.heads, group, _MOST_HEADS) if op.heads <= _MOST_HEADS else [op.heads]
-        heads = [n for n in alike if n % group == 0]
+        heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0]
         of_heads = [replace(op, heads=n, kv_heads=n * op.kv_heads // op.heads) for n in heads]
     ops = tuple(replace(one, **{name: n}) for one in of_heads for n in samples)
-    octaves = np.log2(list(product(heads, samples))).reshape(-1, 2)
+    octaves = np.log2([(getattr(one, "heads", 1), getattr(one, name)) for one in ops])
     few = np.array([getattr(one, name) < tile for one in ops], bool)
-    return _Lattice(ops, octaves, few, (of_heads.index(op) + 1) * len(samples) - 1, count / max(samples, default=1))
+    return _Lattice(ops, octaves, few, (of_heads.index(op) + 1) * len(samples) - 1, count / samples[-1])
 
 
 def _beyond(octaves: Float64[np.ndarray, "n axes"]) -> Float64[np.ndarray, "n n"]:
@@ -137,7 +136,7 @@ def growth(
     log_s, out, known = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops)), np.asarray(measured, bool)
     done: set[int] = set()
     for i, op in enumerate(ops):
-        if i in done or (lattice := _lattice(op, fewest)) is None or not lattice.ops:
+        if i in done or (lattice := _lattice(op, fewest)) is None:
             continue
         places = [place[one] for one in lattice.ops]
         grown = _with_few(log_s[places], lattice, known[places])

@@ -201,10 +201,10 @@ class KernelModel:
         """Predictions of rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
-        16; attention of 32 bits what the roofline says; that of fewer no longer than without its mask or than two of
-        half the sequences, one after the other; and products and attention that were not measured no less
-        than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products in TF32 take no longer
-        than in fp32: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
+        16; attention of 32 bits what the roofline says, and of fewer bits no longer than without its mask or than two
+        of half the sequences, one after the other; and products and attention that were not measured no less than
+        their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products in TF32 take no longer than
+        in fp32: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
         """
         out = self._by_regressors(asked)
         rows, family = asked.rows, FAMILIES[asked.rows.family]

@@ -10,7 +10,7 @@ waits. One copy is under way at a time; its layer is on the device until it ends
 Later versions of Transformer Engine start every copy as soon as its layer ends, which waits no longer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,8 +87,8 @@ class CopyClasses(NamedTuple):
         forward_s: Float[Any, " blocks"], backward_s: Float[Any, " blocks"],
     ) -> Float[Any, " classes"]:  # fmt: skip
         """What every class waits (see `LayerCopies.waits_s`)."""
-        waits_s: Callable[[Any], Any] = lambda block_s: copies.waits_s(bytes_of_block, bytes_per_s, block_s)  # noqa: E731
-        return self.forward @ waits_s(forward_s) + self.backward @ waits_s(backward_s)
+        forward, backward = (copies.waits_s(bytes_of_block, bytes_per_s, own) for own in (forward_s, backward_s))
+        return self.forward @ forward + self.backward @ backward
 
 
 def window_ends(layers: int, offloaded: int) -> Int[np.ndarray, " offloaded"]:

@@ -2,13 +2,12 @@
 
 from perfmodel.cost.learn._collective_fit import Sources
 from perfmodel.cost.learn._collective_physics import LinkConstants, collective_time, least_volume
-from perfmodel.cost.learn._collective_price import CollectivePrices, Groups, Priced, rising
+from perfmodel.cost.learn._collective_price import CollectivePrices, Groups, Priced
 from perfmodel.cost.learn._collective_price import Request as CollectiveRequest
 from perfmodel.cost.learn._collective_price import predict_rows as predict_collective_rows
 from perfmodel.cost.learn._collective_rows import collective_rows, counted, set_aside
 from perfmodel.cost.learn._collective_studies import LeftOut, Study, study_collectives
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, collective_weights
-from perfmodel.cost.learn._dies import USUAL_EXPONENTIALS
 from perfmodel.cost.learn._fabrics import Fabric, is_flat, is_known, is_network, link_class
 from perfmodel.cost.learn._fabrics import canonical_device as device_name
 from perfmodel.cost.learn._fit import fit, fit_calibration, fit_collectives
