@@ -86,10 +86,10 @@ def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTi
 
 def _of_whole_attention(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
     """Which events are parts of an attention, with their share of its time by FLOPs: parts run at no higher rate."""
-    whole = {i: of for i, op in enumerate(ops) if (of := undivided(problem.model, problem.job, op)) is not None}
-    parts = [op for i, op in enumerate(ops) if i in whole and isinstance(op, Attention)]
-    share = np.array([op.flops / of.flops for op, of in zip(parts, whole.values(), strict=True)])
-    return list(whole), _times(_rows(problem, list(whole.values()))).scaled(share)
+    found = [(i, op, undivided(problem.model, problem.job, op)) for i, op in enumerate(ops)]
+    parts = [(i, op, whole) for i, op, whole in found if isinstance(op, Attention) and whole is not None]
+    share = np.array([op.flops / whole.flops for _, op, whole in parts])
+    return [i for i, _, _ in parts], _times(_rows(problem, [whole for _, _, whole in parts])).scaled(share)
 
 
 def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
