@@ -26,7 +26,7 @@ from perfmodel.validation._population_score import (
 INSIDE: Final = 0.9
 """Share of runs inside their intervals."""
 _ROUNDS: Final = 2
-"""After each, scales of sources and weights of runs follow: a third one moves the score by a ten-thousandth."""
+"""After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
 _ITERATIONS: Final = 30
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
@@ -64,6 +64,8 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
     with jax.enable_x64(True):
         score = Score(runs)
         compiled = jax.jit(jax.value_and_grad(score))
+        if progress:
+            progress("variances", 0, 1)
         everything = np.ones(len(runs.log), bool)
         state = _fitted(compiled, score, everything)
         found = {"": posterior(runs, score, state, everything, None)}
