@@ -1,4 +1,4 @@
-"""How a kernel's time grows with the tokens, sequences, images or heads that it works on, in a step.
+"""How a kernel's time grows with its samples, its heads or the sides of its matrices, in a step.
 
 Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks fall,
 others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice the work
@@ -8,15 +8,17 @@ What was measured stays, as far as measurements grow so among themselves; all el
 are left as they are: what they leave in the cache the next kernel does find.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from perfmodel.ops import Attention, Collective, KernelOp, Op
+from perfmodel.cost._events import EventTimes
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 
 FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
 """Number of samples below which a kernel does not fill a tile: its time gives way to that of more, where steps are of
@@ -27,21 +29,31 @@ _MOST_SEQUENCES: Final = 2**10
 """The same of attention."""
 _MOST_HEADS: Final = 2**7
 """Attention of more heads is compared by its sequences alone."""
+_SIDES: Final = ("m", "n", "k")
+_LEAST_SIDE: Final = 2**7
+_MOST_SIDE: Final = 2**13
+"""Smaller sides of matrices are compared with no others; times grow in proportion beyond."""
+_WITH_SIDES: Final = ("fp64", "fp32", "tf32")
+"""Element types in which products are compared by the sides of their matrices too: the few that were measured, on
+devices of long ago, say the least of large ones."""
+_TWICE: Final = float(np.log(2.0))
+
+Grid = Float64[np.ndarray, "..."]
+"""A value of every kernel of a lattice: along each axis every kernel does twice the work of the one before."""
 
 
 @dataclass(frozen=True)
 class _Lattice:
-    """Kernels that do more or less of the same work: of more samples or heads."""
+    """Kernels that do more or less of the same work."""
 
-    ops: tuple[KernelOp, ...]
-    octaves: Float64[np.ndarray, "n axes"]
-    """log2 of their heads (0 where they have none) and of their numbers of samples."""
-    few: Bool[np.ndarray, "n"]
-    """Which of them do not fill a tile."""
-    last: int
-    """Position of the kernel of most samples that differs in nothing else from the one asked for."""
-    over: float
-    """Samples of the one asked for over those of that one."""
+    ops: tuple[Op, ...]
+    """In the order of a grid of `shape`: first by their samples."""
+    shape: tuple[int, ...]
+    few: int
+    """The first so many numbers of samples do not fill a tile."""
+    beyond: tuple[Op, int, float] | None
+    """The kernel asked for, where it is larger than all: with the place of the one that differs in nothing else, and
+    how often it does the work of that one."""
 
 
 def _octaves(count: int, least: int, most: int) -> list[int]:
@@ -50,10 +62,27 @@ def _octaves(count: int, least: int, most: int) -> list[int]:
     return [odd << i for i in range(most.bit_length()) if least <= odd << i <= most]
 
 
+def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
+    """What else than its samples makes a kernel do more or less, by the fields that change: heads of attention, and
+    sides of a product's matrices."""
+    if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
+        group = op.heads // gcd(op.heads, op.kv_heads)
+        heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0]
+        return [[{"heads": n, "kv_heads": n * op.kv_heads // op.heads} for n in heads]]
+    if isinstance(op, Gemm) and op.dtype in _WITH_SIDES:
+        return [[{side: n} for n in _sides(getattr(op, side))] for side in _SIDES if side != op.samples]
+    return []
+
+
+def _sides(own: int) -> list[int]:
+    """Sides that one of a matrix is compared with: itself alone, if it is small or odd."""
+    return (_octaves(own, _LEAST_SIDE, _MOST_SIDE) if own >= _LEAST_SIDE else []) or [own]
+
+
 def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     """A kernel with every number of samples that is its own times or over a power of two, from what fills a tile (from
-    its own, where that does not) to the largest that is compared, and attention of each with as many heads less or
-    more; None of collectives, and of numbers of samples that are compared with no others."""
+    its own, where that does not) to the largest that is compared, each with as much more or less of `_other_axes`; None
+    of collectives, and of numbers of samples that are compared with no others."""
     name = "" if isinstance(op, Collective) else op.samples
     if isinstance(op, Collective) or not name or (count := getattr(op, name)) < 1:
         return None
@@ -61,87 +90,105 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     samples = _octaves(count, min(count, tile), _MOST_SEQUENCES if isinstance(op, Attention) else _MOST)
     if not samples:
         return None
-    of_heads: list[KernelOp] = [op]
-    if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
-        group = op.heads // gcd(op.heads, op.kv_heads)
-        heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0]
-        of_heads = [replace(op, heads=n, kv_heads=n * op.kv_heads // op.heads) for n in heads]
-    ops = tuple(replace(one, **{name: n}) for one in of_heads for n in samples)
-    octaves = np.log2([(getattr(one, "heads", 1), getattr(one, name)) for one in ops])
-    few = np.array([getattr(one, name) < tile for one in ops], bool)
-    return _Lattice(ops, octaves, few, (of_heads.index(op) + 1) * len(samples) - 1, count / samples[-1])
+    axes = [[{name: n} for n in samples], *_other_axes(op)]
+    ops = tuple(replace(op, **{k: v for part in parts for k, v in part.items()}) for parts in product(*axes))
+    at, over = zip(*(_position(op, axis) for axis in axes), strict=True)
+    shape = tuple(len(axis) for axis in axes)
+    beyond = (op, int(np.ravel_multi_index(at, shape)), float(np.prod(over)))
+    return _Lattice(ops, shape, sum(n < tile for n in samples), None if op in ops else beyond)
 
 
-def _beyond(octaves: Float64[np.ndarray, "n axes"]) -> Float64[np.ndarray, "n n"]:
-    """Log of how much longer every kernel (rows) may take than every other (columns) at most: twice as long for each
-    doubling by which it is larger, no longer for those by which it is smaller."""
-    return np.log(2.0) * np.maximum(octaves[:, None] - octaves[None], 0.0).sum(axis=2)
+def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
+    """Where along an axis a kernel is, or the last, and how often it does the work of that one."""
+    for i, fields in enumerate(axis):
+        if all(getattr(op, name) == value for name, value in fields.items()):
+            return i, 1.0
+    name, last = next(iter(axis[-1].items()))
+    return len(axis) - 1, getattr(op, name) / last
 
 
-def growing(
-    log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"], octaves: Float64[np.ndarray, "n axes"]
-) -> Float64[np.ndarray, "n"]:
-    """Times of kernels made to grow by nothing at least and by half at most for every doubling of an axis, in
+def _slopes(values: Grid, axis: int) -> Grid:
+    """What each doubling adds to a kernel that takes twice as long for it, from the first of an axis."""
+    steps = _TWICE * np.arange(values.shape[axis])
+    return steps.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
+
+
+def _most(log_s: Grid) -> Grid:
+    """The longest that every kernel may take beside all others: no longer than a larger one, and twice as long as one
+    of half its work; along one axis after the other, as the logs of what these allow add up."""
+    for axis in range(log_s.ndim):
+        slopes = _slopes(log_s, axis)
+        larger = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
+        log_s = np.minimum(larger, np.minimum.accumulate(log_s - slopes, axis) + slopes)
+    return log_s
+
+
+def _least(log_s: Grid) -> Grid:
+    """The shortest, likewise: with times and works reversed."""
+    axes = tuple(range(log_s.ndim))
+    return -np.flip(_most(np.flip(-log_s, axes)), axes)
+
+
+def growing(log_s: Grid, measured: Bool[np.ndarray, "..."]) -> Grid:
+    """Times of kernels made to grow by nothing at least and by half at most for every doubling along an axis, in
     logarithms: each is the mean of the most and the least that all others leave it, first among the measured ones,
     between which the others then stay. Growing times are left as they are.
 
     Monotone in every time, and moved with all of them. Both bounds are such times themselves (the largest and the
     smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence their mean is, and what is cut at them.
     """
-    more = _beyond(octaves)
-
-    def bounds(at: Bool[np.ndarray, "n"], held: Float64[np.ndarray, "k"]) -> tuple[np.ndarray, np.ndarray]:
-        return (held - more[at].T).max(axis=1), (held + more[:, at]).min(axis=1)
-
-    found = np.mean(bounds(np.ones(len(log_s), bool), log_s), axis=0)
+    found = (_most(log_s) + _least(log_s)) / 2
     if not measured.any():
         return found
-    held = np.mean(bounds(measured, log_s[measured]), axis=0)[measured]
-    return np.clip(found, *bounds(measured, held))
+    held = (_most(np.where(measured, log_s, np.inf)) + _least(np.where(measured, log_s, -np.inf))) / 2
+    return np.clip(found, _least(np.where(measured, held, -np.inf)), _most(np.where(measured, held, np.inf)))
 
 
-def _with_few(log_s: Float64[np.ndarray, "n"], lattice: _Lattice, measured: Bool[np.ndarray, "n"]) -> np.ndarray:
+def _with_few(log_s: Grid, few: int, measured: Bool[np.ndarray, "..."]) -> Grid:
     """`growing`, where the times of too few samples give way to the others, each to the one of twice the samples."""
-    found, fill = log_s.copy(), ~lattice.few
-    found[fill] = growing(log_s[fill], measured[fill], lattice.octaves[fill])
-    for i in reversed(np.flatnonzero(lattice.few)[: len(log_s) - 1]):
-        found[i] = np.clip(found[i], found[i + 1] - np.log(2.0), found[i + 1])
+    found = log_s.copy()
+    found[few:] = growing(log_s[few:], measured[few:])
+    for i in reversed(range(min(few, len(found) - 1))):
+        found[i] = np.clip(found[i], found[i + 1] - _TWICE, found[i + 1])
     return found
 
 
-def with_sizes(ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> list[Op]:
-    """The events, each once, and all kernels that theirs are compared with."""
-    found: dict[Op, None] = {}
-    for op in ops:
-        if op not in found:  # with an event come all that it is compared with
-            lattice = _lattice(op, fewest)
-            found |= dict.fromkeys((op, *(lattice.ops if lattice else ())))
-    return list(found)
+@dataclass(frozen=True)
+class InSteps:
+    """Events, each once, with all kernels that theirs are compared with."""
 
+    ops: tuple[Op, ...]
+    _lattices: tuple[_Lattice, ...]
 
-def growth(
-    ops: Sequence[Op],
-    time_s: Float64[np.ndarray, "n"],
-    measured: Sequence[bool] | Bool[np.ndarray, "n"],
-    fewest: Mapping[str, int] = FEWEST,
-) -> Float64[np.ndarray, "n"]:
-    """Times of events in a step over their times by themselves (`time_s`); 1 for collectives.
+    @classmethod
+    def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "InSteps":
+        """All that the times of events in a step depend on.
 
-    Args:
-        ops: as `with_sizes` gives them, with the same `fewest`.
-        measured: whose time was measured, not learned.
-        fewest: see `FEWEST`; none where steps of few samples are the usual ones.
-    """
-    place = {op: i for i, op in enumerate(ops)}
-    log_s, out, known = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops)), np.asarray(measured, bool)
-    done: set[int] = set()
-    for i, op in enumerate(ops):
-        if i in done or (lattice := _lattice(op, fewest)) is None:
-            continue
-        places = [place[one] for one in lattice.ops]
-        grown = _with_few(log_s[places], lattice, known[places])
-        out[places] = grown - log_s[places]
-        done.update(places)
-        if i not in done:  # beyond the last
-            out[i] = grown[lattice.last] + np.log(lattice.over) - log_s[i]
-    return np.exp(out)
+        Args:
+            fewest: see `FEWEST`; none where steps of few samples are the usual ones.
+        """
+        found: dict[Op, None] = {}
+        lattices = []
+        for op in ops:
+            if op in found:  # with an event come all that it is compared with
+                continue
+            found[op] = None
+            if lattice := _lattice(op, fewest):
+                found |= dict.fromkeys(lattice.ops)
+                lattices.append(lattice)
+        return cls(tuple(found), tuple(lattices))
+
+    def times(self, alone: EventTimes) -> EventTimes:
+        """Times of `ops` in a step, of those by themselves; collectives are left as they are."""
+        place = {op: i for i, op in enumerate(self.ops)}
+        log_s = np.log(np.maximum(alone.time_s, 1e-300))
+        measured = np.array([one == "measured" for one in alone.provenance], bool)
+        found = log_s.copy()
+        for lattice in self._lattices:
+            at = np.array([place[op] for op in lattice.ops])
+            grown = _with_few(log_s[at].reshape(lattice.shape), lattice.few, measured[at].reshape(lattice.shape))
+            found[at] = grown.ravel()
+            if lattice.beyond is not None:
+                op, last, over = lattice.beyond
+                found[place[op]] = grown.ravel()[last] + np.log(over)
+        return alone.scaled(np.exp(found - log_s))

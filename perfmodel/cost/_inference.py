@@ -8,7 +8,7 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from perfmodel.cost._events import EventTimes, PricesCollectives, event_times
-from perfmodel.cost._growth import growth, with_sizes
+from perfmodel.cost._growth import InSteps
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import under_load
 from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
@@ -62,7 +62,7 @@ def inference_times(
     than to read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache,
     which in a step hold other layers' by then.
 
-    Twice the tokens or sequences take as long at least and twice as long at most (`growth`), however few they are.
+    Twice the tokens or sequences take as long at least and twice as long at most (`InSteps`), however few they are.
 
     Args:
         stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
@@ -71,11 +71,10 @@ def inference_times(
     asked = list(zip(ops, stored_bytes, strict=True))
     new = [one for one in asked if one not in known]
     for n_bytes in dict.fromkeys(n for _, n in new):
-        every = with_sizes((op for op, n in new if n == n_bytes), {})
-        alone = _by_themselves(every, n_bytes, cluster, kernels, collectives)
-        grown = alone.scaled(growth(every, alone.time_s, [one == "measured" for one in alone.provenance], {}))
-        rows = zip(grown.time_s.tolist(), grown.lo_s.tolist(), grown.hi_s.tolist(), grown.provenance, strict=True)
-        known.update(zip(((op, n_bytes) for op in every), rows, strict=True))
+        every = InSteps.of((op for op, n in new if n == n_bytes), {})
+        found = every.times(_by_themselves(every.ops, n_bytes, cluster, kernels, collectives))
+        rows = zip(found.time_s.tolist(), found.lo_s.tolist(), found.hi_s.tolist(), found.provenance, strict=True)
+        known.update(zip(((op, n_bytes) for op in every.ops), rows, strict=True))
     rows = [known[one] for one in asked]
     time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
     return EventTimes(time_s, lo_s, hi_s, tuple(row[3] for row in rows))

@@ -94,7 +94,7 @@ _MOST_REMEMBERED: Final = 500_000
 _MOST_DEVICES: Final = 32
 """For which they are."""
 _MEASURED: Final = PROVENANCE.index("measured")
-_WIDE: Final = ("fp32", "tf32")
+_WIDE: Final = ("fp64", "fp32", "tf32")
 """Element types that nobody measured attention in."""
 _CHUNK: Final = 40_000
 _LARGE: Final = (4096, 8192, 16384)
@@ -201,10 +201,11 @@ class KernelModel:
         """Predictions of rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
-        16; attention of 32 bits what the roofline says, and of fewer bits no longer than without its mask or than two
-        of half the sequences, one after the other; and products and attention that were not measured no less than
-        their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products in TF32 take no longer than
-        in fp32: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
+        16; attention of 32 bits and more what the roofline says, or that of 16 if longer, and of fewer no longer than
+        without its mask or than two of half the sequences, one after the other; and products and attention that were
+        not measured no less than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products
+        in TF32 take no longer than in fp32, as libraries may use it, and need not (cuBLAS,
+        `CUBLAS_COMPUTE_32F_FAST_TF32`), and those in fp64 as long at least.
         """
         out = self._by_regressors(asked)
         rows, family = asked.rows, FAMILIES[asked.rows.family]
@@ -216,6 +217,8 @@ class KernelModel:
             wide = unnamed & np.isin(rows.dtypes, _WIDE)
             if len(at := np.flatnonzero(wide)):
                 out.put(at, _by_roofline(asked.take(at)))
+                half = self._predict(asked.take(at).instead(in_16_bits(rows.take(at))))
+                out.move(at, np.maximum(half.log_time - out.log_time[at], 0.0))
             self._mask(out, np.flatnonzero(unnamed & ~wide), asked)
             at = np.flatnonzero(unnamed & ~wide & (rows.shape["batch"] % 2 == 0))
             if len(at):
@@ -240,10 +243,11 @@ class KernelModel:
         for query, mine in asked.take(at).by_query():
             least = np.log(least_of_rows(query.figures, rows.take(at[mine])))
             out.move(at[mine], np.maximum(least - out.log_time[at[mine]], 0.0))
-        at = np.flatnonzero(unnamed & (rows.dtypes == "tf32") & (out.provenance != _MEASURED))
-        if rows.family != "attention" and len(at):
-            wide = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
-            out.move(at, np.minimum(wide.log_time - out.log_time[at], 0.0))
+        for dtype, nearer in (("tf32", np.minimum), ("fp64", np.maximum)):
+            at = np.flatnonzero(unnamed & (rows.dtypes == dtype) & (out.provenance != _MEASURED))
+            if rows.family != "attention" and len(at):
+                fp32 = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
+                out.move(at, nearer(fp32.log_time - out.log_time[at], 0.0))
         return out
 
     def _log_reach(self, asked: Asked) -> Float64[np.ndarray, "n"]:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, event_times, growth, under_load, with_sizes
+from perfmodel.cost import EventTimes, InSteps, event_times, under_load
 from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
@@ -48,16 +48,15 @@ def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.nda
 
 def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
     known = _known_prices(problem)
-    new = with_sizes(op for op in ops if op not in known)
-    if new:
+    every = InSteps.of(op for op in ops if op not in known)
+    if new := every.ops:
         device, site = problem.cluster.device, problem.site
         alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
         alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in new]))
-        alone = alone.at_most(*_bounds(problem, new))
-        alone = alone.scaled(growth(new, alone.time_s, [one == "measured" for one in alone.provenance]))
-        load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
+        found = every.times(alone.at_most(*_bounds(problem, new)))
+        load = under_load(device, new, found.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
-        times = alone.scaled(load).at_least(*_of_whole_attention(problem, new))
+        times = found.scaled(load).at_least(*_of_whole_attention(problem, new))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         known.update(zip(new, zip(*columns, strict=True), strict=True))
     return [known[op] for op in ops]
@@ -140,11 +139,10 @@ def _casts_that_pay(
 
     Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
     `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
-    AQT's configuration says it of all products at once, whether it pays. Where no recipe says which operands these are,
-    casts are no kernels that the host would issue.
+    Where no recipe says which operands these are, casts are no kernels that the host would issue.
     """
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
-    if not cast.any() or problem.job.fp8_recipe == "aqt":
+    if not cast.any():
         return blocks, times
     narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
     in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]

@@ -337,9 +337,10 @@ class Framework(Stated):
 
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """Values of a job's fields as this framework sets them for products of an element type."""
+        narrow = dtype in ("fp8", "fp4") and bool(self.fp8_recipe)
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
-            "flash_attention": self.fp8_flash_attention if dtype == "fp8" and self.fp8_recipe else self.flash_attention,
+            "flash_attention": self.fp8_flash_attention if narrow else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
         }
@@ -350,8 +351,8 @@ class Framework(Stated):
         return self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else ""
 
     def _grad_dtype(self, dtype: str) -> str:
-        if dtype == "fp32":
-            return "fp32"
+        if dtype in ("fp64", "fp32"):
+            return dtype
         return ("" if dtype == "fp16" else self.bf16_grad_dtype) or self.grad_dtype
 
     def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:

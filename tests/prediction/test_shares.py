@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes, with_sizes
+from perfmodel.cost import EventTimes, InSteps
 from perfmodel.ops import Op
 from perfmodel.prediction import Site, bundles, evaluate, event_shares, prepared, step_problem
 from perfmodel.session import Session
@@ -27,7 +27,7 @@ class Slower:
 
     def times(self, where, ops) -> EventTimes:
         t = self.prices.times(where, ops)  # pyright: ignore
-        slow = set(with_sizes([self.slow]))
+        slow = set(InSteps.of([self.slow]).ops)
         factor = np.array([self.factor if op in slow else 1.0 for op in ops])
         return EventTimes(t.time_s * factor, t.lo_s, t.hi_s, t.provenance)
 
