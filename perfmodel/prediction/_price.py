@@ -12,7 +12,7 @@ from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, Variant, recompute_s
+from perfmodel.prediction._phases import Phase, Variant
 from perfmodel.prediction._problem import StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
@@ -135,7 +135,7 @@ def _casts_that_pay(
     problem: StepProblem, blocks: ShardBlocks, times: EventTimes, events_of: Callable[[ShardBlocks], BlockEvents]
 ) -> tuple[ShardBlocks, EventTimes]:
     """A shard's blocks and times of its events where only so many operands are brought to 8 or 4 bits as pay, so that
-    no block takes longer than in 16 bits.
+    no phase of a block takes longer than in 16 bits.
 
     Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
     `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
@@ -162,8 +162,8 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     events_of: Callable[[ShardBlocks], BlockEvents],
 ) -> Float[np.ndarray, " blocks"]:
-    """The largest share of its casts with which the passes of each block, under any recompute, take no longer than in
-    16 bits (`wide`); the same for all phases.
+    """The largest share of its casts with which no phase of each block takes longer than in 16 bits (`wide`), the same
+    for all phases. What one of them gains may be lost to communication that hid behind it, so no other may lose.
 
     What a phase takes is convex in the share, and no more than in 16 bits without any: the shares that pay are all up
     to the largest. What the host does for a phase is linear in it.
@@ -171,22 +171,19 @@ def _shares_that_pay(
     host, trains = problem.host, problem.job.mode == "train"
     bare, all_cast = (events_of(blocks.casting(np.full(len(cast), share), problem.job)) for share in (0.0, 1.0))
 
-    def passes_s(share: Float[np.ndarray, " blocks"], of: EventTimes) -> Float[np.ndarray, "blocks modes"]:
+    def phases_s(share: Float[np.ndarray, " blocks"], of: EventTimes) -> Float[np.ndarray, "blocks phases"]:
         counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
         by_host = {name: getattr(bare, name) + share[:, None] * (getattr(all_cast, name) - getattr(bare, name))
                    for name in ("launches", "issued", "beyond_operators_s")}  # fmt: skip
         events = bare._replace(counts=counts, **by_host)
         phase_s = time_phases(events, of.time_s, host.issue_s, host.kernel_gap_s).phase_s
-        if not trains:
-            return phase_s[:, [Phase.FORWARD]]
-        modes = np.arange(len(RECOMPUTE_MODES))
-        return phase_s[:, PASSED].sum(axis=1)[:, None] + recompute_s(phase_s[:, None], modes[None])
+        return phase_s if trains else phase_s[:, [Phase.FORWARD]]
 
     low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
-    most_s = passes_s(low, wide) * (1 + 1e-9)
+    most_s = phases_s(low, wide) * (1 + 1e-9)
     share = high
     for _ in range(1 + _HALVINGS):
-        gains = (passes_s(share, times) <= most_s).all(axis=1)
+        gains = (phases_s(share, times) <= most_s).all(axis=1)
         low, high = np.where(gains, share, low), np.where(gains, high, share)
         if (low == high).all():
             break
