@@ -34,8 +34,7 @@ _LEAST_SIDE: Final = 2**7
 _MOST_SIDE: Final = 2**13
 """Smaller sides of matrices are compared with no others; times grow in proportion beyond."""
 _WITH_SIDES: Final = ("fp64", "fp32", "tf32")
-"""Element types in which products are compared by the sides of their matrices too: the few that were measured, on
-devices of long ago, say the least of large ones."""
+"""Element types in which products are compared by the sides of their matrices too: few large ones were measured."""
 _TWICE: Final = float(np.log(2.0))
 
 Grid = Float64[np.ndarray, "..."]
@@ -64,12 +63,12 @@ def _octaves(count: int, least: int, most: int) -> list[int]:
 
 def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
     """What else than its samples makes a kernel do more or less, by the fields that change: heads of attention, and
-    sides of a product's matrices."""
+    sides of the matrices of a product (but of a batched one, which ranks share by its batch)."""
     if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
         group = op.heads // gcd(op.heads, op.kv_heads)
         heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0]
         return [[{"heads": n, "kv_heads": n * op.kv_heads // op.heads} for n in heads]]
-    if isinstance(op, Gemm) and op.dtype in _WITH_SIDES:
+    if isinstance(op, Gemm) and op.op != "bmm" and op.dtype in _WITH_SIDES:
         return [[{side: n} for n in _sides(getattr(op, side))] for side in _SIDES if side != op.samples]
     return []
 
