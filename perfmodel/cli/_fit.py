@@ -10,7 +10,7 @@ from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import flags_of, lacking
-from perfmodel.cli._show import emit, error_figure, error_head, new_console, table
+from perfmodel.cli._show import emit, error_figure, error_head, new_console, table, written
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
@@ -135,7 +135,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
         print(f"replaces {len(names)} shipped series: {fabric}")
     for reason, count in collectives.get("set_aside", {}).items():
         print(f"{count:,} rows set aside: {reason}")
-    print(f"wrote {out}")
+    written([out])
 
 
 def _sites(arguments: argparse.Namespace) -> int:
@@ -160,7 +160,7 @@ def _sites(arguments: argparse.Namespace) -> int:
         console.print(table("What events take at the median site, beyond the physics", heads, rows))
         for file, why in found["skipped_files"].items():
             console.print(f"{file}: {why}")
-        console.print(f"wrote {arguments.out}")
+        written([arguments.out])
 
     emit(arguments, found, show)
     return 0
@@ -223,7 +223,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         )
     for reason, count in report["skipped_runs"].items():
         console.print(f"{count} rows are no runs: {reason}")
-    console.print(f"wrote {out}")
+    written([out])
 
 
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:

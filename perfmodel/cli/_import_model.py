@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_calibration, add_json
-from perfmodel.cli._show import new_console, reporting, table
+from perfmodel.cli._show import new_console, reporting, table, written
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure, scaled
 
@@ -87,8 +87,7 @@ def show(report: dict[str, Any]) -> None:
     if report["rows"]:
         cells = [[_cell(name, value) for name, value in row.items()] for row in report["rows"]]
         console.print(table("", report["rows"][0], cells))
-    for path in report.get("written", ()):
-        console.print(f"wrote {path}")
+    written(report.get("written", ()))
 
 
 def _cell(name: str, value: Any) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_json
-from perfmodel.cli._show import reporting
+from perfmodel.cli._show import reporting, written
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.units import duration
 
@@ -90,7 +90,7 @@ def show(report: dict[str, Any]) -> None:
         print(f"skipped {count}: {reason}")
     if "activities" in report:
         print(f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}")
-        print(f"wrote {report['written'][-1]}")
+        written(report["written"][-1:])
 
 
 def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":

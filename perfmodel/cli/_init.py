@@ -67,7 +67,7 @@ def _init(arguments: argparse.Namespace) -> int:
         raise PerfModelError(f"{path}: a job file ends in .toml; give another FILE")
     refuse_existing([path], arguments.force)
     write_text(path, job_text(path.name))
-    emit(arguments, {"written": [str(path)]}, lambda: written([str(path)]))
+    emit(arguments, {"written": [str(path)]}, lambda: written([path]))
     return 0
 
 

@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
         one.add_argument(
             "--width", choices=("column", "page"), help="as wide as a paper's column or page (default: by kind)"
         )
-        one.set_defaults(run=reporting(run, _show_written))
+        one.set_defaults(run=reporting(run, lambda report: written(report["written"])))
 
 
 def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
@@ -95,10 +95,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         note_layout(prediction)
     reasons = [f"layout {p.layout}: {reason}" for p in layouts for reason in p.reasons]
     return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
-
-
-def _show_written(report: dict[str, Any]) -> None:
-    written(report["written"])
 
 
 def _draw(arguments: argparse.Namespace) -> "tuple[Figure, list[Prediction]]":

@@ -140,7 +140,7 @@ def show_distributed(report: Mapping[str, Any]) -> None:
           f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}")  # fmt: skip
     print("collectives: " + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none"))
     print(f"live values: at most {report['peak_memory_bytes'] / GIB:.3g} GiB on a device")
-    print(f"wrote {report['written'][0]}")
+    written(report["written"])
 
 
 def simulate(arguments: argparse.Namespace) -> dict[str, Any]:

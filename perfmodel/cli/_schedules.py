@@ -15,7 +15,7 @@ from perfmodel.cli._schedule_facts import (
     require_times_alone,
     uniform_times,
 )
-from perfmodel.cli._show import new_console, reporting, table
+from perfmodel.cli._show import new_console, reporting, table, written
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration, figure
@@ -118,8 +118,9 @@ def show(report: dict[str, Any]) -> None:
             for which, form in of.items()
         ]
         console.print(table("Chimera's own model (section 3.4 of its paper)", heads, cells))
-    for line in (*report.get("skipped", ()), *(f"wrote {path}" for path in report["written"])):
+    for line in report.get("skipped", ()):
         console.print(line)
+    written(report["written"])
 
 
 def _cell(name: str, value: Any, in_seconds: bool) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.display import json_text
@@ -43,8 +44,8 @@ def reporting(
     return command
 
 
-def written(files: Iterable[str]) -> None:
-    """A line for each file."""
+def written(files: Iterable[Path | str]) -> None:
+    """A line for each file, however long: paths are copied from it."""
     for file in files:
         print(f"wrote {file}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, require_measured
-from perfmodel.cli._show import new_console, note, reporting, table
+from perfmodel.cli._show import new_console, note, reporting, table, written
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
@@ -81,5 +81,4 @@ def show(report: dict[str, Any]) -> None:
         console.print(table("", (curve["name"], "step"), points))
         if curve["hidden_up_to"] is not None:
             console.print(f"hidden up to {duration(curve['hidden_up_to'])}")
-    for path in report.get("written", ()):
-        console.print(f"wrote {path}")
+    written(report.get("written", ()))
