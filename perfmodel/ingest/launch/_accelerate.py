@@ -77,7 +77,7 @@ ACCELERATE: Final = LaunchFormat(
     table=(
         key("num_processes", "devices"),
         Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
-        Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(next(iter(found.values())))},
+        Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(found["num_machines"])},
              write=lambda fields: {"num_machines": max(1, fields["devices"] // fields.get("devices_per_node", 8))}
              if fields.get("devices") else {}),
         Rule(keys=_ZERO, read=_zero, write=_write_zero),

@@ -60,7 +60,7 @@ def _write_offload(fields: Fields) -> Mapping[str, Any]:
 
 def _shards(found: Mapping[str, Any]) -> Fields:
     """MiCS (deepspeed/runtime/zero/mics.py): ranks of a sharding group; -1 where all are one."""
-    ranks = next(iter(found.values()))
+    ranks = found[_SHARDS]
     return {} if ranks == -1 else {"shard_ranks": WHOLE.read(ranks)}
 
 

@@ -14,7 +14,9 @@ from perfmodel.ingest.launch._table import (
     BadValue,
     Fields,
     Rule,
+    accumulated,
     key,
+    layers_per_stage,
     read_only,
     stated_value,
     words,
@@ -112,15 +114,11 @@ def _batch(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
-    total, devices = fields.get("global_batch"), fields["dp"] * fields["tp"] * fields["pp"] * fields["cp"]
-    if not total:
-        raise LaunchFileError("MaxText states the batch per device; the global batch must be given too")
-    each = fields["micro_batch"] * fields["dp"]
-    if total % each:
-        raise LaunchFileError(f"global batch {total}: no multiple of dp*micro_batch = {each}; take one")
+    passes = accumulated(fields, "MaxText states the batch per device")
+    devices = fields["dp"] * fields["tp"] * fields["pp"] * fields["cp"]
     if fields["pp"] > 1:
-        return {_BATCH[0]: total / devices, _BATCH[2]: total // each}
-    return {_BATCH[0]: each / devices, _BATCH[1]: total // each}
+        return {_BATCH[0]: fields["global_batch"] / devices, _BATCH[2]: passes}
+    return {_BATCH[0]: fields["micro_batch"] * fields["dp"] / devices, _BATCH[1]: passes}
 
 
 def _stages(found: Mapping[str, Any]) -> Fields:
@@ -128,15 +126,10 @@ def _stages(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_stages(fields: Fields) -> Mapping[str, Any]:
-    layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
     if fields["pp"] == 1:
         return {}
-    if not layers or layers % stages:
-        raise LaunchFileError(
-            f"pp={fields['pp']}: MaxText takes layers per stage, and {layers or 'unknown'} layers are not {stages} "
-            "equal stages; take another pp, or give the model"
-        )
-    return {"num_layers_per_pipeline_stage": layers // stages}
+    layers = layers_per_stage(fields, f"pp={fields['pp']}: MaxText", "take another pp, or give the model")
+    return {"num_layers_per_pipeline_stage": layers}
 
 
 def _named(found: Mapping[str, Any]) -> Fields:
@@ -158,19 +151,19 @@ def _write_activations(fields: Fields) -> Mapping[str, Any]:
     return {"mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]}
 
 
+_DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"})
+
+
 def _dtype(found: Mapping[str, Any]) -> Fields:
     if str(found.get("quantization", "")).startswith(("fp8", "nanoo_fp8")):
         return {"dtype": "fp8"}
-    return {
-        "dtype": words({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}).read(found.get("dtype", "bfloat16"))
-    }
+    return {"dtype": _DTYPES.read(found.get("dtype", "bfloat16"))}
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     if fields.get("dtype") == "fp8":
         return {"dtype": "bfloat16", "quantization": "fp8"}
-    name = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}.get(fields.get("dtype") or "")
-    return {"dtype": name} if name else {}
+    return {"dtype": _DTYPES.write(fields.get("dtype"))}
 
 
 _NAMES: Final = tuple(f"{where}_{axis}_parallelism" for where in _WHERE for axis in AXES)

@@ -8,6 +8,7 @@ from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_model import MODEL, argument
 from perfmodel.ingest.launch._megatron_settings import (
+    LIMITS,
     SHARDING,
     chunk_settings,
     context_rule,
@@ -206,10 +207,8 @@ MEGATRON: Final = LaunchFormat(
         "calculate-per-token-loss", "short-seq-prob", "use-legacy-models", "role", "max-restarts", "tee", "redirects",
         "local-ranks-filter", "enable-experimental", "te-rng-tracker", "moe-permute-fusion", "disable-straggler*",
     ),
-    limits={
+    limits=LIMITS | {
         "schedule": "Megatron runs 1f1b, and interleaved 1f1b with vpp > 1",
-        "partition": "stages between the first and the last must be alike, and the model be written too",
-        "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
         "offload": "it has no flag for all activations in host memory",
         "order": "ranks are numbered tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, tp-cp-ep-pp-dp",
     },

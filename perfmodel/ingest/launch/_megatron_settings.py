@@ -21,6 +21,12 @@ from perfmodel.spec import RecomputeModule
 SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by the names of `--data-parallel-sharding-strategy`."""
 
+LIMITS: Final = {
+    "partition": "stages between the first and the last must be alike, and the model be written too",
+    "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
+}
+"""What Megatron-Core cannot do, however it is asked."""
+
 
 def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
     """ZeRO stage of Megatron's data parallelism: the distributed optimizer is stage 1, its FSDP says its own."""

@@ -5,23 +5,15 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE_OR_NONE, Fields, key, read_only, words
+from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE_OR_NONE, Fields, accumulated, key, read_only, words
 
 _CONFIG: Final = "model.model_config."
 _MIXTURE: Final = "model.model_config.moe_config."
 
 
 def _accumulation(fields: Fields) -> Mapping[str, Any]:
-    total, each = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
-    if not total:
-        raise LaunchFileError("nanotron states micro-batches per replica; the global batch must be given too")
-    if total % each:
-        raise LaunchFileError(f"global batch {total}: no multiple of dp*micro_batch = {each}; take one")
-    return {"tokens.batch_accumulation_per_replica": total // each}
-
-
-def _kv_heads(fields: Fields) -> Mapping[str, Any]:
-    return {f"{_CONFIG}num_key_value_heads": fields["model.kv_heads"]} if "model.kv_heads" in fields else {}
+    passes = accumulated(fields, "nanotron states micro-batches per replica")
+    return {"tokens.batch_accumulation_per_replica": passes}
 
 
 def _zero(fields: Fields) -> Mapping[str, Any]:
@@ -57,7 +49,7 @@ NANOTRON: Final = LaunchFormat(
         key(f"{_CONFIG}hidden_size", "model.hidden"),
         key(f"{_CONFIG}intermediate_size", "model.ffn_hidden"),
         key(f"{_CONFIG}num_attention_heads", "model.heads"),
-        key(f"{_CONFIG}num_key_value_heads", "model.kv_heads", write=_kv_heads),
+        key(f"{_CONFIG}num_key_value_heads", "model.kv_heads"),
         key(f"{_CONFIG}vocab_size", "model.vocab"),
         key(f"{_CONFIG}max_position_embeddings", "model.seq_len"),
         key(f"{_CONFIG}tie_word_embeddings", "model.tied_embeddings", FLAG, default=False),

@@ -7,6 +7,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_settings import (
+    LIMITS,
     SHARDING,
     chunk_settings,
     context_rule,
@@ -27,6 +28,7 @@ from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
     SOME,
+    SWITCH,
     WHOLE,
     Fields,
     Rule,
@@ -47,10 +49,8 @@ _ACTIVATIONS: Final = {
     "gelu": ("gelu", False), "swiglu": ("silu", True), "fast-swiglu": ("silu", True), "geglu": ("gelu", True),
     "squared-relu": ("relu2", False), "relu": ("relu", False), "silu": ("silu", False),
 }  # fmt: skip
-LIMITS: Final = {
+_LIMITS: Final = LIMITS | {
     "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
-    "partition": "stages between the first and the last must be alike, and the model be written too",
-    "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
     "offload": "the file has no key for all activations in host memory",
     "order": "ranks are numbered tp-cp-ep-dp-pp",
 }
@@ -187,7 +187,7 @@ NEMO: Final = LaunchFormat(
         "model.normalize_attention_scores", "model.headscale", "model.attention_type", "model.precision",
         "model.batch_p2p_comm", "model.bias_*_fusion", "model.masked_softmax_fusion", "model.rampup_batch_size",
     ),
-    limits=LIMITS | {"zero": "NeMo shards optimizer states (1) or, by FSDP, weights (3)"},
+    limits=_LIMITS | {"zero": "NeMo shards optimizer states (1) or, by FSDP, weights (3)"},
 )  # fmt: skip
 
 
@@ -239,8 +239,8 @@ BRIDGE: Final = LaunchFormat(
             also=("comm_overlap.overlap_param_gather",)),
         degree("ddp.num_distributed_optimizer_instances", "replicate"),
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
-        key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap",
-            Values(FLAG.read, lambda value: True if value else None), also=("model.overlap_moe_expert_parallel_comm",)),
+        key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap", SWITCH,
+            also=("model.overlap_moe_expert_parallel_comm",)),
         recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         modules_rule("model.recompute_modules", list),
         key("optimizer.optimizer", "optimizer", OPTIMIZER),
@@ -270,5 +270,5 @@ BRIDGE: Final = LaunchFormat(
         "mixed_precision.*",
         "model.cross_entropy_*", "model.bf16", "model.fp16",
     ),
-    limits=LIMITS,
+    limits=_LIMITS,
 )  # fmt: skip

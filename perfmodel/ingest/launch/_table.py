@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import UNSAID, Entries, broken
 
 Fields = dict[str, Any]
@@ -146,6 +147,28 @@ def words(meanings: Mapping[Any, Any]) -> Values:
 def stated_value(found: Mapping[str, Any]) -> Any:
     """What the file says for a rule of one key, or of several names for one."""
     return next(iter(found.values()))
+
+
+def accumulated(fields: Fields, unstated: str) -> int:
+    """Micro-batches of a replica in a step (raises `LaunchFileError`: where no global batch is known with what the
+    file has `unstated`)."""
+    total, each = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
+    if not total:
+        raise LaunchFileError(f"{unstated}; the global batch must be given too")
+    if total % each:
+        raise LaunchFileError(f"global batch {total}: no multiple of dp*micro_batch = {each}; take one")
+    return total // each
+
+
+def layers_per_stage(fields: Fields, who: str, remedy: str) -> int:
+    """Layers of a virtual stage, of which all have as many (raises `LaunchFileError`, which says to `who` this matters
+    and the `remedy`, where they have not)."""
+    layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
+    if not layers or layers % stages:
+        raise LaunchFileError(
+            f"{who} takes layers per stage, and {layers or 'unknown'} layers are not {stages} equal stages; {remedy}"
+        )
+    return layers // stages
 
 
 def key(

@@ -8,7 +8,20 @@ from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import catalog_model, shape
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host
-from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, TEXT, WHOLE, BadValue, Fields, Rule, key, read_only, words
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    OPTIMIZER,
+    TEXT,
+    WHOLE,
+    BadValue,
+    Fields,
+    Rule,
+    key,
+    layers_per_stage,
+    read_only,
+    stated_value,
+    words,
+)
 
 SCHEDULES: Final = {
     "1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2),
@@ -44,21 +57,24 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
     return {}
 
 
+def _stated(found: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """A setting of parallelism, whose section was another one in 2024."""
+    keys = (f"{section}.{name}" for section in ("parallelism", "training", "experimental"))
+    return next((found[key] for key in keys if key in found), otherwise)
+
+
 def _data(found: Mapping[str, Any]) -> Fields:
     """Replicas times shards. Weights are gathered again for backward unless a pipeline keeps them, or the file says."""
-    shards = found.get("parallelism.data_parallel_shard_degree", found.get("training.data_parallel_shard_degree", -1))
-    copies = found.get(
-        "parallelism.data_parallel_replicate_degree", found.get("training.data_parallel_replicate_degree", 1)
-    )
+    shards = _stated(found, "data_parallel_shard_degree", -1)
+    copies = _stated(found, "data_parallel_replicate_degree", 1)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
     says: Fields = {"dp": copies * shards, "replicate": 1} if shards > 0 else {"replicate": 1}
-    context = found.get("parallelism.context_parallel_degree", found.get("experimental.context_parallel_degree", 1))
-    if shards == 1 and context == 1:  # FSDP shards over context ranks too
+    if shards == 1 and _stated(found, "context_parallel_degree", 1) == 1:  # FSDP shards over context ranks too
         return says | {"zero": 0}
-    pipeline = found.get("parallelism.pipeline_parallel_degree", found.get("experimental.pipeline_parallel_degree", 1))
-    again = words({"default": pipeline == 1, "always": True, "never": False})
+    alone = _stated(found, "pipeline_parallel_degree", 1) == 1
+    again = words({"default": alone, "always": True, "never": False})
     kept = not again.read(found.get("parallelism.fsdp_reshard_after_forward", "default"))
     on_host = FLAG.read(found.get(_ON_HOST, False))
     return says | {"zero": 2 if kept else 3, "replicate": copies} | fsdp_offload(2 if kept else 3, on_host)
@@ -88,8 +104,7 @@ _SCHEDULE: Final = (
 
 
 def _schedule(found: Mapping[str, Any]) -> Fields:
-    name = found.get(_SCHEDULE[0], found.get(_SCHEDULE[2], "1F1B"))
-    schedule, chunks = words(SCHEDULES).read(name)
+    schedule, chunks = words(SCHEDULES).read(_stated(found, "pipeline_parallel_schedule", "1F1B"))
     says: Fields = {"schedule": schedule, "vpp": chunks}
     if chunks > 1 and _SCHEDULE[1] in found:
         says["layers_per_chunk"] = WHOLE.read(found[_SCHEDULE[1]])
@@ -102,15 +117,10 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     name = next((name for name, (own, _) in SCHEDULES.items() if own == fields["schedule"]), None)
     if name is None:
         raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; take one of them")
-    layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
     if fields["vpp"] in (1, SCHEDULES[name][1]):
         return {_SCHEDULE[0]: name}
-    if not layers or layers % stages:
-        raise LaunchFileError(
-            f"vpp={fields['vpp']}: torchtitan takes layers per stage, and {layers or 'unknown'} layers are not "
-            f"{stages} equal stages; take another vpp"
-        )
-    return {_SCHEDULE[0]: name, _SCHEDULE[1]: layers // stages}
+    each = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "take another vpp")
+    return {_SCHEDULE[0]: name, _SCHEDULE[1]: each}
 
 
 _BATCH: Final = ("training.local_batch_size", "training.global_batch_size",
@@ -152,24 +162,22 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     return {_BATCH[0]: total // fields["dp"], _BATCH[1]: total, _BATCH[2]: fields["micro_batch"]}
 
 
+_DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32"})
+
+
 def _dtype(found: Mapping[str, Any]) -> Fields:
     converters = found.get("model.converters", [])
     names = converters if isinstance(converters, list) else str(converters).split(",")
     if any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names):
         return {"dtype": "fp8"}
-    kinds = words({"bfloat16": "bf16", "float32": "fp32"})
-    return (
-        {"dtype": kinds.read(found["training.mixed_precision_param"])}
-        if "training.mixed_precision_param" in found
-        else {}
-    )
+    name = found.get("training.mixed_precision_param")
+    return {} if name is None else {"dtype": _DTYPES.read(name)}
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     if fields.get("dtype") == "fp8":
         return {"model.converters": ["float8"]}
-    name = {"bf16": "bfloat16", "fp32": "float32"}.get(fields.get("dtype") or "")
-    return {"training.mixed_precision_param": name} if name else {}
+    return {"training.mixed_precision_param": _DTYPES.write(fields.get("dtype"))}
 
 
 _RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option")
@@ -235,7 +243,7 @@ TORCHTITAN: Final = LaunchFormat(
         key(f"{_TITAN}pipeline_parallel_degree", "pp", default=1, also=("experimental.pipeline_parallel_degree",)),
         key(f"{_TITAN}context_parallel_degree", "cp", default=1, also=("experimental.context_parallel_degree",)),
         Rule(keys=_ROTATE, write=_write_rotation,
-             read=lambda found: {"cp_kind": _ROTATION.read(next(iter(found.values())))}),
+             read=lambda found: {"cp_kind": _ROTATION.read(stated_value(found))}),
         key(f"{_TITAN}expert_parallel_degree", "ep", default=1),
         key(f"{_TITAN}expert_tensor_parallel_degree", "etp"),
         Rule(keys=("parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
