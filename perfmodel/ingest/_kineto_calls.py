@@ -15,7 +15,7 @@ from perfmodel.ingest._kineto import (
     operators_of_kernels,
     parents_of,
 )
-from perfmodel.ingest._kineto_rows import collective_row, torch_op
+from perfmodel.ingest._kineto_rows import collective_row, group_of, torch_op
 from perfmodel.ingest._measured_trace import Activity, ActivityKind, numbered
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._profile import Detail, collective_of
@@ -62,17 +62,13 @@ def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Act
             communicates = activity.kind == ActivityKind.COMMUNICATION
             row = collective_row(file, event, options, skipped) if communicates else None
             name = "" if operator is None or communicates else operator.name
-            detail = Detail((number, "kernel", position), name, row, launched_s, _group(event))
+            detail = Detail((number, "kernel", position), name, row, launched_s, group_of(event))
         else:
             if id(operator) not in known:
                 known[id(operator)] = op_row(torch_op(operator, around[id(operator)]))
             detail = Detail((number, id(operator)), operator.name, known[id(operator)], launched_s)
         found.append((activity, detail))
     return found
-
-
-def _group(event: ChromeEvent) -> str:
-    return str(event.args.get("Process Group Ranks", event.args.get("Process Group Name", "")))
 
 
 def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:

@@ -103,9 +103,13 @@ def _collective_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped:
             if is_communication(kernel.name):
                 row = collective_row(file, kernel, options, skipped)
                 if row is not None and kernel.duration_us > 0:
-                    group = str(kernel.args.get("Process Group Ranks", kernel.args.get("Process Group Name", "")))
-                    calls.add(row, group, index, kernel.duration_us)
+                    calls.add(row, group_of(kernel), index, kernel.duration_us)
     return [row | {"software": "torch-nccl"} for row in calls.rows()]
+
+
+def group_of(kernel: ChromeEvent) -> str:
+    """Ranks of a communication kernel's group, else the group's name."""
+    return str(kernel.args.get("Process Group Ranks", kernel.args.get("Process Group Name", "")))
 
 
 def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]) -> Row | None:

@@ -11,6 +11,7 @@ Rows from Nsight Systems reports: kernels under the NVTX ranges that PyTorch's `
 import ast
 import re
 import sqlite3
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -296,8 +297,6 @@ def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
 
 def _innermost(calls: list[Call], at_ns: int) -> Call | None:
     """The last call to begin among those that are open (calls of a thread nest)."""
-    from bisect import bisect_right
-
     for index in range(bisect_right(calls, at_ns, key=lambda call: call[0]) - 1, -1, -1):
         if calls[index][1] >= at_ns:
             return calls[index]

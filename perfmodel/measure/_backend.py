@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final, Protocol
 
@@ -106,7 +107,8 @@ _SHORTEST_S = 1e-9
 def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:
     """Measure one op: its row of the table."""
     op, cold = point.kernel, point.cold
-    timing = time_calls(backend.sampler(op, cold=cold), sampling_rule(rule, backend, cold))
+    sampled_by = replace(rule, min_sample_s=_SHORTEST_S) if cold else rule
+    timing = time_calls(backend.sampler(op, cold=cold), sampled_by.resolved_by(backend.meter))
     return {
         "source": SOURCE,
         "device": device_name,
@@ -114,11 +116,6 @@ def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingR
         **timing_columns(timing, rule, backend.variant(op), cold=cold),
         "software": backend.software,
     }
-
-
-def sampling_rule(rule: StoppingRule, backend: Backend, cold: bool) -> StoppingRule:
-    """The rule with samples as long as the backend's meter resolves; of a single call where caches are cold."""
-    return (rule.with_samples_of(_SHORTEST_S) if cold else rule).resolved_by(backend.meter)
 
 
 def call_overhead_s(backend: Backend, rule: StoppingRule) -> float:

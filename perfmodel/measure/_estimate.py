@@ -1,9 +1,8 @@
 """How long a plan takes, before it runs and while it does; and which of its rows a folder holds already, which are not
 measured again.
 
-The stopping rule bounds a row: at most `max_repeats` samples or `max_s` seconds, at least `min_repeats`
-samples of the longer of one call and `min_sample_s`. Between these, rows are taken to need
-`TYPICAL_REPEATS` times the fewest samples. The time of a call is a guess from outside (a calibrated
+The stopping rule bounds a row (`measuring_s`). Between the fewest samples and the most, rows are taken to need
+`TYPICAL_REPEATS` times the fewest. The time of a call is a guess from outside (a calibrated
 model or a roofline); where there is none, calls are taken to be shorter than `min_sample_s`. Once rows
 are measured, what they took corrects the rest, family by family.
 """
@@ -18,7 +17,7 @@ from typing import Any, Final
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table
 from perfmodel.measure._card import card_path, collector_sha256, read_card, software
-from perfmodel.measure._harness import WARMUP_CALLS, StoppingRule
+from perfmodel.measure._harness import WARMUP_CALLS, StoppingRule, sampling_s
 from perfmodel.measure._meter import MachineMeter
 from perfmodel.measure._nccl_tests import geometric_runs
 from perfmodel.measure._plan import Plan
@@ -28,8 +27,8 @@ from perfmodel.ops import Collective, Op
 
 TYPICAL_REPEATS: Final = 4
 """Samples of a row over `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5, those set aside counted."""
-_UNCOUNTED_CALLS: Final = WARMUP_CALLS + 1
-"""Calls before the first sample that counts: one tells how many calls a sample takes."""
+_BUNDLING_CALLS: Final = 1
+"""Calls that tell how many a sample takes, between the warm-up and the first sample that counts."""
 SETUP_S: Final = {"jax": 0.35, "torch": 0.05, "nccl-tests": 0.0}
 """Building and compiling one op and its inputs."""
 GROUP_START_S: Final = 6.0
@@ -94,15 +93,15 @@ def _estimate(point: Point, seconds: float) -> PointEstimate:
 
 def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -> float:
     if point.cold:  # samples are single calls, each after a flush that no limit counts
-        return setup_s + (_UNCOUNTED_CALLS + TYPICAL_REPEATS * rule.min_repeats) * (FLUSH_S + _known(call_s, 0.0))
+        calls = WARMUP_CALLS + _BUNDLING_CALLS + TYPICAL_REPEATS * rule.min_repeats
+        return setup_s + calls * (FLUSH_S + _known(call_s, 0.0))
     return setup_s + _samples_s(rule, call_s)
 
 
 def _samples_s(rule: StoppingRule, call_s: float) -> float:
     call_s = _known(call_s, 0.0)
-    sample_s = max(call_s, rule.min_sample_s)
     repeats = min(rule.max_repeats, TYPICAL_REPEATS * rule.min_repeats)
-    return _UNCOUNTED_CALLS * call_s + min(repeats * sample_s, rule.max_s + sample_s)
+    return _BUNDLING_CALLS * call_s + sampling_s(rule, call_s, repeats)
 
 
 def _known(value: float, otherwise: float) -> float:

@@ -87,13 +87,9 @@ class StoppingRule:
                 f"stopping rule: 1 <= min_repeats <= max_repeats, got {self.min_repeats} and {self.max_repeats}"
             )
 
-    def with_samples_of(self, min_sample_s: float) -> "StoppingRule":
-        """The rule with shorter or longer samples."""
-        return replace(self, min_sample_s=min_sample_s)
-
     def resolved_by(self, meter: Meter) -> "StoppingRule":
         """The rule with samples long enough for the meter's counters."""
-        return self.with_samples_of(max(self.min_sample_s, meter.min_sample_s))
+        return replace(self, min_sample_s=max(self.min_sample_s, meter.min_sample_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +184,16 @@ class Effort(NamedTuple):
 def measuring_s(rule: StoppingRule, call_s: float) -> Effort:
     """Seconds that `time_calls` takes for a call of `call_s`, by its stopping rule.
 
+    Compiling the program and filling its inputs come on top.
+    """
+    return Effort(*(sampling_s(rule, call_s, n) for n in (rule.min_repeats, rule.max_repeats)))
+
+
+def sampling_s(rule: StoppingRule, call_s: float, samples: int) -> float:
+    """Seconds that the warm-up and so many samples take.
+
     Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample starts after
-    `rule.max_s`. Compiling the program and filling its inputs come on top.
+    `rule.max_s`.
     """
     sample_s = call_s if 2 * call_s >= rule.min_sample_s else rule.min_sample_s
-    cap_s = rule.max_s + sample_s
-    warmup_s = WARMUP_CALLS * call_s
-    least, most = (warmup_s + min(n * sample_s, cap_s) for n in (rule.min_repeats, rule.max_repeats))
-    return Effort(least, most)
+    return WARMUP_CALLS * call_s + min(samples * sample_s, rule.max_s + sample_s)

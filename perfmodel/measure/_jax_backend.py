@@ -1,20 +1,26 @@
 """JAX on a CPU, GPU or TPU."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from perfmodel.errors import PerfModelError
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
-from perfmodel.measure._programs import check_kernel, cold_sampler, host_flush, jax_dtypes, jax_program, queued_sampler
+from perfmodel.measure._programs import (
+    check_capability,
+    check_kernel,
+    cold_sampler,
+    host_flush,
+    jax_dtypes,
+    jax_program,
+    queued_sampler,
+)
 from perfmodel.measure._rows import Row
 from perfmodel.ops import Attention, KernelOp, Program
-
-FP8_CAPABILITY: Final = 8.9
-"""CUDA compute capability from which matrix units take fp8 (Ada, Hopper)."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class JaxBackend:
 
     platform: str
     accelerator: str | None
-    capability: float
-    """CUDA compute capability; 0 elsewhere."""
+    capability: tuple[int, int]
+    """CUDA compute capability; (0, 0) elsewhere."""
     meter: Meter
     packages = ("jax", "jaxlib", "numpy", "perfmodel")
 
@@ -48,11 +54,7 @@ class JaxBackend:
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
         check_kernel(op, jax_dtypes(op))
-        if op.dtype == "fp8" and self.capability < FP8_CAPABILITY:
-            raise PerfModelError(
-                f"fp8 products need an NVIDIA GPU of compute capability {FP8_CAPABILITY} or newer; this is "
-                f"{self.accelerator or 'a CPU'}: remove them from the plan"
-            )
+        check_capability(op, self.capability, self.accelerator)
         if cold and self.accelerator:
             raise PerfModelError(
                 "JAX cannot time a single call on an accelerator apart from its launch; "
@@ -92,10 +94,9 @@ def jax_backend() -> Iterator[JaxBackend]:
     import jax
 
     device = jax.devices()[0]
-    try:
-        capability = float(getattr(device, "compute_capability", 0.0))
-    except ValueError:  # AMD names an architecture
-        capability = 0.0
+    # AMD names an architecture instead
+    stated = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+    capability = (int(stated[1]), int(stated[2])) if stated else (0, 0)
     accelerator = None if device.platform == "cpu" else device.device_kind
     yield JaxBackend(device.platform, accelerator, capability, NoMeter() if accelerator else host_meter())
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel import catalog
-from perfmodel.errors import UnknownNameError
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter
 from perfmodel.ops import FAMILIES, JAX_DTYPES, KernelOp, Program, Tensors
@@ -16,6 +16,8 @@ from perfmodel.ops import FAMILIES, JAX_DTYPES, KernelOp, Program, Tensors
 MEASURED_FAMILIES: Final[dict[str, type[KernelOp]]] = {
     name: family.op for name, family in FAMILIES.items() if family.measurement is not None
 }
+_CAPABILITIES: Final = {"fp8": (8, 9), "tf32": (8, 0)}
+"""CUDA compute capability from which matrix units take an element type (fp8: Ada, Hopper)."""
 
 
 def check_kernel(op: KernelOp, dtypes: Collection[str] = ("fp32", "bf16", "fp16")) -> None:
@@ -28,6 +30,16 @@ def check_kernel(op: KernelOp, dtypes: Collection[str] = ("fp32", "bf16", "fp16"
     measurement.check(op)
 
 
+def check_capability(op: KernelOp, capability: tuple[int, int], accelerator: str | None) -> None:
+    """Raise `PerfModelError` unless a device of this CUDA compute capability (0.0 of others) has the op's units."""
+    needed = _CAPABILITIES.get(op.dtype, (0, 0))
+    if capability < needed:
+        raise PerfModelError(
+            f"{op.dtype} products need an NVIDIA GPU of compute capability {needed[0]}.{needed[1]} or newer; "
+            f"this is {accelerator or 'a CPU'}: remove them from the plan"
+        )
+
+
 def jax_dtypes(op: KernelOp) -> tuple[str, ...]:
     """Element types in which JAX can time the op's family."""
     return (*FAMILIES[op.family].timed().jax_dtypes, *JAX_DTYPES)
@@ -38,19 +50,19 @@ def torch_dtypes(op: KernelOp) -> tuple[str, ...]:
     return (*FAMILIES[op.family].timed().torch_dtypes, "fp32", "bf16", "fp16")
 
 
-def jax_program(op: KernelOp, seed: int = 0) -> Program:
+def jax_program(op: KernelOp) -> Program:
     """The op as a jitted JAX function with its inputs on the default device; fp8 products give bf16.
 
     Raises:
         PerfModelError: for a family, pass, element type or kernel without a program.
     """
     check_kernel(op, jax_dtypes(op))
-    return FAMILIES[op.family].timed().jax_program(op, np.random.default_rng(seed))
+    return FAMILIES[op.family].timed().jax_program(op, np.random.default_rng(0))
 
 
-def torch_program(op: KernelOp, device: str, seed: int = 0) -> Program:
+def torch_program(op: KernelOp, device: str) -> Program:
     """The op as a function of tensors on `device`; the op must have passed the backend's check."""
-    return FAMILIES[op.family].timed().torch_program(op, Tensors(np.random.default_rng(seed), device, op.dtype))
+    return FAMILIES[op.family].timed().torch_program(op, Tensors(np.random.default_rng(0), device, op.dtype))
 
 
 def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:
@@ -113,8 +125,6 @@ FLUSH_FACTOR: Final = 2
 
 def host_flush() -> tuple[Callable[[], None], int]:
     """A function that fills the CPU's caches with a buffer of its own, and the buffer's bytes."""
-    import numpy as np
-
     size = FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes)
     buffer = np.zeros(size // 8)
 

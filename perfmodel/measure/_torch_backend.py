@@ -12,6 +12,7 @@ from perfmodel.measure._meter import Meter, NoMeter, host_meter
 from perfmodel.measure._programs import (
     FLUSH_FACTOR,
     Calls,
+    check_capability,
     check_kernel,
     cold_sampler,
     host_flush,
@@ -23,9 +24,6 @@ from perfmodel.measure._rows import Row
 from perfmodel.ops import Gemm, KernelOp, Program, torch_module
 from perfmodel.units import MIB
 
-FP8_CAPABILITY: Final = (8, 9)
-"""CUDA compute capability from which matrix units take fp8 (Ada, Hopper)."""
-TF32_CAPABILITY: Final = (8, 0)
 FP8_MULTIPLE: Final = 16
 """k and n of an fp8 product, as cuBLASLt wants them."""
 L2_BYTES: Final = 128 * MIB
@@ -61,12 +59,7 @@ class TorchBackend:
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
         check_kernel(op, torch_dtypes(op))
-        needed = {"fp8": FP8_CAPABILITY, "tf32": TF32_CAPABILITY}.get(op.dtype, (0, 0))
-        if self.capability < needed:
-            raise PerfModelError(
-                f"{op.dtype} products need an NVIDIA GPU of compute capability {needed[0]}.{needed[1]} or newer; "
-                f"this is {self.accelerator or 'a CPU'}: remove them from the plan"
-            )
+        check_capability(op, self.capability, self.accelerator)
         if isinstance(op, Gemm) and op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
             raise PerfModelError(f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}")
 

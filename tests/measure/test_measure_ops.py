@@ -103,22 +103,24 @@ def test_ends_near_its_time_cap(cap_s: float):
 @pytest.mark.parametrize(
     ("capability", "dtype", "cold", "message"),
     [
-        (9.0, "fp32", True, "--backend torch for cache"),
-        (8.0, "fp8", False, "capability 8.9"),
-        (0.0, "tf32", False, "tf32"),
+        ((9, 0), "fp32", True, "--backend torch for cache"),
+        ((8, 0), "fp8", False, "capability 8.9"),
+        ((0, 0), "tf32", False, "tf32"),
     ],
 )
-def test_jax_on_an_accelerator_refuses_what_it_cannot_time(capability: float, dtype: str, cold: bool, message: str):
+def test_jax_on_an_accelerator_refuses_what_it_cannot_time(
+    capability: tuple[int, int], dtype: str, cold: bool, message: str
+):
     backend = JaxBackend("gpu", "NVIDIA X", capability, NoMeter())
     with pytest.raises(PerfModelError, match=message):
         backend.check(Gemm(m=16, n=16, k=16, dtype=dtype), cold=cold)
-    JaxBackend("gpu", "NVIDIA X", 9.0, NoMeter()).check(Gemm(m=16, n=16, k=16, dtype="fp8"))
+    JaxBackend("gpu", "NVIDIA X", (9, 0), NoMeter()).check(Gemm(m=16, n=16, k=16, dtype="fp8"))
 
 
 def test_calls_on_an_accelerator_are_queued_and_fp32_products_not_rounded():
     op = Gemm(m=4, n=4, k=4, dtype="fp32")
     precisions = []
-    backend = JaxBackend("gpu", "NVIDIA X", 9.0, NoMeter())
+    backend = JaxBackend("gpu", "NVIDIA X", (9, 0), NoMeter())
     sample = _unrounded(
         lambda calls: precisions.append(jax.config.jax_default_matmul_precision) or Sample(calls, 1.0, 0)
     )
