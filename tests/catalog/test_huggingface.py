@@ -5,7 +5,7 @@ import json
 import pytest
 
 from perfmodel.catalog import model
-from perfmodel.catalog._huggingface import from_config
+from perfmodel.catalog._models import from_config
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.workload import parameter_count, parameters
 

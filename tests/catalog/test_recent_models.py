@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.catalog import model
-from perfmodel.catalog._huggingface import from_config
+from perfmodel.catalog._models import from_config
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import DeltaNet, Job, Patches
 from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, parameters, step_flops
