@@ -155,7 +155,8 @@ class _Seen(NamedTuple):
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
     """Collectives by size. Those of unknown size are taken to be the predicted ones of their kind (of any kind, where
     no name tells it), all longer by one factor."""
-    predicted = {event_key(op): op for op in _predicted_collectives(sides)}
+    of_both = [total for total in sides.events.values() if isinstance(total.op, Collective)]
+    predicted = {event_key(total.op): total.op for total in of_both}
     per_node = problem.cluster.levels[0].size
     unsized: dict[str, float] = defaultdict(float)
     timed: dict[tuple, list[tuple[Collective, float]]] = defaultdict(list)
@@ -172,16 +173,12 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
         mean_s, error_s = float(taken_s.mean()), float(taken_s.std()) / sqrt(len(taken_s))
         yield _Seen(of_key[0][0], mean_s, len(taken_s) / per, hypot(_LINK_NOISE, error_s / mean_s))
     for kind, total_s in unsized.items():
-        alike = [t for t in sides.events.values() if isinstance(t.op, Collective) and kind in ("", t.family)]
+        alike = [total for total in of_both if kind in ("", total.family)]
         factor = total_s / per / max(sum(t.predicted_s for t in alike), 1e-300)
         for total in alike:
             if isinstance(total.op, Collective) and total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
                 yield _Seen(total.op, time_s, total.predicted_calls, _LINK_NOISE)
-
-
-def _predicted_collectives(sides: SideBySide) -> list[Collective]:
-    return [total.op for total in sides.events.values() if isinstance(total.op, Collective)]
 
 
 def _host(

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.calibration._corrections import Correction
 from perfmodel.calibration._posterior import Posterior, fitted
-from perfmodel.calibration._priors import Prior, belief_of, corrected, covariance_of, priors
+from perfmodel.calibration._priors import Prior, corrected, covariance_of, priors
 from perfmodel.calibration._runs import Observations, Report, Run, check_units
 from perfmodel.display import folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import PerfModelError
@@ -179,7 +179,7 @@ def _fit(
 ) -> EndToEnd:
     observed = Observations(runs, base)
     before_profile = priors([(g.model, [runs[at].layout for at in g.runs]) for g in observed.groups], base, device)
-    belief = belief_of([group.model for group in observed.groups])
+    belief = observed.groups[0].model.belief
     known = corrected(before_profile, profiled)
     names, centre = tuple(prior.name for prior in known), np.array([prior.centre for prior in known])
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))

@@ -97,7 +97,7 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
                 spread[name] += seconds * half
             if not isinstance(op, Collective):
                 dtypes[factors_of(op)[0]] |= {kind.dtype for kind in rows_from_ops([op]).kinds}
-    belief = belief_of([model for model, _ in models])
+    belief = models[0][0].belief  # all run at one site
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
     found = []
     for name, half in [*half_width.items(), *((name, 0.0) for name in HOST_FACTORS)]:
@@ -106,12 +106,6 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
         sd = float(np.hypot(own, belief.covariance[at, at] ** 0.5))
         found.append(Prior(name, sd, n, half, float(belief.mean[at]), own))
     return found + [Prior(name, WIDTHS[name], None, 0.0, 0.0, WIDTHS[name]) for name in LOSSES]
-
-
-def belief_of(models: Sequence[StepProblem]) -> Belief:
-    """What is believed of the one site that some problems run at."""
-    first = models[0]
-    return first.belief
 
 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from perfmodel.units import counted, figure, long_duration, scaled
 
 if TYPE_CHECKING:
-    from perfmodel.planning.goodput import Goodput, Reliability, StageCheckpoint
+    from perfmodel.planning.goodput import Goodput, Reliability
     from perfmodel.planning.layouts import Tariff
     from perfmodel.planning.training_run import TrainingRun
     from perfmodel.prediction import Prediction
@@ -101,13 +101,9 @@ def failures(goodput: "Goodput") -> str:
         return told
     by_stage = ""
     if goodput.stages:
-        sizes = [scaled(stage.bytes, "B") for stage in (min(goodput.stages, key=_size), max(goodput.stages, key=_size))]
+        sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
         by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
     return (
         f"{told}, {figure(goodput.lost_steps, 3)} steps lost, a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')}"
         f"{by_stage} every {long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )
-
-
-def _size(stage: "StageCheckpoint") -> float:
-    return stage.bytes

@@ -7,6 +7,7 @@ from typing import Literal
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped, merged, repeated
 from perfmodel.ops import KernelOp, MemoryBound
+from perfmodel.units import dtype_bytes
 
 Role = Literal["pointwise", "reduction", "view", "kernel", "collective", "loop", "unmapped", "effect"]
 """`pointwise` and `reduction` fuse; a `view` (reshape, transpose, broadcast, slice) is read in place by what
@@ -215,10 +216,6 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
 def streamed(name: str, like: Array, traffic_bytes: float, n_inputs: int = 1) -> MemoryBound:
     """A kernel over rows as long as those of a tensor, as many as make up the traffic."""
     hidden = max(1, like.shape[-1] if like.shape else 1)
-    per_row = (n_inputs + 1) * hidden * max(1.0, _stream_bytes(like))
+    per_row = (n_inputs + 1) * hidden * dtype_bytes(like.dtype)
     rows = max(1, round(traffic_bytes / per_row))
     return MemoryBound(op=name, dtype=like.dtype, rows=rows, hidden=hidden, n_inputs=n_inputs)
-
-
-def _stream_bytes(like: Array) -> float:
-    return {"fp64": 8.0, "fp32": 4.0, "bf16": 2.0, "fp16": 2.0}.get(like.dtype, 1.0)
