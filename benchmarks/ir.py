@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from timing import best_s
+from timing import best_s, show
 
 from perfmodel.execution import durations, program_structure
 from perfmodel.ops import Collective, Op
@@ -115,5 +115,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["million"]:
         print(json.dumps(million()))
     else:
-        for case, result in run().items():
-            print(f"{case}: {result}")
+        show(run())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from timing import seconds_of
+from timing import seconds_of, show
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
@@ -49,5 +49,4 @@ def run() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for name, entry in run().items():
-        print(name, entry)
+    show(run())

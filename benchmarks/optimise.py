@@ -6,6 +6,7 @@
 import numpy as np
 from studies.optimise_tables import continuous_study, mixed_study, partition_study
 from studies.optimisers import OPTIMISERS
+from timing import show
 
 
 def run() -> dict[str, dict[str, object]]:
@@ -34,5 +35,4 @@ def _entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, obj
 
 
 if __name__ == "__main__":
-    for key, entry in run().items():
-        print(f"{key:60s} {entry['ratio']:8.3f} {entry['unit']}, against {entry['baseline']}")
+    show(run())

@@ -15,6 +15,8 @@ OUT = HERE.parent / "out" / "bench.json"
 
 def main(chosen: list[str]) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent / "validate")]  # benchmarks, and the studies that some time
+    from timing import show
+
     names = chosen or sorted(p.stem for p in HERE.glob("*.py") if p.stem not in ("run",))
     results = json.loads(OUT.read_text()) if chosen and OUT.exists() else {}
     for name in names:
@@ -22,10 +24,9 @@ def main(chosen: list[str]) -> None:
         if not hasattr(module, "run"):
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
-        for key, entry in module.run().items():
-            results[key] = entry
-            target = f" (target {entry['target']})" if "target" in entry else ""
-            print(f"{key:60s} {entry['ratio']:10.4g} {entry['unit']}, against {entry['baseline']}{target}")
+        found = module.run()
+        show(found)
+        results |= found
         OUT.parent.mkdir(exist_ok=True)
         OUT.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -3,7 +3,7 @@
 `python benchmarks/schedules.py` prints the ratios; `run()` returns them.
 """
 
-from timing import best_s
+from timing import best_s, show
 
 from perfmodel.program import ProgramSpec, build
 from perfmodel.schedule import get_schedule, schedule_names
@@ -39,5 +39,4 @@ def run() -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    for key, entry in run().items():
-        print(f"{key:45s} {entry['ratio']:8.3f} {entry['unit']}, against {entry['baseline']}")
+    show(run())

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from timing import show
 
 import perfmodel as pm
 
@@ -81,5 +82,4 @@ def _entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, obj
 
 
 if __name__ == "__main__":
-    for key, entry in run().items():
-        print(f"{key:40s} {entry['ratio']:10.3f} {entry['unit']}, against {entry['baseline']}")
+    show(run())

@@ -6,7 +6,7 @@
 from collections import deque
 from itertools import pairwise
 
-from timing import best_s
+from timing import best_s, show
 
 from perfmodel.program import ProgramSpec, build
 from perfmodel.schedule import Phase, Schedule
@@ -81,5 +81,4 @@ def run() -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    for case, result in run().items():
-        print(f"{case}: {result['ratio']:.3g} {result['unit']}, against {result['baseline']}")
+    show(run())

@@ -1,7 +1,8 @@
-"""Wall clock and processor time of calls."""
+"""Wall clock and processor time of calls; how ratios are printed."""
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -26,3 +27,10 @@ def best_cpu_s(call: Callable[[], object], repeats: int) -> float:
         return time.process_time() - start
 
     return min(once() for _ in range(repeats))
+
+
+def show(results: dict[str, dict[str, Any]]) -> None:
+    """A line per ratio."""
+    for key, entry in results.items():
+        target = f" (target {entry['target']})" if "target" in entry else ""
+        print(f"{key:60s} {entry['ratio']:10.4g} {entry['unit']}, against {entry['baseline']}{target}")

@@ -7,8 +7,18 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+from studies.optimise_tables import (
+    brute_force_agrees,
+    continuous_study,
+    hardware_table,
+    mixed_device_table,
+    mixed_study,
+    model_partitions,
+    partition_study,
+    size_table,
+)
+from studies.optimisers import OPTIMISERS
 
-from perfmodel import validation
 from perfmodel.ingest.tables import write_text
 
 OUT = Path(__file__).parent / "optimise.md"
@@ -28,7 +38,7 @@ def main(chosen: list[str]) -> None:
 
 
 def models() -> str:
-    table = validation.model_partitions()
+    table = model_partitions()
     table["gain"] = 1 - table.found_s / table.even_s
     return (
         "## Uneven stages of real layouts\n\n`even_s`: the layout as given (nan: does not fit); `gap`: to the lower "
@@ -37,12 +47,12 @@ def models() -> str:
 
 
 def devices() -> str:
-    return "## Stages on devices of several kinds\n\n" + markdown(validation.mixed_device_table())
+    return "## Stages on devices of several kinds\n\n" + markdown(mixed_device_table())
 
 
 def partition() -> str:
-    table = validation.partition_study()
-    agree, of = validation.brute_force_agrees()
+    table = partition_study()
+    agree, of = brute_force_agrees()
     ratio = {
         "relaxation, rounded": table.rounded_s / table.exact_s - 1,
         "and improved by moves": table.relaxed_s / table.exact_s - 1,
@@ -62,9 +72,9 @@ def partition() -> str:
 
 
 def continuous() -> str:
-    table = validation.continuous_study()
-    times = table[["problem", "gain", "gap", "relaxation", "with compilation", *validation.OPTIMISERS]]
-    shares = table[["problem", *(f"{name}, share of the gain" for name in validation.OPTIMISERS)]]
+    table = continuous_study()
+    times = table[["problem", "gain", "gap", "relaxation", "with compilation", *OPTIMISERS]]
+    shares = table[["problem", *(f"{name}, share of the gain" for name in OPTIMISERS)]]
     return (
         "## Continuous unknowns: bandwidth split over links\n\nSeconds until 99 % of the relaxation's gain over equal "
         "shares (inf: not in 10 s); `gap` to the certified bound. All evaluate the same compiled timeline; CMA-ES its "
@@ -73,7 +83,7 @@ def continuous() -> str:
 
 
 def mixed() -> str:
-    table = validation.mixed_study(range(4), patience=3)
+    table = mixed_study(range(4), patience=3)
     names = {"uniform_s": "even, equal", "cuts_alone_s": "cuts and recompute alone (exact)",
              "annealed_s": "annealing, same time", "annealed_longer_s": "annealing, 3 times as long"}  # fmt: skip
     shorter = {text: 1 - table.found_s / table[k] for k, text in names.items()}
@@ -88,14 +98,14 @@ def mixed() -> str:
 def sizes() -> str:
     return (
         "## Unequal micro-batches and gradient buckets\n\n`usual_s`: the best equal micro-batches of any size; equal "
-        "buckets, at most four per stage.\n\n" + markdown(validation.size_table())
+        "buckets, at most four per stage.\n\n" + markdown(size_table())
     )
 
 
 def hardware() -> str:
     return (
         "## A machine for two training runs\n\nMultiples of a DGX A100 for gpt3-13b and llama3-8b, against all "
-        "parameters grown alike at the same price.\n\n" + markdown(validation.hardware_table())
+        "parameters grown alike at the same price.\n\n" + markdown(hardware_table())
     )
 
 
