@@ -16,15 +16,13 @@ MOST_NAMED = 12
 """Keys that a note names."""
 
 
-def add_from(command: argparse._ActionsContainer, *needed: str) -> None:
-    """The flag, and the flags of the command that must be given if no file says them."""
+def add_from(command: argparse._ActionsContainer) -> None:
+    """The flag."""
     command.add_argument(
         "--from", dest="launch_file", type=Path, metavar="FILE",
         help="launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, torchtitan, nanotron, llm-foundry, MaxText "
         "or Accelerate: model, layout, job and devices that are not given otherwise",
     )  # fmt: skip
-    if needed:
-        require(command, *needed)
 
 
 def require(command: argparse._ActionsContainer, *needed: str) -> None:

@@ -118,6 +118,13 @@ class Emitter:
         self._transposed[made.name] = ref, tuple(order)
         return made
 
+    def parts(self, ref: Ref, axis: int, n: int) -> list[Ref]:
+        """Equal parts along an axis."""
+        with self.builder.tagged(phase="forward", layer=ref.layer):
+            hints = (f"{ref.name}_part",) * n
+            names = self.builder.emit("split", (ref.name,), hints, (("axis", axis), ("parts", n)))
+        return [Ref(name, ref.layer) for name in names]
+
     def whole(self, ref: Ref, array: Array) -> Ref:
         """The value in its full shape, where it was only broadcast."""
         if self.shape(ref) == array.shape:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
 from perfmodel.errors import PerfModelError
@@ -88,18 +89,15 @@ def parse_module(text: str) -> HloModule:
             root = found.group(2) if found.group(1) else root
     if entry not in computations:
         raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; the text is cut off")
-    counts = [re.search(rf"{name}=(\d+)", header) for name in ("num_partitions", "replica_count")]
-    n_devices = 1
-    for count in counts:
-        n_devices *= int(count.group(1)) if count else 1
-    return HloModule(match.group(1), computations, entry, n_devices)
+    counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
+    return HloModule(match.group(1), computations, entry, prod(map(int, counts)))
 
 
 def _instruction(name: str, rest: str) -> Instruction:
     kind, rest = _split_type(rest)
     opcode, _, rest = rest.partition("(")
     inside, rest = _until_closed(rest)
-    attributes = dict(_attribute(part) for part in _top_level(rest))
+    attributes = {name: value for name, _, value in (part.partition("=") for part in _top_level(rest))}
     operands = tuple(found[-1] for part in _top_level(inside) if (found := _OPERAND.findall(part)))
     if not operands and opcode not in ("parameter", "constant", "iota"):
         operands = tuple(part.split()[-1] for part in _top_level(inside) if part)
@@ -151,8 +149,3 @@ def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
         elif not quoted:
             depth += (character in _OPENING) - (character in _CLOSING)
             yield i, character, depth
-
-
-def _attribute(part: str) -> tuple[str, str]:
-    name, _, value = part.partition("=")
-    return name, value

@@ -73,11 +73,12 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name in _POINTWISE:
         return Node(name, "pointwise", inputs, outputs, _pointwise_flops(name, out.n_elements, parameters))
     if name in _RANDOM:
-        flops = _random_flops(sum(value.array.n_bytes for value in outputs))
-        return Node(name, "pointwise", inputs, outputs, flops)
+        words = sum(value.array.n_bytes for value in outputs) / 4
+        return Node(name, "pointwise", inputs, outputs, _THREEFRY_OPS * words)
     if name in _REDUCTIONS:
         n_in = max((value.array.n_elements for value in inputs), default=0)
-        return Node(name, "reduction", inputs, outputs, _reduction_flops(name, n_in, out.n_elements))
+        per_element = _ARGMAX_OPS if name in ("argmax", "argmin") else 1
+        return Node(name, "reduction", inputs, outputs, float(n_in - out.n_elements) * per_element)
     if name in _ROW_WISE:
         return _row_wise(name, parameters, inputs, outputs)
     shapes = [value.array.shape for value in inputs]
@@ -166,16 +167,6 @@ def _power_products(exponent: int) -> int:
     """Products by which repeated squaring raises to a power, and a division for a negative one."""
     power = abs(exponent)
     return max(0, power.bit_length() + power.bit_count() - 2) + (exponent < 0)
-
-
-def _reduction_flops(name: str, n_in: int, n_out: int) -> float:
-    """FLOPs of a reduction of `n_in` elements to `n_out`."""
-    return float(n_in - n_out) * (_ARGMAX_OPS if name in ("argmax", "argmin") else 1)
-
-
-def _random_flops(n_bytes: float) -> float:
-    """Integer operations of so many random bytes."""
-    return _THREEFRY_OPS * n_bytes / 4
 
 
 def _row_wise_flops(name: str, n_in: int, n_updates: int, n_out: int, window: tuple[int, ...]) -> float:

@@ -151,13 +151,7 @@ class _Walk:
         x = items[0]
         if len(set(sizes)) > 1 or not isinstance(x, Ref):
             raise CannotMapError("parts of different sizes")
-        return list(self._parts(self.emitter.whole(x, _array(eqn.invars[0])), axis, len(sizes)))
-
-    def _parts(self, x: Ref, axis: int, n: int) -> list[Ref]:
-        with self.emitter.builder.tagged(phase="forward", layer=x.layer):
-            hints = (f"{x.name}_part",) * n
-            names = self.emitter.builder.emit("split", (x.name,), hints, (("axis", axis), ("parts", n)))
-        return [Ref(name, x.layer) for name in names]
+        return list(self.emitter.parts(self.emitter.whole(x, _array(eqn.invars[0])), axis, len(sizes)))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Every iteration in turn; what is scanned over is split, what is collected joined."""
@@ -185,7 +179,7 @@ class _Walk:
             raise CannotMapError("the IR computes no integers")
         x = self.emitter.whole(item, _array(atom))
         # weights stacked along the scanned axis are those of one layer each
-        parts = self._parts(x, 0, n)
+        parts = self.emitter.parts(x, 0, n)
         layers = range(n) if item.layer < 0 else [item.layer] * n
         shape = _array(atom).shape[1:]
         return [self.emitter.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]

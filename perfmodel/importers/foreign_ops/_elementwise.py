@@ -64,11 +64,8 @@ def _clip(c: Call) -> Item:
 
 
 def _same(c: Call) -> Item:
+    """Casts too: types are settled on entry, one element type of floats, integers as int32."""
     return c.item(0)
-
-
-def _cast(c: Call) -> Item:
-    return c.item(0)  # types are settled on entry: one element type of floats, integers as int32
 
 
 def _where(c: Call, condition: int = 0, yes: int = 1, no: int = 2) -> Item:
@@ -105,7 +102,7 @@ ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType({
     **spelled("Clip", "clamp", rule=_clip),
     **spelled("Identity", "Dropout", "clone", "contiguous", "detach", "alias", "dropout", "lift_fresh_copy",
                "detach_", rule=_same),
-    **spelled("Cast", "CastLike", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_cast),
+    **spelled("Cast", "CastLike", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_same),
     **spelled("Where", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", rule=_where),
     **spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
 })  # fmt: skip

@@ -77,10 +77,6 @@ def _pool(c: Call, kind: str) -> Ref:
     return c.op("pool2d", x, kind=kind, kernel=kernel, stride=stride, padding=padding)
 
 
-def _with_indices(c: Call) -> list[Any]:
-    return [_pool(c, "max"), None]
-
-
 def _global_mean(c: Call) -> Ref:
     x = c.ref(0)
     total = c.op("sum", x, axes=_MEAN_OVER_IMAGE, keep=True)
@@ -148,10 +144,6 @@ def _first_of_three(rule: Rule) -> Rule:
     return lambda c: [rule(c), None, None]
 
 
-def _onnx_batch_norm(c: Call) -> Item:
-    return _batch_norm(c, -1, -1)
-
-
 def _group_norm(c: Call) -> Item:
     """ATen: x, groups, gain, shift, epsilon; ONNX: x, gain, shift."""
     onnx = "num_groups" in c.attributes
@@ -175,11 +167,11 @@ IMAGES: Final[Mapping[str, Rule]] = MappingProxyType({
     **spelled("Conv", "conv2d", rule=_convolution),
     "convolution": lambda c: _convolution(c, 8),
     **spelled("MaxPool", "max_pool2d", rule=lambda c: _pool(c, "max")),
-    "max_pool2d_with_indices": _with_indices,
+    "max_pool2d_with_indices": lambda c: [_pool(c, "max"), None],
     **spelled("AveragePool", "avg_pool2d", rule=lambda c: _pool(c, "mean")),
     "GlobalAveragePool": _global_mean,
     **spelled("adaptive_avg_pool2d", "_adaptive_avg_pool2d", rule=_adaptive_mean),
-    "BatchNormalization": _onnx_batch_norm,
+    "BatchNormalization": lambda c: _batch_norm(c, -1, -1),
     "batch_norm": _batch_norm,
     **spelled("native_batch_norm", "_native_batch_norm_legit", rule=_first_of_three(_batch_norm)),
     "_native_batch_norm_legit_no_training": _first_of_three(lambda c: _batch_norm(c, -1, 6)),

@@ -122,10 +122,6 @@ def _repeat_heads(c: Call, x: Ref, groups: int) -> Ref:
     return c.d.reshape(c.op("concat", *[single] * groups, axis=2), (batch, heads * groups, *rest))
 
 
-def _aten_sum(mean: bool) -> Rule:
-    return lambda c: _sum(c, mean, keep=0)
-
-
 def _cross_entropy(c: Call) -> Ref:
     """Mean over all labels; ATen's and ONNX's classes of more than two axes stand in axis 1."""
     logits, labels = c.ref(0), c.ref(1)
@@ -152,8 +148,8 @@ PRODUCTS: Final[Mapping[str, Rule]] = MappingProxyType({
     "addmm": _addmm,
     "ReduceSum": _sum,
     "ReduceMean": lambda c: _sum(c, mean=True),
-    **spelled("sum", "sum.dim_IntList", rule=_aten_sum(mean=False)),
-    **spelled("mean", "mean.dim", rule=_aten_sum(mean=True)),
+    **spelled("sum", "sum.dim_IntList", rule=lambda c: _sum(c, keep=0)),
+    **spelled("mean", "mean.dim", rule=lambda c: _sum(c, mean=True, keep=0)),
     **spelled("Softmax", "softmax.int", "_softmax", rule=_softmax),
     **spelled("LogSoftmax", "log_softmax.int", "_log_softmax", rule=_log_softmax),
     "LayerNormalization": _layer_norm,

@@ -103,10 +103,7 @@ def _stack(c: Call) -> Ref:
 
 def _cut(c: Call, x: Ref, axis: int, sizes: Sequence[int]) -> list[Ref]:
     if len(set(sizes)) == 1:
-        with c.d.builder.tagged(phase="forward", layer=x.layer):
-            hints = (f"{x.name}_part",) * len(sizes)
-            names = c.d.builder.emit("split", (x.name,), hints, (("axis", axis), ("parts", len(sizes))))
-        return [Ref(name, x.layer) for name in names]
+        return c.d.parts(x, axis, len(sizes))
     stops = np.cumsum(sizes).tolist()
     return [_range(c, x, axis, stop - n, stop) for n, stop in zip(sizes, stops, strict=True)]
 
@@ -159,11 +156,14 @@ def _slice(c: Call) -> Ref:
 
 def _select(c: Call) -> Ref:
     x = c.ref(0)
+    return _one(c, x, int(c.value("", 1)) % len(c.shape(x)), int(c.value("", 2)))
+
+
+def _one(c: Call, x: Ref, axis: int, index: int, inside: Sequence[int] = ()) -> Ref:
+    """One element of an axis, whose place axes of size 1 may take."""
     shape = c.shape(x)
-    axis, index = int(c.value("", 1)) % len(shape), int(c.value("", 2))
     index %= shape[axis]
-    cut = _range(c, x, axis, index, index + 1)
-    return c.d.reshape(cut, (*shape[:axis], *shape[axis + 1 :]))
+    return c.d.reshape(_range(c, x, axis, index, index + 1), (*shape[:axis], *inside, *shape[axis + 1 :]))
 
 
 def _gather(c: Call) -> Ref:
@@ -171,10 +171,7 @@ def _gather(c: Call) -> Ref:
     x, ids = c.ref(0), c.item(1)
     axis = int(c.attributes.get("axis", 0)) % len(c.shape(x))
     if isinstance(ids, Known) and ids.array.size == 1:
-        index = int(ids.array.reshape(())) % c.shape(x)[axis]
-        shape = c.shape(x)
-        cut = _range(c, x, axis, index, index + 1)
-        return c.d.reshape(cut, (*shape[:axis], *ids.array.shape, *shape[axis + 1 :]))
+        return _one(c, x, axis, int(ids.array.reshape(())), ids.array.shape)
     if axis or len(c.shape(x)) != 2:
         raise CannotMapError("neither rows of a matrix nor one element of an axis")
     return _rows(c, x, ids)
