@@ -33,10 +33,8 @@ def framework(name: str | Framework) -> Framework:
     plain, at, year = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
     if at and not (year.isdecimal() and len(year) == 4):
         raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {plain}@2024")
-    if plain.endswith(".toml"):
-        versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem)
-    else:
-        versions = _of_catalog(resolve("framework", plain, _names(), {known: known for known in _files()}))
+    own = plain.endswith(".toml")
+    versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem) if own else _named(plain)
     known = [since for since in versions if not at or since <= int(year)]
     if not known:
         raise PerfModelError(f"framework {name!r}: the earliest version known is {plain}@{min(versions)}")
@@ -54,7 +52,12 @@ def framework_versions(name: str) -> tuple[Framework, ...]:
     Raises:
         UnknownNameError: for a name that is not in the catalog.
     """
-    return tuple(_of_catalog(resolve("framework", name, _names(), {known: known for known in _files()})).values())
+    return tuple(_named(name).values())
+
+
+def _named(name: str) -> Versions:
+    """The versions of a framework of the catalog by its name or alias (raises `UnknownNameError`)."""
+    return _of_catalog(resolve("framework", name, _names(), {known: known for known in _files()}))
 
 
 def _versions(content: dict[str, Any], where: str, name: str) -> Versions:

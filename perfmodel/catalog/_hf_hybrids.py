@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le, Len
 
 from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Layers, Stack, activation
-from perfmodel.catalog._hf_llama import Llama
+from perfmodel.catalog._hf_llama import Llama, routed_experts
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import DeltaNet, Experts, Mamba
 
@@ -57,12 +57,8 @@ class Glm4Moe(Llama):
         return super().fields() | {
             "qk_norm": self.use_qk_norm,
             "mtp_layers": self.num_nextn_predict_layers,
-            "experts": Experts(
-                count=self.n_routed_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
-                shared_ffn_hidden=self.moe_intermediate_size * self.n_shared_experts,
-                first_dense_layers=self.first_k_dense_replace, groups=self.n_group, groups_kept=self.topk_group,
-            ),
-        }  # fmt: skip
+            "experts": routed_experts(self),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Hugging Face configurations of LLaMA and what follows its shape: Mistral, Qwen, Mixtral, GPT-OSS, DeepSeek."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Stack, activation, per_head
 from perfmodel.spec import Experts, LatentAttention
@@ -127,6 +128,16 @@ class Qwen3Moe(Qwen3):
         }
 
 
+def routed_experts(config: Any) -> Experts:
+    """Experts of a configuration that calls them as DeepSeek's do."""
+    return Experts(
+        count=config.n_routed_experts, topk=config.num_experts_per_tok, ffn_hidden=config.moe_intermediate_size,
+        shared_ffn_hidden=config.moe_intermediate_size * config.n_shared_experts,
+        first_dense_layers=config.first_k_dense_replace, groups=config.n_group or 1,
+        groups_kept=config.topk_group or 1,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeepSeek(Llama):
     """DeepSeek-V2 and V3: multi-head latent attention and mixture of experts."""
@@ -153,16 +164,7 @@ class DeepSeek(Llama):
             qk_rope_head_dim=self.qk_rope_head_dim,
             v_head_dim=self.v_head_dim,
         )
-        experts = Experts(
-            count=self.n_routed_experts,
-            topk=self.num_experts_per_tok,
-            ffn_hidden=self.moe_intermediate_size,
-            shared_ffn_hidden=self.moe_intermediate_size * self.n_shared_experts,
-            first_dense_layers=self.first_k_dense_replace,
-            groups=self.n_group or 1,
-            groups_kept=self.topk_group or 1,
-        )
         own = {"kv_heads": self.num_attention_heads, "head_dim": self.v_head_dim}
         return super().fields() | own | {
-            "latent_attention": latent, "experts": experts, "mtp_layers": self.num_nextn_predict_layers,
+            "latent_attention": latent, "experts": routed_experts(self), "mtp_layers": self.num_nextn_predict_layers,
         }  # fmt: skip

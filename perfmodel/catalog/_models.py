@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perfmodel.catalog._convnets import convnets
 from perfmodel.catalog._hf_families import FAMILIES, PARTS
-from perfmodel.catalog._toml import checked, index, package_tables, read_toml, resolve
+from perfmodel.catalog._toml import checked, index, package_tables, parsed, read_toml, resolve
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 
@@ -103,12 +103,7 @@ def read_config(path: Path) -> Transformer:
         PerfModelError: if the file is not JSON, or keys that the family needs are missing or malformed; lists all.
         UnknownNameError: for a `model_type` of none of the supported families.
     """
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise PerfModelError(f"{path}: not valid JSON: {error}") from None
+    config = parsed(path, json.loads, "JSON")
     if not isinstance(config, dict):
         raise PerfModelError(f"{path}: must hold one JSON object")
     return from_config(config, where=str(path))

@@ -3,7 +3,7 @@ name, case-insensitive, with aliases, indifferent to separators."""
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -53,17 +53,22 @@ def package_tables(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a user's TOML file.
+    """Parse a user's TOML file (raises `PerfModelError` as `parsed`)."""
+    return parsed(path, tomllib.loads, "TOML")
+
+
+def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
+    """What a user's file says.
 
     Raises:
-        PerfModelError: if it cannot be read or is not TOML; names file and line.
+        PerfModelError: if it cannot be read or is not in the notation; names file and line.
     """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return parse(path.read_text("utf-8"))
     except OSError as error:
         raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a plain ValueError
-        raise PerfModelError(f"{path}: not valid TOML: {error}") from None
+        raise PerfModelError(f"{path}: not valid {notation}: {error}") from None
 
 
 def checked(kind: type[T], data: Mapping[str, Any], where: str) -> T:
