@@ -8,13 +8,13 @@ from typing import Any, Final
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer, listing, mapping, number, text
 from perfmodel.ingest._nccl_tests import (
-    _TESTS,
     algorithm,
     allowed,
     checked_time_us,
     collective_row,
     group_columns,
     nccl_version,
+    test_of,
     variant,
 )
 from perfmodel.ingest._options import ReadOptions
@@ -39,8 +39,7 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     if wrong != 0:
         raise TableError(f"{path}: {wrong:g} values came out wrong; do not use this run")
     command = [text(word, "args", path) for word in listing(data.get("args", []), "args", path)]
-    found = _TESTS.search(Path(command[0]).name) if command else None
-    test = found[1] if found else ""
+    test = test_of(Path(command[0]).name) if command else ""
     settings = allowed(text(e, "env", path) for e in listing(data.get("env", []), "env", path))
     config = mapping(data.get("config"), "config", path)
     threads, gpus = (integer(config.get(name, 1), name, path, 1) for name in ("nthreads", "ngpus"))
@@ -70,18 +69,13 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
         for layout in ("out_of_place", "in_place"):
             if result.get(layout) is None:
                 continue
-            row = _row(test or _experiment(result), options, result, layout, where, skipped)
+            row = _row(test or test_of(str(result.get("experiment_name", ""))), options, result, layout, where, skipped)
             if row is not None:
                 row.setdefault("n_repeats", integer(iterations, "iterations", where, 1))
                 rows.append(row | common | {"variant": variant(layout, settings)})
     if not rows and not skipped:
         raise TableError(f"{path}: no results in it; run the test again")
     return rows
-
-
-def _experiment(result: Mapping[str, Any]) -> str:
-    found = _TESTS.search(str(result.get("experiment_name", "")))
-    return found[1] if found else ""
 
 
 def _row(

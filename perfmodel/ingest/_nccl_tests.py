@@ -105,8 +105,7 @@ def _comment(section: _Section, line: str, where: str) -> None:
     else:
         if "Using devices" in line:
             section.ranks = []
-        if found := _TESTS.search(line):
-            section.test = found[1]
+        section.test = test_of(line) or section.test
         if found := _ITERATIONS.search(line):
             section.iterations = integer(found[1], "iters", where, 1)
         if found := _LIBRARY.search(line):
@@ -115,6 +114,12 @@ def _comment(section: _Section, line: str, where: str) -> None:
             section.nccl = found[1].split("+")[0]
         if found := _SET_BY.search(line):
             section.settings |= allowed([f"{found[1]}={found[2]}"])
+
+
+def test_of(text: str) -> str:
+    """The test that a name of a program in the text tells, or nothing."""
+    found = _TESTS.search(text)
+    return found[1] if found else ""
 
 
 def _data(section: _Section, words: list[str], where: str, options: ReadOptions, skipped: Counter[str]) -> list[Row]:

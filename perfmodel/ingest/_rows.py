@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final
 
 import pandas as pd
@@ -45,10 +44,8 @@ class CollectiveCalls:
             if whole:
                 times_us, variant = list(map(min, *of_device.values())), "kernel of the last rank to arrive"
             else:
-                times_us, variant = (
-                    list(chain.from_iterable(of_device.values())),
-                    "kernel with the wait for other ranks",
-                )
+                times_us = [time_us for each in of_device.values() for time_us in each]
+                variant = "kernel with the wait for other ranks"
             found += [row | {"time_us": time_us, "variant": variant} for time_us in times_us]
         return found
 

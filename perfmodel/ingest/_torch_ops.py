@@ -130,13 +130,8 @@ def _embedding(op: TorchOp) -> Row:
 def _embedding_backward(op: TorchOp) -> Row:
     """`embedding_dense_backward(gradient, indices, num_weights, ...)`."""
     hidden, vocab = op.shapes[0][-1], int(op.concrete[2])
-    return {
-        "op_family": "embedding",
-        "op": "embedding",
-        "tokens": prod(op.shapes[1]),
-        "hidden": hidden,
-        "vocab": vocab,
-    }
+    tokens = prod(op.shapes[1])
+    return {"op_family": "embedding", "op": "embedding", "tokens": tokens, "hidden": hidden, "vocab": vocab}
 
 
 def _convolution(padding_at: int, stride_at: int, dilation_at: int, groups_at: int) -> Callable[[TorchOp], Row]:

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -219,10 +220,7 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
         if kind == "multiply" and comma:
             factors = [_scalar(part.strip()) for part in rest.split(",")]
             if all(isinstance(factor, int) for factor in factors):
-                product = 1
-                for factor in factors:
-                    product *= factor
-                return "", product
+                return "", prod(factors)
         return None
     dots = len(text) - len(text.lstrip("."))
     name = text.strip(". ")
