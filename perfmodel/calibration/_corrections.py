@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.calibration._profile_events import SideBySide, event_key, issued
+from perfmodel.calibration._profile_events import SideBySide, event_key, idle_s, issued
 from perfmodel.ingest import ActivityKind, Call, Profile
 from perfmodel.ops import Collective
 from perfmodel.prediction import (
@@ -34,8 +34,6 @@ _LINK_PRIOR, _LINK_NOISE = 1.5, 0.05
 """Standard deviations of log factors of links before, and of the log times of collectives around them."""
 _HELD_UP: Final = 20.0
 """Times the median between two launches from which the host was not issuing but held up."""
-_KERNEL_GAP_S: Final = 20e-6
-"""Idle time of a device from which it is no gap between kernels in order, but a wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +153,8 @@ class _Seen(NamedTuple):
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
     """Collectives by size. Those of unknown size are taken to be the predicted ones of their kind (of any kind, where
     no name tells it), all longer by one factor."""
-    of_both = [total for total in sides.events.values() if isinstance(total.op, Collective)]
-    predicted = {event_key(total.op): total.op for total in of_both}
+    known = [(total, op) for total in sides.events.values() if isinstance(op := total.op, Collective)]
+    predicted = {event_key(op): op for _, op in known}
     per_node = problem.cluster.levels[0].size
     unsized: dict[str, float] = defaultdict(float)
     timed: dict[tuple, list[tuple[Collective, float]]] = defaultdict(list)
@@ -173,12 +171,12 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
         mean_s, error_s = float(taken_s.mean()), float(taken_s.std()) / sqrt(len(taken_s))
         yield _Seen(of_key[0][0], mean_s, len(taken_s) / per, hypot(_LINK_NOISE, error_s / mean_s))
     for kind, total_s in unsized.items():
-        alike = [total for total in of_both if kind in ("", total.family)]
-        factor = total_s / per / max(sum(t.predicted_s for t in alike), 1e-300)
-        for total in alike:
-            if isinstance(total.op, Collective) and total.predicted_calls > 0 and factor > 0:
+        alike = [(total, op) for total, op in known if kind in ("", total.family)]
+        factor = total_s / per / max(sum(total.predicted_s for total, _ in alike), 1e-300)
+        for total, op in alike:
+            if total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
-                yield _Seen(total.op, time_s, total.predicted_calls, _LINK_NOISE)
+                yield _Seen(op, time_s, total.predicted_calls, _LINK_NOISE)
 
 
 def _host(
@@ -210,27 +208,6 @@ def _issuing_s(sides: SideBySide) -> float:
             if len(between):
                 total.append(float(between[between <= _HELD_UP * max(np.median(between), 1e-6)].sum()))
     return float(np.mean(total)) if total else 0.0
-
-
-def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
-    """Seconds per device and step in which nothing runs: because the host is late, between kernels, and in waits."""
-    found = {"host late": 0.0, "between kernels": 0.0, "waits": 0.0}
-    asynchronous = profile.asynchronous
-    parts: dict[tuple[int, int], list[Call]] = defaultdict(list)
-    for call in sides.calls:
-        parts[call.device, call.step].append(call)
-    for calls in parts.values():
-        calls.sort(key=lambda call: call.start_s)
-        end_s = calls[0].end_s
-        for call in calls[1:]:
-            gap_s = call.start_s - end_s
-            if gap_s > 0:
-                late_s = min(max(call.launched_s - end_s, 0.0), gap_s) if np.isfinite(call.launched_s) else 0.0
-                short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
-                found["host late"] += late_s
-                found["between kernels" if short else "waits"] += gap_s - late_s
-            end_s = max(end_s, call.end_s)
-    return {name: value / len(parts) for name, value in found.items()}
 
 
 def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from perfmodel.calibration._corrections import Correction, corrections, idle_s
+from perfmodel.calibration._corrections import Correction, corrections
 from perfmodel.calibration._end_to_end import EndToEnd, calibrate_end_to_end
-from perfmodel.calibration._profile_events import GAPS, WAITS, SideBySide, Total, side_by_side
+from perfmodel.calibration._profile_events import GAPS, WAITS, SideBySide, Total, idle_s, side_by_side
 from perfmodel.calibration._runs import Run
 from perfmodel.display import frame_html, paragraph
 from perfmodel.errors import PerfModelError

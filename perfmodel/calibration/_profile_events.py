@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from perfmodel.prediction import StepProblem, event_shares, priced_events
 from perfmodel.spec import Layout
 
 GAPS, WAITS = "gaps between kernels", "collectives wait for other ranks"
+_KERNEL_GAP_S: Final = 20e-6
+"""Idle time of a device from which it is no gap between kernels in order, but a wait."""
 Key = tuple[Any, ...]
 """What events of both sides have in common that are one event."""
 
@@ -163,3 +165,24 @@ def issued(problem: StepProblem, layout: Layout) -> float:
     )
     beside = passes * (framework.forward_bookkeeping + framework.backward_bookkeeping)
     return float(shares.executions.sum()) / layout.devices + beside
+
+
+def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
+    """Seconds per device and step in which nothing runs: because the host is late, between kernels, and in waits."""
+    found = {"host late": 0.0, "between kernels": 0.0, "waits": 0.0}
+    asynchronous = profile.asynchronous
+    parts: dict[tuple[int, int], list[Call]] = defaultdict(list)
+    for call in sides.calls:
+        parts[call.device, call.step].append(call)
+    for calls in parts.values():
+        calls.sort(key=lambda call: call.start_s)
+        end_s = calls[0].end_s
+        for call in calls[1:]:
+            gap_s = call.start_s - end_s
+            if gap_s > 0:
+                late_s = min(max(call.launched_s - end_s, 0.0), gap_s) if np.isfinite(call.launched_s) else 0.0
+                short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
+                found["host late"] += late_s
+                found["between kernels" if short else "waits"] += gap_s - late_s
+            end_s = max(end_s, call.end_s)
+    return {name: value / len(parts) for name, value in found.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import perfmodel
 from perfmodel.cli._flags import add_json
-from perfmodel.cli._show import emit, new_console, table
+from perfmodel.cli._show import new_console, reporting, table
 from perfmodel.errors import PerfModelError
 
 _PACKAGES = (
@@ -48,13 +48,7 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--clear-cache", action="store_true", help="first delete what is kept between runs")
     add_json(command)
-    command.set_defaults(run=_execute)
-
-
-def _execute(arguments: argparse.Namespace) -> int:
-    report = examine(arguments.calibration, clear_cache=arguments.clear_cache)
-    emit(arguments, report, lambda: _show(report))
-    return 0
+    command.set_defaults(run=reporting(lambda given: examine(given.calibration, clear_cache=given.clear_cache), _show))
 
 
 def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:

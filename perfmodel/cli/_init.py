@@ -10,6 +10,7 @@ from typing import Any, Final
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import emit, written
 from perfmodel.cli._vocabulary import keys
+from perfmodel.display import json_text
 from perfmodel.errors import PerfModelError
 
 _HEAD: Final = """\
@@ -114,14 +115,7 @@ def job_text(name: str) -> str:
             parts.append(textwrap.fill((key.meaning or key.name) + allowed, 88, initial_indent="# ",
                                        subsequent_indent="# ", break_on_hyphens=False))  # fmt: skip
             said = key.name in values
-            parts.append(f"{'' if said else '# '}{key.name} = {_toml(values[key.name] if said else key.example)}")
+            value = json_text(values[key.name] if said else key.example)  # TOML's notation of plain values too
+            parts.append(f"{'' if said else '# '}{key.name} = {value}")
         parts.append("")
     return "\n".join(parts)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
-from perfmodel.cli._show import emit, error_figure, error_head, new_console, table
+from perfmodel.cli._show import emit, error_figure, error_head, new_console, reporting, table
 from perfmodel.display import progress
 from perfmodel.units import duration
 
@@ -18,7 +18,7 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser("validate", help="hold predictions against measurements")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for kind, text, run in (
-        ("kernels", "tables of measured kernels and collectives", _kernels),
+        ("kernels", "tables of measured kernels and collectives", reporting(_kernels, _show_kernels)),
         ("cases", "published end-to-end runs", _cases),
     ):
         one: argparse.ArgumentParser = kinds.add_parser(kind, help=text)
@@ -42,12 +42,10 @@ def add_command(commands: Any) -> None:
         one.set_defaults(run=run)
 
 
-def _kernels(arguments: argparse.Namespace) -> int:
+def _kernels(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.validation import validate_kernels
 
-    report = validate_kernels(arguments.files, arguments.calibration, arguments.out)
-    emit(arguments, report, lambda: _show_kernels(report))
-    return 0
+    return validate_kernels(arguments.files, arguments.calibration, arguments.out)
 
 
 def _cases(arguments: argparse.Namespace) -> int:
