@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise._pipeline import descend
+from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.prediction import (
     Bundle,
     StepProblem,
@@ -93,10 +93,8 @@ class _Grouping:
     def moves(self, at: Sizes) -> Iterable[Sizes]:
         """A layer from a bucket to the one beside it."""
         for stage, sizes in enumerate(at):
-            for giver, taker in [(g, t) for g in range(len(sizes)) for t in (g - 1, g + 1) if 0 <= t < len(sizes)]:
-                if sizes[giver] > 0:
-                    moved = tuple(n - (i == giver) + (i == taker) for i, n in enumerate(sizes))
-                    yield (*at[:stage], moved, *at[stage + 1 :])
+            for moved in neighbours(sizes, reach=1):
+                yield (*at[:stage], moved, *at[stage + 1 :])
 
     def step_s(self, some: Sequence[Sizes]) -> Float[np.ndarray, " n"]:
         return np.asarray(makespan_lanes(self.prepared.compiled, np.stack([self.durations(at) for at in some])), float)

@@ -1,6 +1,7 @@
 """Which method is right for a space, in words; and uneven stages for a list of layouts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -60,12 +61,7 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
     )
 
 
-def refine(
-    problem: StepProblem,
-    layouts: Sequence[Layout],
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[PartitionResult]:
+def refine(problem: StepProblem, layouts: Sequence[Layout]) -> list[PartitionResult]:
     """Uneven stages and recompute by stage for the best of some layouts, fastest first.
 
     Every layout's bound over all its partitions is computed first (milliseconds); layouts are then partitioned in
@@ -75,18 +71,12 @@ def refine(
     Args:
         problem: model, job, cluster and cost models.
         layouts: such as the best of a search; those without a pipeline are passed over.
-        progress: called with (layouts partitioned, of how many).
     """
     bounds = {layout: partition_bound_s(problem, layout) for layout in dict.fromkeys(layouts)}
     found: list[PartitionResult] = []
-    order = sorted((layout for layout in bounds if layout.pp > 1), key=bounds.__getitem__)
-    for done, layout in enumerate(order):
+    for layout in sorted((layout for layout in bounds if layout.pp > 1), key=bounds.__getitem__):
         if found and bounds[layout] >= min(result.step_time_s for result in found):
             break
-        try:
+        with suppress(LayoutError):  # nothing fits
             found.append(partition_stages(problem, layout))
-        except LayoutError:
-            continue  # nothing fits
-        if progress:
-            progress(done + 1, len(order))
     return sorted(found, key=lambda result: result.step_time_s)

@@ -8,7 +8,8 @@ of the largest plane over all allowed values, a linear program, is a lower bound
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from math import prod
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from perfmodel.planning.optimise._relax import Form, Relaxation, Values, evaluat
 from perfmodel.planning.optimise._variables import Polytope
 from perfmodel.timeline import makespan_lanes_and_grad
 
+_GAP: Final = 1e-3
+"""Between bound and value: no more planes are needed."""
 _NOISE: Final = 0.01
 _LANES: Final = 64
 _SAFE: Final = 1e-6
@@ -37,14 +40,13 @@ class Bounded:
     value: float
 
 
-def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8, target_gap: float = 1e-3) -> Bounded:
+def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bounded:
     """A bound on the objective over all values of the variables, from paths that are nearly critical at `values`.
 
     Args:
         problem: without limits or choices, and with durations that are convex in the values (the caller's word).
         values: good ones; the bound is tight where they are close to the best.
         rounds: times that planes are added where the linear program's solution lies (half-way from the best).
-        target_gap: enough.
 
     Raises:
         PerfModelError: limits or choices, for which planes prove nothing.
@@ -65,7 +67,7 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8, target
         at_value = evaluated(problem, at)[0]
         if at_value < value:
             best, value = at, at_value
-        if value <= bound * (1 + target_gap):
+        if value <= bound * (1 + _GAP):
             break
     return Bounded(bound * (1 - _SAFE), best, value)
 
@@ -79,8 +81,9 @@ def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> list[F
         noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
         noise[0] = 1.0
         paths.append(np.unique(makespan_lanes_and_grad(compiled, seconds * noise)[1], axis=0))
-    gradients = _gradients(problem.form, values, problem.single, tuple(_padded(p) for p in paths))
-    point = _flat(at)
+    padded = tuple(np.pad(p, ((0, _LANES - len(p)), (0, 0))) for p in paths)  # to as many rows as lanes: one trace
+    gradients = _gradients(problem.form, values, problem.single, padded)
+    point = np.concatenate([np.ravel(value) for value in at.values()])
     out = []
     for counts, seconds, gradient in zip(paths, durations, gradients, strict=True):
         slopes = np.asarray(gradient, float)[: len(counts)]
@@ -107,52 +110,32 @@ def _gradients(
     return [jax.vmap(partial(slope, i))(counts) for i, counts in enumerate(paths)]
 
 
-def _padded(paths: np.ndarray) -> np.ndarray:
-    """To as many rows as there are lanes, for one trace."""
-    return np.concatenate([paths, np.zeros((_LANES - len(paths), paths.shape[1]), paths.dtype)])
-
-
-def _flat(values: Values) -> Float[np.ndarray, " unknowns"]:
-    return np.concatenate([np.ravel(value) for value in values.values()])
-
-
 def _least_of_planes(
     problem: Relaxation, polytopes: Sequence[Polytope], planes: list[Float[np.ndarray, "planes 1+unknowns"]]
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Minimise the weighted sum over programs of the largest plane: a variable per unknown and per program."""
     n, programs = planes[0].shape[1] - 1, len(planes)
-    rows, right, low, high, sums, totals = [], [], [], [], [], []
+    rows, right = [], []
     for i, own in enumerate(planes):
         above = np.zeros((len(own), programs))
         above[:, i] = -1.0
         rows.append(hstack([csr_array(own[:, 1:]), csr_array(above)]))
         right.append(-own[:, 0])
-    at = 0
-    for variable, allowed in zip(problem.variables.values(), polytopes, strict=True):
-        size = int(np.prod(variable.free_shape))
-        low += [allowed.low] * size
-        high += [allowed.high] * size
-        if allowed.total is not None:
-            sums.append(np.isin(np.arange(n + programs), np.arange(at, at + size)).astype(float))
-            totals.append(allowed.total)
-        at += size
+    shapes = {name: variable.free_shape for name, variable in problem.variables.items()}
+    of = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])  # variable of each unknown
+    bounds = [(polytopes[i].low, polytopes[i].high) for i in of]
+    totals = {i: one.total for i, one in enumerate(polytopes) if one.total is not None}
+    sums = np.array([np.append(of == i, np.zeros(programs)) for i in totals])
     solved = linprog(
         np.concatenate([np.zeros(n), problem.weights]),
         A_ub=vstack(rows),
         b_ub=np.concatenate(right),
-        A_eq=np.array(sums) if sums else None,
-        b_eq=totals or None,
-        bounds=[*zip(low, high, strict=True), *[(0.0, None)] * programs],
+        A_eq=sums if totals else None,
+        b_eq=list(totals.values()) or None,
+        bounds=bounds + [(0.0, None)] * programs,
     )
     if solved.status != 0:
         return 0.0, {}
-    return float(solved.fun), _unflat(problem, solved.x[:n])
-
-
-def _unflat(problem: Relaxation, flat: Float[np.ndarray, " unknowns"]) -> dict[str, Any]:
-    out, at = {}, 0
-    for name, variable in problem.variables.items():
-        size = int(np.prod(variable.free_shape))
-        out[name] = flat[at : at + size].reshape(variable.free_shape)
-        at += size
-    return out
+    return float(solved.fun), {
+        name: solved.x[:n][of == i].reshape(shape) for i, (name, shape) in enumerate(shapes.items())
+    }

@@ -1,6 +1,7 @@
 """Micro-batches of unequal sizes: small ones where the pipeline fills and drains, large ones between."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -88,7 +89,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | N
 
     equal = (layout.micro_batch,) * spec.micro_batches
     starts = [equal, *(tuple(int(n) for n in v["batch"]) for v, *_ in relax(relaxation, steps=400).starts)]
-    best, _, evaluated = descend(list(dict.fromkeys(starts)), lambda at: _moved(at), step_s)
+    best, _, evaluated = descend(list(dict.fromkeys(starts)), _moved, step_s)
     exact = [float(makespan(program, _of_sizes(constants, np.array([some]))[0])) for some in (best, equal)]
     size = min(uniform, key=uniform.__getitem__)
     return MicroBatchResult(best, exact[0], exact[1], uniform[size], size, evaluated, time.perf_counter() - began)
@@ -122,7 +123,7 @@ def by_micro_batch(
     return refined, old, micro_batch - 1
 
 
-def _moved(at: tuple[int, ...]) -> Any:
+def _moved(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
     return (sizes for sizes in neighbours(at, 2) if min(sizes) >= 1)
 
 

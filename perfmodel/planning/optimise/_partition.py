@@ -4,8 +4,8 @@ kinds, the kind that each lies on."""
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import combinations, pairwise, permutations
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from math import comb
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,19 +15,10 @@ from jaxtyping import Float
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise._pipeline import (
-    FRONT,
-    Certificate,
-    NothingFitsError,
-    descend,
-    front,
-    lower_bound_s,
-    neighbours,
-    spans,
-)
+from perfmodel.planning.optimise._contiguous import NothingFitsError
+from perfmodel.planning.optimise._pipeline import Certificate, KindCosts, descend, in_pieces, neighbours
 from perfmodel.prediction import (
     Bundle,
-    LiveState,
     Prediction,
     StageCosts,
     StepProblem,
@@ -44,13 +35,11 @@ from perfmodel.prediction import (
     stage_costs,
     step_problem_of,
 )
-from perfmodel.program import Kind, ProgramSpec
-from perfmodel.spec import Cluster, Layout, Model, PerRank, Problem
+from perfmodel.program import Kind
+from perfmodel.spec import Cluster, Layout, Model, Problem
 
 MOST_CUTS: Final = 200
 """Ways to cut, with orders of the kinds, that are all tried where dynamic programming does not apply."""
-MOST_ORDERED: Final = 4
-"""Kinds of nodes of which all orders in one piece each are tried."""
 
 
 @dataclass(frozen=True)
@@ -181,15 +170,12 @@ def partition_stages(
     )
 
 
-def partition_bound_s(problem: StepProblem, layout: Layout, *, recompute: bool = True) -> float:
-    """The step time that no partition of a layout can beat; infinite where none fits. Takes milliseconds.
-
-    Args:
-        problem, layout, recompute: as for `partition_stages`.
-    """
+def partition_bound_s(problem: StepProblem, layout: Layout) -> float:
+    """The step time that no partition of a layout can beat, with any recompute; infinite where none fits. Takes
+    milliseconds."""
     if layout.pp == 1:
         return float(lower_bounds_s(problem, [layout])[0])
-    _, bases, costs = _space(problem, layout, recompute)
+    _, bases, costs = _space(problem, layout, recompute=True)
     return _certificate(problem, bases, costs).lower_bound_s
 
 
@@ -200,51 +186,6 @@ def _exchanged(some: tuple[T, ...], a: int, b: int) -> tuple[T, ...]:
     order = [*range(len(some))]
     order[a], order[b] = b, a
     return tuple(some[i] for i in order)
-
-
-@dataclass(frozen=True)
-class KindCosts:
-    """Costs of every stage that a layout could have, on each kind of nodes that it lies on."""
-
-    of_kind: Mapping[str | None, StageCosts]
-    """By the kind's name; of None where nodes are alike."""
-    supply: tuple[int, ...]
-    """Stages on each kind."""
-
-    def layouts(self, base: Layout, some: Iterable[tuple[tuple[int, ...], PerRank]]) -> list[Layout]:
-        """The layout with these partitions and kinds of nodes, as far as they are possible and fit, its stages
-        recomputing what they must."""
-        found = []
-        for sizes, kinds in dict.fromkeys(some):
-            of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
-            where = list(zip(of_stage, *spans(sizes), strict=True))
-            if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in where):
-                full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in where)
-                full = full if any(full) else None
-                found.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
-        return found
-
-    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[tuple[tuple[int, ...], PerRank]]:
-        """Partitions, and kinds of their stages, around the least sum and slowest stage; of several kinds over all
-        orders, and over those in which every kind is in one piece. At most so many of each."""
-        names, costs = [*self.of_kind], [*self.of_kind.values()]
-        if len(costs) == 1:
-            return [(found.partition, base.kinds) for found in front(costs, micro_batches)[:most]]
-        every = front(costs, micro_batches, self.supply)[:most]
-        cuts: list[tuple[tuple[int, ...], PerRank]]
-        cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
-        for kinds in _in_pieces(base.kinds):
-            of_stage = [self.of_kind[kind] for kind in kinds or ()]
-            fixed = StageCosts(*(
-                np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
-                for field in fields(StageCosts)
-            ))  # fmt: skip
-            cuts += [(found.partition, kinds) for found in front([fixed], micro_batches)[:most]]
-        return cuts
-
-    def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
-        """See `_pipeline.lower_bound_s`."""
-        return lower_bound_s([*self.of_kind.values()], spec, live, self.supply)
 
 
 def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> KindCosts:
@@ -261,7 +202,7 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
 def _few_cuts(base: Layout) -> list[Layout]:
     """All cuts of a layout's layers, with each kind of nodes in one piece, where these are few: where what is sent
     differs from cut to cut, moves of layers stop too early."""
-    sizes, orders = base.partition or (), list(dict.fromkeys(_in_pieces(base.kinds)))
+    sizes, orders = base.partition or (), list(dict.fromkeys(in_pieces(base.kinds)))
     if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
         return []
     inner = combinations(range(1, sum(sizes)), len(sizes) - 1)
@@ -281,7 +222,7 @@ def balanced(
     """
     base = layout.replace(partition=None, recompute_full_layers=None)
     if layout.pp == 1 or not uneven:
-        orders = dict.fromkeys(_in_pieces(base.kinds or ()))
+        orders = dict.fromkeys(in_pieces(base.kinds or ()))
         fits = [one for one in (base.replace(kinds=kinds) for kinds in orders) if fitting(problem, [one])[0]]
         return fits, spread_bound_s(problem, base) if fits else np.inf
     (bundle,) = bundles(problem, [base])
@@ -295,13 +236,6 @@ def balanced(
     if least_s > worst_s or not np.isfinite(least_s):
         return [], least_s
     return costs.layouts(base, costs.exact(base, bundle.spec.micro_batches, most=1)), least_s
-
-
-def _in_pieces(kinds: PerRank) -> Iterable[PerRank]:
-    """Orders of the kinds of pipeline ranks in which each is in one piece (of many kinds as they stand)."""
-    names = list(dict.fromkeys(kinds or ()))
-    for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
-        yield tuple(name for name in order for _ in range((kinds or ()).count(name)))
 
 
 def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
@@ -363,7 +297,7 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
     as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
     fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but w that the slowest rank
-    computes, of which it has done forwards before its first backward (`_pipeline.lower_bound_s`). 0 where passes may
+    computes, of which it has done forwards before its first backward (`KindCosts.lower_bound_s`). 0 where passes may
     overlap.
     """
     (bundle,) = bundles(problem, [base])

@@ -5,8 +5,9 @@ slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least ne
 from dynamic programming; what the timeline adds (reductions, gathers, optimizer) is left to exact evaluation.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import permutations
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -15,49 +16,90 @@ from jaxtyping import Float
 from perfmodel.planning.optimise._contiguous import Cuts, NothingFitsError, least_critical_path, least_sum_plus_max
 from perfmodel.prediction import LiveState, StageCosts
 from perfmodel.program import ProgramSpec
+from perfmodel.spec import Layout, PerRank
 
 T = TypeVar("T")
 FRONT: Final = 8
 """Cuts of the exact front that are evaluated."""
+MOST_ORDERED: Final = 4
+"""Kinds of nodes of which all orders in one piece each are tried."""
 _ROUNDS: Final = 40
 
 
-def front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None) -> list[Cuts]:
+@dataclass(frozen=True)
+class KindCosts:
+    """Costs of every stage that a layout could have, on each kind of nodes that it lies on."""
+
+    of_kind: Mapping[str | None, StageCosts]
+    """By the kind's name; of None where nodes are alike."""
+    supply: tuple[int, ...]
+    """Stages on each kind."""
+
+    def layouts(self, base: Layout, some: Iterable[tuple[tuple[int, ...], PerRank]]) -> list[Layout]:
+        """The layout with these partitions and kinds of nodes, as far as they are possible and fit, its stages
+        recomputing what they must."""
+        found = []
+        for sizes, kinds in dict.fromkeys(some):
+            of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
+            where = list(zip(of_stage, *spans(sizes), strict=True))
+            if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in where):
+                full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in where)
+                full = full if any(full) else None
+                found.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
+        return found
+
+    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[tuple[tuple[int, ...], PerRank]]:
+        """Partitions, and kinds of their stages, around the least sum and slowest stage; of several kinds over all
+        orders, and over those in which every kind is in one piece. At most so many of each."""
+        names, costs = [*self.of_kind], [*self.of_kind.values()]
+        if len(costs) == 1:
+            return [(found.partition, base.kinds) for found in _front(costs, micro_batches)[:most]]
+        every = _front(costs, micro_batches, self.supply)[:most]
+        cuts: list[tuple[tuple[int, ...], PerRank]]
+        cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
+        for kinds in in_pieces(base.kinds):
+            of_stage = [self.of_kind[kind] for kind in kinds or ()]
+            fixed = StageCosts(*(
+                np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
+                for field in fields(StageCosts)
+            ))  # fmt: skip
+            cuts += [(found.partition, kinds) for found in _front([fixed], micro_batches)[:most]]
+        return cuts
+
+    def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
+        """A step time that no partition can beat under the schedule's order; infinite where none fits.
+
+        The larger of two minima over all partitions. First that of `prediction.lower_bounds_s`. Second: before the
+        first backward on rank r its micro-batch has passed all stages and come back to r, and the rank has done w
+        forwards at most; all its other passes come after, and the last backward passes the ranks before r:
+        sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first
+        (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
+        """
+        m, costs = spec.micro_batches, [*self.of_kind.values()]
+        forward, backward = (np.stack([getattr(c, name) for c in costs]) for name in ("forward_s", "backward_s"))
+        both = forward + backward
+        own = m * both
+        if spec.steps > 1:
+            return least_critical_path(own, np.zeros_like(own), self.supply)
+        if live.split:
+            return least_critical_path(own, forward, self.supply)
+        passed = both + _sends(costs)
+        warm_up = np.ones_like(live.warm_up) if live.warm_up[-1] == m else live.warm_up
+        after = _times(m - 1, backward) + _times((m - warm_up)[:, None, None], forward)
+        try:
+            (least, *_) = least_sum_plus_max(passed, after, self.supply)
+        except NothingFitsError:
+            return np.inf
+        return max(least_critical_path(own, passed, self.supply), least.value)
+
+
+def _front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None) -> list[Cuts]:
     """Cuts around the least sum + (m - 1) max, the best first, none if none is possible; `costs`: by kind of device."""
     both = np.stack([c.both_s for c in costs])
     try:
         return least_sum_plus_max(both + _sends(costs), _times(micro_batches - 1, both), supply)
     except NothingFitsError:
         return []
-
-
-def lower_bound_s(
-    costs: Sequence[StageCosts], spec: ProgramSpec, live: LiveState, supply: Sequence[int] | None = None
-) -> float:
-    """A step time that no partition can beat under the schedule's order; infinite where none fits.
-
-    The larger of two minima over all partitions. First that of `prediction.lower_bounds_s`. Second: before the
-    first backward on rank r its micro-batch has passed all stages and come back to r, and the rank has done w
-    forwards at most; all its other passes come after, and the last backward passes the ranks before r:
-    sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first
-    (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
-    """
-    m = spec.micro_batches
-    forward, backward = (np.stack([getattr(c, name) for c in costs]) for name in ("forward_s", "backward_s"))
-    both = forward + backward
-    own = m * both
-    if spec.steps > 1:
-        return least_critical_path(own, np.zeros_like(own), supply)
-    if live.split:
-        return least_critical_path(own, forward, supply)
-    passed = both + _sends(costs)
-    warm_up = np.ones_like(live.warm_up) if live.warm_up[-1] == m else live.warm_up
-    after = _times(m - 1, backward) + _times((m - warm_up)[:, None, None], forward)
-    try:
-        (least, *_) = least_sum_plus_max(passed, after, supply)
-    except NothingFitsError:
-        return np.inf
-    return max(least_critical_path(own, passed, supply), least.value)
 
 
 def _times(count: int | np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -69,6 +111,13 @@ def _times(count: int | np.ndarray, seconds: np.ndarray) -> np.ndarray:
 def _sends(costs: Sequence[StageCosts]) -> Float[np.ndarray, "kinds stages 1 cuts"]:
     """Transfers after a stage; between two kinds they take as long as on the slower, at least as long as on one."""
     return np.stack([c.sends_s for c in costs])[:, :, None, :]
+
+
+def in_pieces(kinds: PerRank) -> Iterable[PerRank]:
+    """Orders of the kinds of pipeline ranks in which each is in one piece (of many kinds as they stand)."""
+    names = list(dict.fromkeys(kinds or ()))
+    for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
+        yield tuple(name for name in order for _ in range((kinds or ()).count(name)))
 
 
 def spans(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -25,6 +25,8 @@ Values = Mapping[str, Any]
 _JITTER: Final = (0.03, 1e-3)
 """Standard deviation of the logarithm of the durations' noise, at the first step and the last."""
 _TEMPERATURE: Final = (1.0, 0.05)
+_LEARNING_RATE: Final = 0.1
+"""At the first step, in free coordinates; falls to a hundredth (cosine)."""
 _MULTIPLIER_EVERY: Final = 10
 _PENALTY: Final = 10.0
 FEASIBLE: Final = 1e-6
@@ -95,7 +97,6 @@ def relax(
     *,
     n_starts: int = 16,
     steps: int = 300,
-    learning_rate: float = 0.1,
     seed: int = 0,
     spread: float = 0.5,
     given: Values | None = None,
@@ -106,7 +107,6 @@ def relax(
         problem: what to minimise.
         n_starts: the first is the middle of every unknown's range, the others are random about it.
         steps: of Adam, for all starts together.
-        learning_rate: at the first step, in free coordinates; falls to a hundredth (cosine).
         seed: of starts and noise.
         spread: standard deviation of the random starts in free coordinates.
         given: further values that the durations and limits depend on, held fixed, with a row for every start.
@@ -115,7 +115,7 @@ def relax(
     keys = jax.random.split(jax.random.key(seed))
     constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
-    free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, learning_rate)
+    free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE)
     rounded = {name: [v.rounded(row) for row in np.asarray(free[name])] for name, v in problem.variables.items()}
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
     values, excess = _evaluated_starts(problem.form, ends | constants, problem.single)
