@@ -7,54 +7,16 @@ alike are one event (DistSim, section 4.1), so that costs are few even where ins
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Collective, Op
-from perfmodel.program import N_STREAMS, Kind, Stream, Structure
+from perfmodel.program import N_STREAMS, Edges, Kind, Stream, Structure, binary_joins
 from perfmodel.program.ir import OPS, STREAMS, Function, Instruction, Tensor, instruction_devices
 from perfmodel.spec import Cluster
-
-Ids = Int[np.ndarray, " edges"]
-
-
-class Joined(NamedTuple):
-    """Ops in which every node of a graph has been preceded by the joins that it needs."""
-
-    position: Int[np.ndarray, " nodes"]
-    """Op of each node."""
-    pred: Int[np.ndarray, "ops 2"]
-    """Predecessors of each op, -1 for none."""
-
-
-def binary_joins(n_nodes: int, source: Ids, destination: Ids) -> Joined:
-    """Chains of joins before every node of more than two predecessors.
-
-    A node with k predecessors p0, .., p(k-1) becomes k - 1 ops: join(p0, p1), join(that, p2), .. and last the
-    node itself, so that the count of ops is linear in the count of edges.
-
-    Args:
-        n_nodes: nodes, numbered so that edges go to higher numbers.
-        source: node where each edge comes from.
-        destination: node where it goes to.
-    """
-    order = np.argsort(destination, kind="stable")
-    source, destination = source[order], destination[order]
-    degree = np.bincount(destination, minlength=n_nodes)
-    joins = np.maximum(degree - 2, 0)
-    position = (np.arange(n_nodes) + np.cumsum(joins)).astype(np.int32)
-    pred = np.full((int(position[-1]) + 1, 2), -1, np.int32)
-    first = position - joins.astype(np.int32)
-    place = np.arange(len(source)) - (np.cumsum(degree) - degree)[destination]
-    row = first[destination] + np.maximum(place - 1, 0)
-    pred[row, np.minimum(place, 1)] = position[source]
-    chained = place >= 2
-    pred[row[chained], 0] = row[chained] - 1
-    return Joined(position, pred)
-
 
 Event = tuple[Kind, tuple[Op, ...]]
 """What a class stands for: its kind, and the kernels or collectives that run one after another."""
@@ -95,8 +57,9 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
         cluster.require(function.n_devices, f"@{function.name}")
     nodes = _Nodes(function, cluster)
     source, destination = nodes.edges()
-    joined = binary_joins(len(nodes.device) + 1, source, destination)  # one more for the end
-    return nodes.assemble(joined)
+    edges = Edges(source, destination, np.zeros_like(source))
+    position, pred, _ = binary_joins(len(nodes.device) + 1, [edges])  # one more for the end
+    return nodes.assemble(position[:-1], pred)
 
 
 class _Nodes:
@@ -158,12 +121,11 @@ class _Nodes:
                 maker[name] = at[types[name].device]
         return np.array(sources, np.int64), np.array(users, np.int64)
 
-    def assemble(self, joined: Joined) -> ProgramStructure:
-        """All ops, joins included, as a structure."""
-        position = joined.position[:-1]
+    def assemble(self, position: Int[np.ndarray, " nodes"], pred: Int[np.ndarray, "ops 2"]) -> ProgramStructure:
+        """All ops, joins included, as a structure, from the nodes' positions and all ops' predecessors."""
 
         def spread(column: Int[np.ndarray, " nodes"], join: int) -> Int[np.ndarray, " ops"]:
-            out = np.full(len(joined.pred), join, np.int32)
+            out = np.full(len(pred), join, np.int32)
             out[position] = column
             return out
 
@@ -171,15 +133,15 @@ class _Nodes:
         events = self._events.events
         structure = Structure(
             duration=spread(self.event, 0),
-            pred=joined.pred,
-            lag=np.zeros_like(joined.pred),
+            pred=pred,
+            lag=np.zeros_like(pred),
             stream=spread(self.stream, _JOIN),
             micro_batch=spread(np.where(self.instruction < 0, _JOIN, batches[self.instruction]), _JOIN),
             class_kind=np.array([kind for kind, _ in events], np.int32),
             class_stage=np.zeros(len(events), np.int32),
             class_segment=np.zeros(len(events), np.int32),
-            alloc=np.zeros(len(joined.pred), np.int32),
-            free=np.zeros(len(joined.pred), np.int32),
+            alloc=np.zeros(len(pred), np.int32),
+            free=np.zeros(len(pred), np.int32),
             devices=self._function.n_devices,
         )
         return ProgramStructure(self._function, structure, spread(self.instruction, _JOIN), tuple(events))

@@ -4,6 +4,8 @@ The ops and edges of all parts of a step, once sorted, become a structure: strea
 classes.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Bool, Int
 
@@ -60,7 +62,7 @@ def _assembled(builder: StructureBuilder) -> Structure:
     builder.edges = [_without_implied(builder, edges) for edges in builder.edges]
     _connect_streams(builder)
     _add_end(builder)
-    position, pred, lag_code = _binary_joins(builder)
+    position, pred, lag_code = binary_joins(builder.n_ops, builder.edges)
     ops = builder.columns()
     class_code = _spread(ops.class_code, position, 0)
     classes = _Classes(builder, class_code, lag_code)
@@ -132,21 +134,25 @@ def _add_end(builder: StructureBuilder) -> None:
     builder.connect(np.flatnonzero(~waited_for), builder.add_join())
 
 
-def _binary_joins(
-    builder: StructureBuilder,
+def binary_joins(
+    n_ops: int, added: Sequence[Edges]
 ) -> tuple[Int[np.ndarray, " added"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
     """Expand ops of more than two predecessors into trees of joins that stand right before them.
 
     With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k - 2
     are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1, 2n + 2.
 
+    Args:
+        n_ops: added ops, numbered so that edges go to higher numbers.
+        added: all edges, in as many pieces as they were added in.
+
     Returns:
         Each added op's final position, and all ops' predecessors and lag codes.
     """
-    edges = Edges(*map(np.concatenate, zip(*builder.edges, strict=True)))
-    place = np.concatenate(_places(builder))
-    degree = np.bincount(edges.destination, minlength=builder.n_ops)
-    position = np.arange(builder.n_ops) + np.cumsum(np.maximum(degree - 2, 0))
+    edges = Edges(*map(np.concatenate, zip(*added, strict=True)))
+    place = np.concatenate(_places(n_ops, added))
+    degree = np.bincount(edges.destination, minlength=n_ops)
+    position = np.arange(n_ops) + np.cumsum(np.maximum(degree - 2, 0))
     pred = np.full((position[-1] + 1, 2), -1, np.int32)
     lag_code = np.zeros_like(pred)
 
@@ -159,7 +165,7 @@ def _binary_joins(
 
     many = np.flatnonzero(degree > 2)
     k = degree[many]
-    leaf_start = np.zeros(builder.n_ops, np.int64)
+    leaf_start = np.zeros(n_ops, np.int64)
     leaf_start[many] = np.cumsum(k) - k
     leaf = np.empty(int(k.sum()), np.int64)  # edges of these ops, op by op
     leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
@@ -176,12 +182,12 @@ def _binary_joins(
     return position, pred, lag_code
 
 
-def _places(builder: StructureBuilder) -> list[Ids]:
+def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
     """Place of every edge among those of its destination."""
-    seen = np.zeros(builder.n_ops, np.int64)
+    seen = np.zeros(n_ops, np.int64)
     places = []
-    for edges in builder.edges:
-        count = np.bincount(edges.destination, minlength=builder.n_ops)
+    for edges in added:
+        count = np.bincount(edges.destination, minlength=n_ops)
         place = seen[edges.destination]
         if count.max() > 1:  # otherwise destinations are distinct and need no sorting
             order = np.argsort(edges.destination, kind="stable")

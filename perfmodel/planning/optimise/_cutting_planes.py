@@ -123,7 +123,7 @@ def _least_of_planes(
         right.append(-own[:, 0])
     shapes = {name: variable.free_shape for name, variable in problem.variables.items()}
     of = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])  # variable of each unknown
-    bounds = [(polytopes[i].low, polytopes[i].high) for i in of]
+    bounds = [(polytopes[i].low, polytopes[i].high) for i in of.tolist()]
     totals = {i: one.total for i, one in enumerate(polytopes) if one.total is not None}
     sums = np.array([np.append(of == i, np.zeros(programs)) for i in totals])
     solved = linprog(
