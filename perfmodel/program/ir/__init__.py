@@ -25,9 +25,8 @@ from perfmodel.program.ir._instruction import (
     attributes,
 )
 from perfmodel.program.ir._op import REPLICATED, Answer, OpDefinition, Partial, Question, Replicated, Sharded, Sharding
-from perfmodel.program.ir._parse import parse, parse_function, parse_program
 from perfmodel.program.ir._program import Piece, Program, Whole, undistributed
-from perfmodel.program.ir._text import to_text
+from perfmodel.program.ir._text import parse, parse_function, parse_program, to_text
 from perfmodel.program.ir.ops import OPS
 
 shorten_reprs(__name__)
