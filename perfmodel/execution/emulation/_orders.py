@@ -1,10 +1,13 @@
-"""What a rank's process is told by the one that started it, and what every call of a collective says of itself."""
+"""What a rank's process is told by the one that started it, what every call of a collective says of itself, and what a
+what-if adds to it: delays, late emulated ranks, a rank that dies."""
 
 import json
+import math
 import os
+import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
+from statistics import NormalDist
 from typing import Any, Final, Self
 
 from perfmodel.errors import PerfModelError, UnknownNameError
@@ -18,6 +21,9 @@ KINDS: Final = (
 _SIDES: Final = ("send", "recv")
 DELAYED: Final = (*(kind for kind in KINDS if kind not in _SIDES), "send_recv")
 """Kinds that may take longer; a message does as a whole, on both of its sides."""
+
+_NORMAL: Final = NormalDist()
+_LEAST: Final = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +75,7 @@ class Orders:
                 f"emulation: a sweep of {self.swept} takes one delay or more, each for 1 iteration or more; "
                 f"got {len(self.sweep_s)}, each for {self.sweep_every}"
             )
-        if not (isfinite(self.straggler) and self.straggler > 0):
+        if not (math.isfinite(self.straggler) and self.straggler > 0):
             raise PerfModelError(f"emulation: the straggler's factor must be positive and finite, got {self.straggler}")
         if not 0 <= self.jitter < 2:
             raise PerfModelError(f"emulation: the jitter must be at least 0 and below 2, got {self.jitter}")
@@ -134,3 +140,54 @@ def check_delay(kind: str, delay_s: float) -> None:
 
 class EmulationError(PerfModelError, RuntimeError):
     """What the script asked of the emulated cluster cannot be: names the rank, the call and its number."""
+
+
+class Conditions:
+    """The what-if of one rank."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._random = random.Random(orders.seed)
+        self._together_s = 0.0
+        self._factors: dict[int, float] = {}
+        self._calls = 0
+
+    def extra_s(self, call: Call, iteration: int) -> float:
+        """Seconds by which the network takes longer."""
+        orders = self._orders
+        kind = delayed_as(call.kind)
+        delay_s = orders.delays_s.get(kind, 0.0)
+        if kind == orders.swept:
+            delay_s += orders.sweep_s[iteration // orders.sweep_every % len(orders.sweep_s)]
+        return delay_s
+
+    def late_s(self, issued_s: float, emulated: int) -> float:
+        """By how much the last of the emulated members comes after this rank.
+
+        They have computed the same since all were last together, `straggler` times as long and each with a log-normal
+        factor of its own: the largest of n of these is where the n-th power of the distribution function is uniform.
+        """
+        if emulated == 0 or self._together_s == 0:
+            return 0.0
+        if emulated not in self._factors:
+            factor = self._orders.straggler
+            if self._orders.jitter:
+                level = min(max(self._random.random() ** (1 / emulated), _LEAST), 1 - _LEAST)
+                factor *= math.exp(self._orders.jitter * _NORMAL.inv_cdf(level))
+            self._factors[emulated] = factor
+        return max(0.0, (self._factors[emulated] - 1) * (issued_s - self._together_s))
+
+    def together(self, end_s: float) -> None:
+        """Note that this rank has waited for a collective: all ranks are at one point, and compute anew."""
+        if end_s > self._together_s:
+            self._together_s = end_s
+            self._factors.clear()
+
+    def check_alive(self, members: tuple[int, ...], what: str) -> None:
+        """Raises `EmulationError` for a collective with an emulated rank that has died by then."""
+        orders = self._orders
+        if orders.fail_rank < 0:
+            return
+        self._calls += len(members) == orders.world_size
+        if self._calls >= orders.fail_call and orders.fail_rank in members:
+            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} has failed, as was asked for")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from perfmodel.execution.emulation._clock import come_first, fine_timers
-from perfmodel.execution.emulation._conditions import Conditions
 from perfmodel.execution.emulation._gloo_messages import (
     DATA,
     RECV_READY,
@@ -32,7 +31,7 @@ from perfmodel.execution.emulation._gloo_messages import (
     kind_of,
 )
 from perfmodel.execution.emulation._operations import NEVER_S, Links, Message, Network, Operation, Pair
-from perfmodel.execution.emulation._orders import Call, EmulationError, Orders
+from perfmodel.execution.emulation._orders import Call, Conditions, EmulationError, Orders
 from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
 
 _SCRAP_BYTES: Final = 1 << 22

@@ -11,8 +11,7 @@ from multiprocessing.connection import Client
 from statistics import median
 from typing import Any, Final
 
-from perfmodel.execution.emulation._conditions import Conditions
-from perfmodel.execution.emulation._orders import Call, EmulationError, Orders
+from perfmodel.execution.emulation._orders import Call, Conditions, EmulationError, Orders
 from perfmodel.execution.emulation._record import Record
 
 _TRIALS: Final = 25
@@ -120,7 +119,8 @@ class Rank:
                     work.wait()
                 times_s.append(time.perf_counter() - start_s - _TRIAL_S)
                 cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
-            self._overhead[at_once] = max(0.0, _usual(times_s)), max(0.0, _usual(cores_s))
+            # as scripts meet it: of quiet trials alone, calls would come out a tenth of a millisecond too long
+            self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self._trial, self.conditions = False, asked
         self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())
         self.record.collectives.clear()
@@ -141,8 +141,3 @@ class Rank:
         """Tell the environment, which ends the other ranks too."""
         text = str(error)
         self.line.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")
-
-
-def _usual(times_s: list[float]) -> float:
-    """Median, as scripts meet it: of quiet trials alone, calls would come out a tenth of a millisecond too long."""
-    return median(times_s)

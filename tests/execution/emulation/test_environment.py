@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation import EmulationError
-from perfmodel.execution.emulation._conditions import Conditions
 from perfmodel.execution.emulation._environment import Environment
-from perfmodel.execution.emulation._orders import DELAYED, KINDS, Call, Orders, delayed_as
+from perfmodel.execution.emulation._orders import DELAYED, KINDS, Call, Conditions, Orders, delayed_as
 from perfmodel.execution.emulation._rank import Line
 
 CALL = Call("all_reduce", 8, "float32", "sum")
