@@ -110,7 +110,7 @@ def slices(timeline: Timeline) -> Slices:
 
 
 def timeline_frame(
-    timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None, title: str = ""
+    timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None
 ) -> str:
     """The page inside another; of a timeline too long for a notebook a line that says what to do."""
     if timeline.structure.n_ops > _INLINE_UP_TO:
@@ -118,7 +118,7 @@ def timeline_frame(
         return (
             f"<p>{html.escape(facts)}; too long to show here: write <code>to_html()</code> to a file and open it.</p>"
         )
-    return inline_frame(timeline.to_html(memory, capacity_bytes, title))
+    return inline_frame(timeline.to_html(memory, capacity_bytes))
 
 
 def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " classes"]) -> Timeline:

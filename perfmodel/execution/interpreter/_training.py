@@ -97,7 +97,6 @@ def training_curve(
     *,
     per_step: int,
     learning_rate: float,
-    update_s: float = 0.0,
 ) -> TrainingCurve:
     """Loss after each update against the time at which the predicted timeline makes it.
 
@@ -107,7 +106,6 @@ def training_curve(
         passes: seconds of the passes of one micro-batch on each stage.
         per_step: micro-batches per step (of a mini-batch).
         learning_rate: of plain gradient descent.
-        update_s: seconds of one weight update on a device.
 
     Raises:
         PerfModelError: inputs for less than one step.
@@ -117,7 +115,7 @@ def training_curve(
     run = train(
         name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate
     )  # fmt: skip
-    time_s = update_times(name, stages, per_step, steps, passes, update_s)
+    time_s = update_times(name, stages, per_step, steps, passes)
     loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
     if not scheduler.asynchronous:
         return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
@@ -134,10 +132,8 @@ def _whole_steps(micro_batches: int, per_step: int) -> int:
     return micro_batches // per_step
 
 
-def update_times(
-    name: str, stages: int, per_step: int, steps: int, passes: PassTimes, update_s: float = 0.0
-) -> Float[np.ndarray, " updates"]:
-    """When the last device makes each update."""
+def update_times(name: str, stages: int, per_step: int, steps: int, passes: PassTimes) -> Float[np.ndarray, " updates"]:
+    """When the last device makes each update, which takes no time itself."""
     scheduler = get_schedule(name)
     flush = not scheduler.asynchronous
     spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)
@@ -147,7 +143,6 @@ def update_times(
         own = structure.class_kind == Kind[phase.name]
         durations[own] = of_stage[structure.class_stage[own]] * structure.class_span[own]
     durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
-    durations[structure.class_kind == Kind.OPTIMIZER] = update_s
     timeline = event_times(structure, durations)
     optimizer = structure.kind == Kind.OPTIMIZER
     ends, device = timeline.end_s[optimizer], structure.device[optimizer]
