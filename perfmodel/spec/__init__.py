@@ -13,20 +13,19 @@ from perfmodel.spec._framework import (
     ReportedRanks,
     partition_by_cost,
 )
-from perfmodel.spec._layout import (
+from perfmodel.spec._job import (
+    OPTIMIZERS,
     USUAL_DTYPES,
-    ContextParallel,
     CudaGraphs,
     Dispatcher,
     EagerKernel,
     Fp8Recipe,
     Job,
-    Layout,
-    Recompute,
+    Optimizer,
     RecomputeModule,
-    StateOffload,
     WideModule,
 )
+from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import (
     AdaLN,
     ConvLayer,
@@ -41,7 +40,6 @@ from perfmodel.spec._model import (
     Transformer,
 )
 from perfmodel.spec._notation import SCHEDULE_ALIASES, SCHEDULES, PerRank, PerStage, schedule_name, written
-from perfmodel.spec._optimizer import OPTIMIZERS, Optimizer
 from perfmodel.spec._problem import Problem
 
 shorten_reprs(__name__)

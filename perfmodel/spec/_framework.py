@@ -9,15 +9,8 @@ from typing import Any, Final, Literal, get_args
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._layout import (
-    ContextParallel,
-    Dispatcher,
-    EagerKernel,
-    Fp8Recipe,
-    Job,
-    Layout,
-    Recompute,
-)
+from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job
+from perfmodel.spec._layout import ContextParallel, Layout, Recompute
 from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._notation import PerStage, written, written_values
 from perfmodel.units import untraced

@@ -6,7 +6,7 @@ from typing import Any
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._cluster import Cluster
 from perfmodel.spec._framework import Framework
-from perfmodel.spec._layout import Job
+from perfmodel.spec._job import Job
 from perfmodel.spec._model import Model
 from perfmodel.units import whole
 

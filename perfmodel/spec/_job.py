@@ -1,0 +1,274 @@
+"""Jobs: what one step computes, apart from how it is laid out; and optimizers, one entry each: what it keeps of a
+parameter and what its update passes over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final, Literal, get_args
+
+from perfmodel.errors import LayoutError, Reason, UnknownNameError
+from perfmodel.spec._device import Device
+from perfmodel.spec._layout import Layout
+from perfmodel.spec._model import Model
+from perfmodel.units import dtype_bytes, whole
+
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
+                          "mla_up_proj"]  # fmt: skip
+"""Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
+the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
+attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep products repeat it."""
+WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
+"""Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
+modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
+EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
+                      "attention_merge", "gelu_formula", "one_hot_lookup"]  # fmt: skip
+"""Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
+values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
+context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
+`one_hot_lookup`: embeddings are products with one-hot rows."""
+Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
+                    "fused"]  # fmt: skip
+"""How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
+own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements;
+`aqt`: per row, of integers (github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
+Dispatcher = Literal["alltoall", "deepep", "hybridep"]
+"""How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
+sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
+once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
+`hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep` branch)."""
+CudaGraphs = Literal["none", "layers", "step"]
+"""What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, which
+leaves out routed experts, or the whole step from one."""
+USUAL_DTYPES = ("bf16", "fp16", "fp32")
+"""What models are trained in, the first that a device has."""
+BLOCK_OF_8_BIT: Final = 256
+"""Elements that share a scale in 8-bit states (Dettmers et al., arXiv 2110.02861; bitsandbytes since 0.44)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What an optimizer keeps and does, beside weights, gradients and a master copy of weights in fp32."""
+
+    state_bytes: float
+    """Per parameter: moments."""
+    other_state_bytes: float | None = None
+    """The same outside layers' matrices, where another optimizer updates embeddings and head; None: the same."""
+    master: bool = True
+    """Keeps an fp32 copy of weights that are narrower."""
+    gradient_reads: int = 1
+    """Passes over the gradient."""
+    clips: bool = True
+    """Gradients are read for their norm and rescaled before (and 16-bit floats rid of the loss scale)."""
+    newton_schulz: int = 0
+    """Iterations that orthogonalise the update of every matrix of the layers."""
+    kernel: str = "adam"
+    """Measured kernel that it is priced like, by the bytes that it moves."""
+    source: str
+
+
+OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
+    "adam": Optimizer(state_bytes=8, source="Kingma and Ba, arXiv 1412.6980, algorithm 1"),
+    "adamw": Optimizer(state_bytes=8, source="Loshchilov and Hutter, arXiv 1711.05101, algorithm 2"),
+    "adam8bit": Optimizer(
+        state_bytes=2 * (1 + 4 / BLOCK_OF_8_BIT), source="Dettmers et al., arXiv 2110.02861, section 2"
+    ),
+    "adam16bit": Optimizer(
+        state_bytes=4, master=False,
+        source="torch/optim/adamw.py of weights that are kept in 16 bits alone: moments in the weights' type "
+        "(`torch.zeros_like`)",
+    ),
+    "adafactor": Optimizer(
+        state_bytes=0, gradient_reads=3, clips=False,
+        source="Shazeer and Stern, arXiv 1804.04235, algorithm 4: without momentum; sums of rows and columns, below a "
+        "thousandth of the weights, left out; one pass for these, one for the update's norm, one to apply it",
+    ),
+    "lion": Optimizer(state_bytes=4, source="Chen et al., arXiv 2302.06675, algorithm 2"),
+    "muon": Optimizer(
+        state_bytes=4, other_state_bytes=8, newton_schulz=5,
+        source="Jordan et al. 2024, Muon; Liu et al., arXiv 2502.16982, algorithm 1: AdamW outside matrices",
+    ),
+    "sgd": Optimizer(state_bytes=4, clips=False, kernel="sgd", source="with momentum: Qian 1999, equation 2"),
+    "plain-sgd": Optimizer(
+        state_bytes=0, master=False, clips=False, kernel="sgd", source="Robbins and Monro 1951: w - lr * gradient"
+    ),
+}  # fmt: skip
+"""By name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update weights in their own type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one step computes, apart from how it is laid out."""
+
+    global_batch: int
+    """Sequences (or images) per optimizer step."""
+    seq_len: int
+    """Tokens per sequence; the model's own where nobody says it."""
+    dtype: str = "bf16"
+    """Element type of the products; the first of bf16, fp16 and fp32 that the device has where nobody says it."""
+    fp8_recipe: Fp8Recipe = ""
+    """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
+    pass over each."""
+    mode: Literal["train", "inference"] = "train"
+    """Forward, backward and update, or a forward alone."""
+    cached_tokens: int = 0
+    """Tokens of every sequence before those of the step, to whose keys and values these attend too: in a cache
+    (inference, where with `seq_len` 1 the step generates one token a sequence), or, in the slices that a schedule makes
+    of a sequence, of those that came before."""
+    flash_attention: bool = True
+    """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
+    fp8_attention: bool = False
+    """Fused attention multiplies in 8 bits as products do (Transformer Engine's `fp8_dpa`); otherwise in 16."""
+    fp8_activation_inputs: bool = False
+    """Inputs of the activation of gated feed-forwards are kept for backward in 8 bits, by a cast each way
+    (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
+    grad_dtype: str = "fp32"
+    """Element type in which gradients are accumulated and reduced."""
+    fused_kernels: bool = True
+    """Fused norm, bias-gelu, rope and cross-entropy kernels; otherwise element-wise eager ones."""
+    eager_kernels: tuple[EagerKernel, ...] = ()
+    """Kinds of work left to eager kernels though `fused_kernels` has the others fused."""
+    keep_gathered: bool = False
+    """Under sequence parallelism, inputs of column-parallel products are kept as they were gathered instead of being
+    gathered again in backward: 2 s b h bytes a product that no tensor parallelism divides, and a collective less."""
+    half_gradients: bool = False
+    """Where 16-bit gradients are accumulated in fp32, they have a buffer of their own beside the fp32 one, to which
+    kernels of their own add them after every backward, one per weight."""
+    all_reduce_gradients: bool = False
+    """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
+    whole_gradients_in_pipelines: bool = False
+    """Under ZeRO 2 the ranks of a pipeline add up whole gradients and reduce them once, after the last micro-batch,
+    instead of their part of them after each."""
+    repeated_keys: bool = False
+    """Keys and values are copied for every head of queries before attention, so that context parallelism exchanges as
+    many copies and the kernel reads them."""
+    wide_modules: tuple[WideModule, ...] = ()
+    """What stays in 16 bits where products have 8 or 4."""
+    wide_last_layers: int = 0
+    """Layers at the end of the stack of which all products do."""
+    masked_head: bool = False
+    """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
+    (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
+    fused_batch_norm: bool = False
+    """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
+    weighted_experts: bool = False
+    """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
+    router's gradient (Megatron-Core since 0.12)."""
+    fused_experts: bool = False
+    """Between the grouped products of experts without biases, activations and casts to 8 bits by mxfp8 are part of the
+    products' kernels, forward and backward (Transformer Engine's `ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`)."""
+    expert_dispatcher: Dispatcher = "alltoall"
+    """How tokens reach their experts."""
+    expert_imbalance: float = 1.0
+    """Tokens of the rank whose experts get most, over the mean of all ranks: the others wait for it. 1 where routing is
+    forced to be even, as benchmarks do."""
+    expert_capacity_factor: float | None = None
+    """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
+    exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
+    cuda_graphs: CudaGraphs = "none"
+    """What the host replays as a whole instead of issuing it kernel by kernel."""
+    blocking_launches: bool = False
+    """The host waits for every kernel before it issues the next operator (CUDA_LAUNCH_BLOCKING=1), so that no kernel
+    hides its own time. Nothing of the host's graphs is."""
+    frozen: bool = False
+    """Weights are not trained: no gradients of them, no reduction, no optimizer."""
+    frozen_embedding: bool = False
+    """The embedding's tables alone are not trained, nor a head that is tied to them."""
+    adapter_rank: int = 0
+    """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
+    adapter_all_to_all: bool = False
+    """Adapters of row-parallel products bring their result from parts of its columns to parts of the sequence by an
+    all-to-all, instead of gathering it whole (NeMo `LoRA`, `a2a_experimental`)."""
+    stops_recompute: bool = False
+    """Recompute of blocks, and of dense feed-forwards, stops before the last product, whose result backward does not
+    need: under a compiler (XLA) that sees forward and backward as one, and torch's checkpoint without reentry."""
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """What `Layout.recompute=selective` recomputes."""
+    optimizer: str = "adam"
+    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lion, muon, sgd (with momentum),
+    plain-sgd."""
+    assumed: tuple[str, ...] = ()
+    """What nobody said and was chosen instead, one sentence each."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        device: Device,
+        *,
+        global_batch: int,
+        seq_len: int | None = None,
+        dtype: str | None = None,
+        **others: Any,
+    ) -> "Job":
+        """The job of a model on a device, with defaults where sequence length or dtype are not given: the model's own
+        length, and the first of bf16, fp16 and fp32 that the device has. `assumed` says what is not obvious of them."""
+        assumed = []
+        if seq_len is None:
+            seq_len = model.seq_len
+            if longest := getattr(model, "longest_seq_len", 0):
+                assumed.append(
+                    f"sequences of {seq_len:,} tokens are assumed: {model.name} states only that it takes up to "
+                    f"{longest:,}; give --seq-len (seq_len) for others"
+                )
+        if dtype is None:
+            dtype = next((name for name in USUAL_DTYPES if name in device.dtypes), USUAL_DTYPES[0])
+            if dtype != USUAL_DTYPES[0]:
+                assumed.append(f"dtype {dtype} is assumed: device {device.name} has no {USUAL_DTYPES[0]}")
+        return cls(global_batch=global_batch, seq_len=seq_len, dtype=dtype, assumed=tuple(assumed), **others)
+
+    def __post_init__(self) -> None:
+        whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers")
+        whole("job", {name: getattr(self, name) for name in none_or_more}, least=0)
+        if self.adapter_rank and not self.frozen:
+            raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
+        if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
+            raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
+        if unknown := set(self.wide_modules) - set(get_args(WideModule)):
+            raise UnknownNameError("wide module", str(min(unknown)), get_args(WideModule))
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
+        if self.fp8_recipe not in get_args(Fp8Recipe):
+            known = ", ".join(filter(None, get_args(Fp8Recipe)))
+            raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
+        if self.fp8_attention and not (self.dtype == "fp8" and self.flash_attention):
+            raise LayoutError(
+                "job: fp8_attention is fused attention beside 8-bit products; set dtype=fp8, or leave it out"
+            )
+        if self.cuda_graphs not in get_args(CudaGraphs):
+            raise LayoutError(f"job: cuda_graphs must be {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}")
+        if self.expert_dispatcher not in get_args(Dispatcher):
+            raise LayoutError(
+                f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"
+            )
+        if not 1 <= self.expert_imbalance < inf:
+            raise LayoutError(f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}")
+        capacity = self.expert_capacity_factor
+        if capacity is not None and not 0 < capacity < inf:
+            raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
+
+    @property
+    def adds_half_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to wider ones that lie beside them."""
+        return self.half_gradients and dtype_bytes(self.grad_dtype) > 2 >= dtype_bytes(self.dtype)
+
+    @property
+    def expert_load(self) -> float:
+        """Tokens that the busiest rank's experts work on, over the mean of all ranks."""
+        return self.expert_imbalance if self.expert_capacity_factor is None else self.expert_capacity_factor
+
+    def fuses(self, kind: EagerKernel) -> bool:
+        """Whether a kind of element-wise work runs as one kernel."""
+        return self.fused_kernels and kind not in self.eager_kernels
+
+    def num_microbatches(self, layout: Layout) -> int:
+        """Micro-batches per replica and step; raises `LayoutError` if the batch does not divide."""
+        per_step = layout.micro_batch * layout.dp
+        if self.global_batch % per_step:
+            raise LayoutError(
+                f"global batch {self.global_batch} is not divisible by dp*micro_batch = "
+                f"{layout.dp}*{layout.micro_batch}; the nearest that is: "
+                f"{max(1, round(self.global_batch / per_step)) * per_step}",
+                Reason.BATCH,
+            )
+        return self.global_batch // per_step
