@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.execution._reference import is_double
 from perfmodel.execution._session import ProgramSession, RankCode
 from perfmodel.program.ir import (
     INTEGER_DTYPES,
@@ -127,9 +128,8 @@ class EventSession(ProgramSession):
     ) -> Callable[[], Any]:
         mine = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
         arguments = {name: _some_values(tensor) for name, tensor in mine.items()}
-        double = any(t.dtype in ("fp64", "int64") for t in types.values())
         groups = (group,) if len(group) > 1 else ()
-        self.load(RankCode((instruction,), (group,), types, arguments, mine, (), groups, double))
+        self.load(RankCode((instruction,), (group,), types, arguments, mine, (), groups, is_double(types.values())))
         (step,) = self._steps
         return partial(step.call, *(self._arguments[name] for name in step.inputs))
 

@@ -4,7 +4,8 @@ It says what a program computes (DistIR, section 3.1): collectives are plain fun
 operands. A program is right if this gives what the undistributed one gives.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from types import MappingProxyType
@@ -40,23 +41,24 @@ def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
 
 def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returned values by name from the values of all parameters."""
-    with double_precision() if is_double(function) else nullcontext():
+    with double_precision() if is_double(function.types.values()) else nullcontext():
         values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
-        remaining = _uses(function)
+        remaining = Counter(name for i in function.instructions for name in set(i.inputs))  # uses of each value
+        remaining.update(function.outputs)
         for instruction in function.instructions:
             outputs = [function.types[name] for name in instruction.outputs]
             found = _evaluate(instruction, outputs, [values[name] for name in instruction.inputs])
             values.update(zip(instruction.outputs, found, strict=True))
             for name in {*instruction.inputs, *instruction.outputs}:
-                remaining[name] = remaining.get(name, 0) - (name in instruction.inputs)
+                remaining[name] -= name in instruction.inputs
                 if remaining[name] <= 0:
                     del values[name]
         return {name: np.asarray(values[name]) for name in function.outputs}
 
 
-def is_double(function: Function) -> bool:
+def is_double(types: Iterable[Tensor]) -> bool:
     """Whether any value needs 64 bits."""
-    return any(tensor.dtype in ("fp64", "int64") for tensor in function.types.values())
+    return any(tensor.dtype in ("fp64", "int64") for tensor in types)
 
 
 def argument(name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> jax.Array:
@@ -122,17 +124,6 @@ def _smallest_table(function: Function) -> int:
         if i.op in ("embedding", "pick")
     ]
     return min(sizes, default=2)
-
-
-def _uses(function: Function) -> dict[str, int]:
-    """How often each value is still needed."""
-    count: dict[str, int] = {}
-    for instruction in function.instructions:
-        for name in set(instruction.inputs):
-            count[name] = count.get(name, 0) + 1
-    for name in function.outputs:
-        count[name] = count.get(name, 0) + 1
-    return count
 
 
 def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]) -> Arrays:

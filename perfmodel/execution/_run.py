@@ -144,7 +144,7 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
                 {name: types[name] for name in mine},
                 tuple(dict.fromkeys(n for n in function.outputs if types[n].device == rank)),
                 all_groups,
-                is_double(function),
+                is_double(types.values()),
             )
         )
     return codes

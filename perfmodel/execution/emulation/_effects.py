@@ -38,10 +38,11 @@ class Effects:
             options = dist.AllreduceOptions()
             options.reduceOp = op
             for tensor in tensors:
-                if op == dist.ReduceOp.AVG:
-                    self._averaged(tensor)
-                else:
+                if op != dist.ReduceOp.AVG:
                     self._group.allreduce([tensor], options).wait()
+                    continue
+                self._group.allreduce([tensor]).wait()  # gloo has no average of its own in all versions
+                tensor.div_(len(self._real)) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))
 
     def all_gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         for parts, mine in zip(outputs, inputs, strict=True):
@@ -130,8 +131,3 @@ class Effects:
     def barrier(self) -> None:
         if self._group is not None:
             self._group.barrier().wait()
-
-    def _averaged(self, tensor: Tensor) -> None:
-        """gloo has no average of its own in all versions."""
-        self._group.allreduce([tensor]).wait()
-        tensor.div_(len(self._real)) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))

@@ -41,13 +41,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             sharding.update(dict.fromkeys(instruction.outputs, REPLICATED))
             changed.append(instruction)
             continue
-        question = Question(
-            tuple(types[name] for name in instruction.inputs),
-            tuple(types[name] for name in instruction.outputs),
-            dict(instruction.attributes),
-            tuple(sharding[name] for name in instruction.inputs),
-            parts,
-        )
+        question = Question.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
         answer = OPS[instruction.op].shard(question)
         for name, want in zip(instruction.inputs, answer.inputs, strict=True):
             if sharding[name] != want:

@@ -157,7 +157,7 @@ class _Pipeline:
         """One parameter per micro-batch."""
         tensor, count = self._program.types[name], self._count
         size = tensor.shape[axis] // count
-        part = tensor.with_shape([size if i == axis else n for i, n in enumerate(tensor.shape)]).on(device)
+        part = tensor.with_size(axis, size).on(device)
         pieces = []
         for k in range(count):
             self._parameters.append(Parameter(f"{copy}.m{k}", part))

@@ -92,8 +92,8 @@ class _Slicing:
         if tensor.rank < 2 or tensor.shape[1] % self._count:
             raise LayoutError(f"{name}: {tensor} does not divide into {self._count} slices along its sequence (axis 1)")
         self._define((name,), (_SEQUENCE,))
-        shape = (tensor.shape[0], tensor.shape[1] // self._count, *tensor.shape[2:])
-        return [Parameter(part, tensor.with_shape(shape)) for part in self._names[name]]
+        part = tensor.with_size(1, tensor.shape[1] // self._count)
+        return [Parameter(new, part) for new in self._names[name]]
 
     def _define(self, names: Sequence[str], spreads: Sequence[Sharding], written: bool = True) -> None:
         for name, spread in zip(names, spreads, strict=True):
@@ -102,9 +102,8 @@ class _Slicing:
 
     def _instruction(self, i: Instruction) -> None:
         """The same on every slice."""
-        inputs, outputs = (tuple(self._types[n] for n in names) for names in (i.inputs, i.outputs))
-        spreads = tuple(self._spread[name] for name in i.inputs)
-        answer = OPS[i.op].shard(Question(inputs, outputs, dict(i.attributes), spreads, self._count))
+        spreads = [self._spread[name] for name in i.inputs]
+        answer = OPS[i.op].shard(Question.of(i, self._types, spreads, self._count))
         given = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
         self._define(i.outputs, answer.outputs)
         values = attributes(**dict(i.attributes) | dict(answer.attributes))

@@ -120,8 +120,7 @@ class _Spreading:
         tensor, sharding = self._types[name], self._plan.inputs.get(name, REPLICATED)
         if isinstance(sharding, Sharded):
             self._divides(name, sharding.axis)
-            n = tensor.shape[sharding.axis] // self._plan.parts
-            tensor = tensor.with_shape([n if i == sharding.axis else size for i, size in enumerate(tensor.shape)])
+            tensor = tensor.with_size(sharding.axis, tensor.shape[sharding.axis] // self._plan.parts)
         names = self._define(name, sharding)
         return [Parameter(part, tensor.on(self._device(tensor.device, j))) for j, part in enumerate(names)]
 
@@ -189,14 +188,11 @@ class _Spreading:
             if scatters and isinstance(shardings[k], Partial):
                 axis = shard_axis(self._types[name], plan.parts)
                 shardings[k] = shardings[k] if axis is None else Sharded(axis)
-        operands = tuple([self._types[name] for name in instruction.inputs])
-        key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operands]), tuple(shardings))
+        operands = tuple([id(self._types[name]) for name in instruction.inputs])
+        key = (instruction.op, instruction.attributes, operands, tuple(shardings))
         answer = self._answers.get(key)
         if answer is None:
-            outputs = tuple([self._types[name] for name in instruction.outputs])
-            question = Question(
-                operands, outputs, dict(instruction.attributes), tuple(shardings), plan.parts, plan.sequence_axis
-            )
+            question = Question.of(instruction, self._types, shardings, plan.parts, plan.sequence_axis)
             answer = self._answers[key] = OPS[instruction.op].shard(question)
         return answer
 

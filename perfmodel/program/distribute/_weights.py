@@ -34,8 +34,7 @@ def megatron_axes(program: Program) -> Program:
                 axis = _axis(i, place, [spread[n] for n in i.inputs], [types[n].rank for n in i.inputs])
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
-        operands, outputs = (tuple(types[n] for n in names) for names in (i.inputs, i.outputs))
-        question = Question(operands, outputs, dict(i.attributes), tuple(spread[n] for n in i.inputs), 1)
+        question = Question.of(i, types, [spread[n] for n in i.inputs], 1)
         spread.update(zip(i.outputs, OPS[i.op].shard(question).outputs, strict=True))
     return replace(
         program,

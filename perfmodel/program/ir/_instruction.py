@@ -53,6 +53,10 @@ class Tensor:
         """The same dtype and device, of another shape and with unknown contents."""
         return Tensor(self.dtype, tuple(shape), self.device)
 
+    def with_size(self, axis: int, size: int) -> "Tensor":
+        """The same of another size along one axis."""
+        return self.with_shape([size if i == axis else n for i, n in enumerate(self.shape)])
+
     def on(self, device: int) -> "Tensor":
         """The same tensor on another device."""
         return replace(self, device=device)

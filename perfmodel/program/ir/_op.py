@@ -53,6 +53,15 @@ class Question:
     """Axis along which partial sums of three-dimensional activations are scattered, where that is wanted
     (sequence parallelism, Korthikanti et al. 2022); otherwise they are all-reduced."""
 
+    @classmethod
+    def of(
+        cls, i: Instruction, types: Mapping[str, Tensor], shardings: Sequence[Sharding], parts: int,
+        sequence_axis: int | None = None,
+    ) -> "Question":  # fmt: skip
+        """The question of an instruction whose values have these types and whose operands are spread so."""
+        inputs, outputs = (tuple([types[name] for name in names]) for names in (i.inputs, i.outputs))
+        return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
+
     def settled(self) -> "Question":
         """The question with partial sums completed, for rules of ops that are not linear."""
         return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))

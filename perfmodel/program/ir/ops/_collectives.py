@@ -48,7 +48,7 @@ def _group(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
 def _scaled(tensor: Tensor, axis: int, by: int, over: int) -> Tensor:
     if tensor.shape[axis] * by % over:
         raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} do not split over {over} devices")
-    return tensor.with_shape([n * by // over if i == axis else n for i, n in enumerate(tensor.shape)])
+    return tensor.with_size(axis, tensor.shape[axis] * by // over)
 
 
 def _reduction(attributes: Mapping[str, Any]) -> None:

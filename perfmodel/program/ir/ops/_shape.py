@@ -119,7 +119,7 @@ def _split(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     axis, parts = axis_of(attributes, "axis", x.rank), required(attributes, "parts", int)
     if parts < 1 or x.shape[axis] % parts:
         raise RuleError(f"{x.shape[axis]} elements of axis {axis} do not split into {parts} equal parts")
-    return (x.with_shape([n // parts if i == axis else n for i, n in enumerate(x.shape)]),) * parts
+    return (x.with_size(axis, x.shape[axis] // parts),) * parts
 
 
 def _split_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
@@ -140,7 +140,7 @@ def _concat(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     if len(others) > 1:
         raise RuleError(f"shapes {', '.join(str(t.shape) for t in given)} differ beside axis {axis}")
     size = sum(t.shape[axis] for t in given)
-    return (x.with_shape([size if i == axis else n for i, n in enumerate(x.shape)]),)
+    return (x.with_size(axis, size),)
 
 
 def _concat_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
@@ -164,7 +164,7 @@ def _slice(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     start, stop = required(attributes, "start", int), required(attributes, "stop", int)
     if not 0 <= start < stop <= x.shape[axis]:
         raise RuleError(f"{start}..{stop} is not a range of the {x.shape[axis]} elements of axis {axis}")
-    return (x.with_shape([stop - start if i == axis else n for i, n in enumerate(x.shape)]),)
+    return (x.with_size(axis, stop - start),)
 
 
 def _slice_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
