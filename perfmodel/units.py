@@ -2,6 +2,7 @@
 FLOP/s."""
 
 from collections.abc import Mapping
+from math import isqrt
 from numbers import Integral
 from typing import Any, Final
 
@@ -64,6 +65,12 @@ def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**
             wrong.append(f"{name}={value!r}"[:60])
     if wrong:
         raise PerfModelError(f"{owner}: {', '.join(wrong)} must be whole numbers from {least} to {most:,}")
+
+
+def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
+    """Whole numbers that divide `n`, ascending, none above `most`."""
+    small = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
+    return tuple(k for k in sorted({*small, *(n // k for k in small)}) if most is None or k <= most)
 
 
 def require_seed(seed: int) -> None:

@@ -20,6 +20,7 @@ from perfmodel.program.distribute import Degrees, on_one_stream, spread_stages, 
 from perfmodel.program.ir import ITEM_BYTES, Program, Whole, live_memory
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster
+from perfmodel.units import divisors
 
 MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
 """Of pipelines: 2 to 128 (section 5.1)."""
@@ -159,8 +160,8 @@ def search_programs(
 
 def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b") -> Iterator[Degrees]:
     """Every D/T/P of some devices, with each K where there is a pipeline (section 5.1: 75 of 16 devices)."""
-    for pipeline in _divisors(devices):
-        for tensor in _divisors(devices // pipeline):
+    for pipeline in divisors(devices):
+        for tensor in divisors(devices // pipeline):
             for count in micro_batches if pipeline > 1 else (1,):
                 yield Degrees(
                     data=devices // pipeline // tensor, tensor=tensor, pipeline=pipeline, micro_batches=count,
@@ -213,10 +214,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]
 
 
 def _reason(message: str) -> str:

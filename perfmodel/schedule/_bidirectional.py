@@ -10,6 +10,7 @@ from perfmodel.schedule._arrange import arrange
 from perfmodel.schedule._construct import from_keys
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
+from perfmodel.units import divisors
 
 
 def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
@@ -28,7 +29,7 @@ def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
     if devices % 2:
         raise LayoutError(f"bidirectional schedules need an even number of pipeline stages, got {devices}")
     if pipelines % 2 or (devices // 2) % (pipelines // 2):
-        good = [2 * k for k in range(1, devices // 2 + 1) if (devices // 2) % k == 0]
+        good = [2 * k for k in divisors(devices // 2)]
         raise LayoutError(
             f"{pipelines} pipelines do not fit {devices} stages; use one of {', '.join(map(str, good))} pipelines"
         )

@@ -48,6 +48,8 @@ _FALLBACK = {
 
 
 _WHOLE_FP32 = ("CDNA1", "CDNA2")
+USUAL_DTYPES = ("bf16", "fp16", "fp32")
+"""What models are trained in, the first that a device has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,11 @@ class Device:
         """Whether its matrix units take a scale per block of narrow elements: they came with those of 4 bits (NVIDIA
         Blackwell, AMD CDNA4)."""
         return self.peak.fp4 is not None
+
+    @property
+    def usual_dtype(self) -> str:
+        """The first of the usual element types that it has, and the first of all where it has none."""
+        return next((name for name in USUAL_DTYPES if name in self.dtypes), USUAL_DTYPES[0])
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
-from perfmodel.spec._device import Device
+from perfmodel.spec._device import USUAL_DTYPES, Device
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model
 from perfmodel.units import dtype_bytes, whole
@@ -39,8 +39,6 @@ once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP)
 CudaGraphs = Literal["none", "layers", "step"]
 """What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, which
 leaves out routed experts, or the whole step from one."""
-USUAL_DTYPES = ("bf16", "fp16", "fp32")
-"""What models are trained in, the first that a device has."""
 BLOCK_OF_8_BIT: Final = 256
 """Elements that share a scale in 8-bit states (Dettmers et al., arXiv 2110.02861; bitsandbytes since 0.44)."""
 
@@ -211,7 +209,7 @@ class Job:
                     f"{longest:,}; give --seq-len (seq_len) for others"
                 )
         if dtype is None:
-            dtype = next((name for name in USUAL_DTYPES if name in device.dtypes), USUAL_DTYPES[0])
+            dtype = device.usual_dtype
             if dtype != USUAL_DTYPES[0]:
                 assumed.append(f"dtype {dtype} is assumed: device {device.name} has no {USUAL_DTYPES[0]}")
         return cls(global_batch=global_batch, seq_len=seq_len, dtype=dtype, assumed=tuple(assumed), **others)

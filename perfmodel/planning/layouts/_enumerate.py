@@ -28,6 +28,7 @@ from perfmodel.prediction import (
 )
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.units import divisors
 from perfmodel.workload import BlockOps, Shard
 
 PLAIN_RECOMPUTE: Final = RecomputeChoice("none")
@@ -130,12 +131,12 @@ def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Count
     job, framework = problem.job, problem.framework
     for tp, cp, pp in product(space.tp, space.cp, space.pp):
         if space.fewer_devices:
-            replicas = [n for n in range(1, devices // (tp * cp * pp) + 1) if job.global_batch % n == 0]
+            replicas = divisors(job.global_batch, devices // (tp * cp * pp))
         elif devices % (tp * cp * pp):
             rejected[Rejection(Reason.DEVICES)] += 1
             continue
         else:
-            replicas = [devices // (tp * cp * pp)]
+            replicas = (devices // (tp * cp * pp),)
         foldings = {tp if etp is None else etp: etp for etp in reversed(space.etp)}  # of values alike the first
         for dp, ep, etp, micro_batch in product(replicas, space.ep, foldings.values(), space.micro_batch):
             if (tp * cp * dp) % (ep * (tp if etp is None else etp)):

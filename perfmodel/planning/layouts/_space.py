@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
-from math import isqrt
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.prediction import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Cluster, ConvNet, Layout, PerStage, Problem, Transformer, schedule_name
+from perfmodel.units import divisors
 from perfmodel.workload import Shard, blocks
 
 OPTIONS = {
@@ -103,10 +103,10 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     model, cluster, job, devices = problem.model, problem.cluster, problem.job, problem.require_devices()
     transformer = isinstance(model, Transformer)
     layers = layer_count(blocks(model, job, Shard()))
-    degrees = stages = _divisors(devices)
+    degrees = stages = divisors(devices)
     if fewer_devices:
         degrees = tuple(sorted({*degrees, *(1 << i for i in range(devices.bit_length()))}))
-        stages = tuple(sorted({*degrees, *_divisors(layers)}))
+        stages = tuple(sorted({*degrees, *divisors(layers)}))
     experts = model.experts.count if transformer and model.experts else 1
     training = job.mode == "train"
     flushing = (name for name in problem.framework.schedules if not get_schedule(name).asynchronous)
@@ -115,9 +115,9 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
         tp=tuple(d for d in degrees if d <= 2 * cluster.devices_per_node) if not isinstance(model, ConvNet) else (1,),
         pp=tuple(d for d in stages if d <= min(layers, devices)),
         cp=tuple(d for d in degrees if d <= 16) if transformer and job.seq_len >= 16384 else (1,),
-        ep=tuple(d for d in _divisors(experts) if fewer_devices or devices % d == 0),
+        ep=tuple(d for d in divisors(experts) if fewer_devices or devices % d == 0),
         vpp=tuple(d for d in range(1, 13) if layers % d == 0),
-        micro_batch=_divisors(job.global_batch),
+        micro_batch=divisors(job.global_batch),
         schedule=tuple(dict.fromkeys(("1f1b", "gpipe", *own))) if training else ("gpipe",),
         zero=(0, 1, 2, 3) if training else (0,),
         recompute=("none", "selective", "full") if training else ("none",),
@@ -142,11 +142,6 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
     if cluster.device.host_bandwidth_bytes_per_s is None and text == "all":
         changes |= {"offload": (False,), "offload_layers": (0,)}
     return replace(space, **changes)  # pyright: ignore[reportArgumentType]
-
-
-def _divisors(n: int) -> tuple[int, ...]:
-    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
-    return tuple(sorted({*small, *(n // d for d in small)}))
 
 
 def with_schedules(space: SearchSpace, text: str) -> SearchSpace:

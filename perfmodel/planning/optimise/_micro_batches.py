@@ -17,6 +17,7 @@ from perfmodel.prediction import Bundle, StepProblem, bundles, durations, evalua
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
+from perfmodel.units import divisors
 
 _OF_SIZE: Final = (
     Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.SEND_FORWARD, Kind.SEND_BACKWARD,
@@ -160,7 +161,7 @@ def _durations_at(problem: StepProblem, bundle: Bundle, size: int) -> Float[np.n
 def _uniform_step_s(problem: StepProblem, layout: Layout, largest: int) -> dict[int, float]:
     """Step times of all equal sizes that divide the batch and fit."""
     per_replica = problem.job.global_batch // layout.dp
-    sizes = [size for size in range(1, min(largest, per_replica) + 1) if per_replica % size == 0]
+    sizes = divisors(per_replica, largest)
     layouts = [layout.replace(micro_batch=size) for size in sizes]
     fits = fitting(problem, layouts)
     step_s = evaluate(problem, layouts).step_time_s

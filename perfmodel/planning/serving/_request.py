@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.catalog import JobFile, checked_fields
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import USUAL_DTYPES, Cluster
+from perfmodel.spec import Cluster
 from perfmodel.units import DTYPE_BYTES, whole
 
 Batching = Literal["continuous", "static"]
@@ -64,17 +64,12 @@ class ServingWords:
             raise PerfModelError(NEEDED)
         return Requests(
             prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens, batch=batch, batching=self.batching,
-            dtype=self.dtype or default_dtype(cluster), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
+            dtype=self.dtype or cluster.device.usual_dtype, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
         )  # fmt: skip
 
 
 SERVING_KEYS: Final = tuple(one.name for one in fields(ServingWords) if one.name != "dtype")
 """What `[serving]` of a job file may say: the type of products is the job's."""
-
-
-def default_dtype(cluster: Cluster) -> str:
-    """The first of the usual element types that the cluster's device has."""
-    return next((name for name in USUAL_DTYPES if name in cluster.device.dtypes), USUAL_DTYPES[0])
 
 
 def serving_words(file: JobFile) -> dict[str, Any]:

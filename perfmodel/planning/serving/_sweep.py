@@ -11,7 +11,7 @@ from perfmodel.planning.serving._question import ServingQuestion, serving_questi
 from perfmodel.planning.serving._request import ServingWords
 from perfmodel.planning.serving._serving import Limits, Serving, largest, served
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
-from perfmodel.units import whole
+from perfmodel.units import divisors, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,8 +106,8 @@ def _layouts(model: Model, cluster: Cluster, devices: int) -> list[Layout]:
     ranks of tp, or over those of dp."""
     experts = isinstance(model, Transformer) and model.experts
     found = []
-    for tp in (n for n in range(1, min(devices, cluster.devices_per_node) + 1) if devices % n == 0):
-        for pp in (n for n in range(1, devices // tp + 1) if devices // tp % n == 0):
+    for tp in divisors(devices, cluster.devices_per_node):
+        for pp in divisors(devices // tp):
             dp = devices // tp // pp
             found.append(Layout(tp=tp, pp=pp, dp=dp))
             if experts and dp == 1 < tp:
