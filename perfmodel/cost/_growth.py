@@ -33,7 +33,7 @@ _SIDES: Final = ("m", "n", "k")
 _LEAST_SIDE: Final = 2**7
 _MOST_SIDE: Final = 2**13
 """Smaller sides of matrices are compared with no others; times grow in proportion beyond."""
-_WITH_SIDES: Final = ("fp64", "fp32", "tf32")
+_WITH_SIDES: Final = ("fp64",)
 """Element types in which products are compared by the sides of their matrices too: few large ones were measured."""
 _TWICE: Final = float(np.log(2.0))
 
