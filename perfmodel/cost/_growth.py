@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int
 
 from perfmodel.cost._events import EventTimes
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
@@ -45,14 +45,15 @@ Grid = Float64[np.ndarray, "..."]
 class _Lattice:
     """Kernels that do more or less of the same work."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[KernelOp, ...]
     """In the order of a grid of `shape`: first by their samples."""
     shape: tuple[int, ...]
     few: int
     """The first so many numbers of samples do not fill a tile."""
-    beyond: tuple[Op, int, float] | None
-    """The kernel asked for, where it is larger than all: with the place of the one that differs in nothing else, and
-    how often it does the work of that one."""
+    nearest: int
+    """Place of the kernel asked for; of the largest that differs in nothing else, where it is larger than all."""
+    over: float
+    """How often it does the work of that one."""
 
 
 def _octaves(count: int, least: int, most: int) -> list[int]:
@@ -93,8 +94,8 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     ops = tuple(replace(op, **{k: v for part in parts for k, v in part.items()}) for parts in product(*axes))
     at, over = zip(*(_position(op, axis) for axis in axes), strict=True)
     shape = tuple(len(axis) for axis in axes)
-    beyond = (op, int(np.ravel_multi_index(at, shape)), float(np.prod(over)))
-    return _Lattice(ops, shape, sum(n < tile for n in samples), None if op in ops else beyond)
+    few = sum(n < tile for n in samples)
+    return _Lattice(ops, shape, few, int(np.ravel_multi_index(at, shape)), float(np.prod(over)))
 
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
@@ -157,7 +158,8 @@ class InSteps:
     """Events, each once, with all kernels that theirs are compared with."""
 
     ops: tuple[Op, ...]
-    _lattices: tuple[_Lattice, ...]
+    _lattices: tuple[tuple[int, Int[np.ndarray, " some"], _Lattice], ...]
+    """Each with the places of the event that it is of and of its own in `ops`."""
 
     @classmethod
     def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "InSteps":
@@ -166,28 +168,24 @@ class InSteps:
         Args:
             fewest: see `FEWEST`; none where steps of few samples are the usual ones.
         """
-        found: dict[Op, None] = {}
+        place: dict[Op, int] = {}
         lattices = []
         for op in ops:
-            if op in found:  # with an event come all that it is compared with
+            if op in place:  # with an event come all that it is compared with
                 continue
-            found[op] = None
+            place[op] = len(place)
             if lattice := _lattice(op, fewest):
-                found |= dict.fromkeys(lattice.ops)
-                lattices.append(lattice)
-        return cls(tuple(found), tuple(lattices))
+                at = np.array([place.setdefault(one, len(place)) for one in lattice.ops])
+                lattices.append((place[op], at, lattice))
+        return cls(tuple(place), tuple(lattices))
 
     def times(self, alone: EventTimes) -> EventTimes:
         """Times of `ops` in a step, of those by themselves; collectives are left as they are."""
-        place = {op: i for i, op in enumerate(self.ops)}
         log_s = np.log(np.maximum(alone.time_s, 1e-300))
         measured = np.array([one == "measured" for one in alone.provenance], bool)
         found = log_s.copy()
-        for lattice in self._lattices:
-            at = np.array([place[op] for op in lattice.ops])
+        for own, at, lattice in self._lattices:
             grown = _with_few(log_s[at].reshape(lattice.shape), lattice.few, measured[at].reshape(lattice.shape))
             found[at] = grown.ravel()
-            if lattice.beyond is not None:
-                op, last, over = lattice.beyond
-                found[place[op]] = grown.ravel()[last] + np.log(over)
+            found[own] = grown.ravel()[lattice.nearest] + np.log(lattice.over)
         return alone.scaled(np.exp(found - log_s))

@@ -278,7 +278,7 @@ def test_slices_of_a_sequence_attend_to_those_before_them_on_every_rank(case: Ca
 @some(8)
 @given(cases(), st.sampled_from(list(catalog.devices())), st.sampled_from(["bf16", "fp16"]))
 def test_tensor_parallelism_over_nodes_costs_device_seconds(case: Case, device: str, dtype: str) -> None:
-    """On devices, too, in whose types products of whole matrices were hardly measured."""
+    """On any device of the catalog, too."""
     on = replace(case.cluster, device=catalog.device(device))
     other = replace(case, cluster=on, dtype=dtype if dtype in on.device.dtypes else case.dtype)
     for one in (case, other):
