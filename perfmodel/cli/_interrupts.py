@@ -92,8 +92,8 @@ def _importing(frame: FrameType | None) -> bool:
 def _leave() -> None:
     """End the process at once, and its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if "multiprocessing" in sys.modules:
-        for child in sys.modules["multiprocessing"].active_children():
-            child.kill()
+    workers = getattr(sys.modules.get("multiprocessing"), "active_children", tuple)  # none while it is being imported
+    for worker in workers():
+        worker.kill()
     tell(KeyboardInterrupt())
     os._exit(INTERRUPTED)

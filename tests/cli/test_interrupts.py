@@ -91,6 +91,15 @@ def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, SEARCH, cache))
 
 
+@pytest.mark.parametrize("module", ["multiprocessing.context", "numpy", "jax"])
+def test_an_interrupt_while_a_package_is_half_imported(module, cache):
+    interrupt = f'os.kill(os.getpid(), signal.SIGINT) if name == "{module}" else None'
+    code = UP.replace("import signal", "import os, signal").replace("        if name ==", f"        {interrupt}\n        if name ==")
+    process = subprocess.run([sys.executable, "-c", code, *SEARCH], capture_output=True, text=True, timeout=120,
+                             env=os.environ | {"PERFMODEL_CACHE": str(cache), "JAX_PLATFORMS": "cpu"})  # fmt: skip
+    assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")
+
+
 @pytest.mark.parametrize("fraction", [0.4, 0.8, 1.2])
 def test_an_interrupt_while_functions_are_compiled(fraction, takes_s, tmp_path):
     check(*interrupted_after(fraction * takes_s, SEARCH, tmp_path))
