@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import device
@@ -42,6 +42,7 @@ def with_more(at: Device, by: float, what: str) -> Device:
 
 
 @given(kernels, st.sampled_from(MEASURED), st.floats(1.01, 3.0), st.sampled_from(["bandwidth", "peak", "clock"]))
+@example([Attention(batch=1, heads=8, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=64)], "GB300-NVL72", 2.0, "clock")
 @settings(max_examples=60, deadline=None)
 def test_more_of_any_rate_makes_no_kernel_slower(ops: list[KernelOp], name: str, by: float, what: str) -> None:
     before_s, after_s = times_s(device(name), ops), times_s(with_more(device(name), by, what), ops)

@@ -79,7 +79,8 @@ def log_over_exponentials(asked: Asked) -> Float64[np.ndarray, "n"]:
     The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
     Dao-AILab/flash-attention), so their times add up. Of a pair of a query and a key: 2 (d_qk + d_v) FLOPs forward, 2.5
     times as many backward, at the peak of the element type, and an exponential either way. Tiles of a sliding window
-    are mostly edges, which take as long for something else.
+    are mostly edges, which take as long for something else. Asked of the most measured part of a die: beside a peak or
+    a clock of another part the ratio may grow where both times fall.
     """
     shape, kinds = asked.rows.shape, asked.rows.kinds
     head, value = (np.asarray(shape[of], float) for of in ("head_dim", "head_dim_v"))

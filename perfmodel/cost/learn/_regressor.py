@@ -96,7 +96,7 @@ class Regressor:
                 return answer
             case "by forward":
                 forward = self._by_plans(asked.instead(forward_rows(asked.rows)))
-                return scaled(forward, log_over_forward(asked))
+                return scaled(forward, log_over_forward(self._at_home(asked)))
             case "by bandwidth":
                 return norm_times(asked)
             case "sum":
@@ -104,15 +104,20 @@ class Regressor:
                 return added(self._by_plans(asked.instead(once)), self._by_plans(asked.instead(other)))
             case "share":
                 whole = whole_backward(asked.rows)
-                # shares as on the most measured part of the die: a share may grow where all times fall
+                # shares as on the most measured part of the die: one may grow where all times fall
                 home = self._at_home(asked)
                 parts = (self._by_plans(home.instead(of)) for of in (asked.rows, *gradient_products(whole)))
                 return share_of(self._by_plans(asked.instead(whole)), *parts)
 
     def _at_home(self, asked: Asked) -> Asked:
-        """The same asked of the most measured part of every device's die."""
-        home = tuple(query._replace(figures=home_of(self.stacks, query.figures)) for query in asked.queries)
-        return replace(asked, queries=home)
+        """The same asked of the most measured part of every device's die, with as many exponentials in a clock as the
+        device's own."""
+
+        def at_home(figures: Figures) -> Figures:
+            home = home_of(self.stacks, figures)
+            return replace(home, exponentials_per_clock=figures.exponentials_per_clock)
+
+        return replace(asked, queries=tuple(q._replace(figures=at_home(q.figures)) for q in asked.queries))
 
     def _by_plans(self, asked: Asked, *, direct: bool = True) -> Prediction:
         """Times of rows, each by the plan of its own kind.
@@ -131,7 +136,7 @@ class Regressor:
             served = ~kept & where(lambda q, kind, plan: self.stacks[plan.terms[0].stack].fills_caches)
             copies = served & where(lambda q, kind, plan: plan.terms[0].kind.op == "causal")
             rows, log_over = as_equal_heads(without_copies(rows, copies), asked.of_query(_die), kept)
-            log_over += log_over_served(asked, served)
+            log_over += log_over_served(self._at_home(asked), served)
             out = self._as_timed(asked.instead(rows), direct)
             return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
         out = self._as_timed(asked, direct)
