@@ -80,11 +80,11 @@ class Mixtral(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class GptOss(Mixtral):
-    """GPT-OSS: every second layer attends in full, heads have sinks."""
+    """GPT-OSS: every second layer attends in full, heads have sinks, inputs of activations are cut at a limit."""
 
     def fields(self) -> Fields:
         found = super().fields()
-        own = {"bias": True, "full_attention_every": 2, "attention_sinks": True}
+        own = {"bias": True, "full_attention_every": 2, "attention_sinks": True, "clamped_glu": True}
         return found | own | {"experts": replace(found["experts"], router_bias=True)}
 
 

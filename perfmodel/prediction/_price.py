@@ -177,6 +177,8 @@ def _shares_that_pay(
                    for name in ("launches", "issued", "beyond_operators_s")}  # fmt: skip
         events = bare._replace(counts=counts, **by_host)
         phase_s = time_phases(events, of.time_s, host.issue_s, host.kernel_gap_s).phase_s
+        # collectives of the one hide behind kernels of the other
+        phase_s[:, Phase.BACKWARD_INPUT] += phase_s[:, Phase.BACKWARD_WEIGHT]
         return phase_s if trains else phase_s[:, [Phase.FORWARD]]
 
     low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))

@@ -21,11 +21,12 @@ WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
 modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge", "gelu_formula", "one_hot_lookup"]  # fmt: skip
+                      "attention_merge", "gelu_formula", "one_hot_lookup", "clamp"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
-`one_hot_lookup`: embeddings are products with one-hot rows."""
+`one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: inputs of a gated activation are cut at their
+limit (`Transformer.clamped_glu`) each by itself, and joined again."""
 Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
                     "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its

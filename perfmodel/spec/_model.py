@@ -218,6 +218,8 @@ class Transformer(Stated):
     """Attention's result is multiplied by a gate of its size that the query projection makes too (Qwen3-Next)."""
     attention_sinks: bool = False
     """Every head has a learned score that takes part in its softmax (GPT-OSS)."""
+    clamped_glu: bool = False
+    """Both inputs of a gated feed-forward's activation are cut at a limit (GPT-OSS, `swiglu_limit`)."""
     attention_softcap: bool = False
     """Scores are bounded by a tanh (Gemma 2), inside the fused kernel where there is one."""
     logit_softcap: bool = False

@@ -139,7 +139,23 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
     else:
         ops = [*([("add", 1)] if model.bias else []), (name, 1)]
     tensor = float(rows) * width * local.act_bytes
-    return pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
+    made = pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
+    return joined(_clamp(local, rows, width), made) if _clamps(model, local) else made
+
+
+def _clamps(model: Transformer, local: Local) -> bool:
+    """Whether inputs are cut by kernels of their own; what joins experts' products has an activation that does it
+    (Transformer Engine pytorch/ops/basic/swiglu.py, `ScaledClampedQGeGLU`)."""
+    apart = not local.job.fuses("clamp") and not local.job.fused_experts
+    return model.gated_ffn and model.clamped_glu and apart
+
+
+def _clamp(local: Local, rows: int, width: int) -> Piece:
+    """Gate and value cut at their limit, a kernel each as ReLU is, and copied into one tensor again; keeps both as they
+    were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`)."""
+    cut = pointwise(local.precision, [("relu", 1)] * 2, rows, width)
+    copied = pointwise(local.precision, [("mul_scalar", 1)], rows, 2 * width)
+    return replace(joined(cut, copied), saved_bytes=2.0 * rows * width * local.act_bytes)
 
 
 def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:

@@ -94,7 +94,9 @@ def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
 @pytest.mark.parametrize("module", ["multiprocessing.context", "numpy", "jax"])
 def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     interrupt = f'os.kill(os.getpid(), signal.SIGINT) if name == "{module}" else None'
-    code = UP.replace("import signal", "import os, signal").replace("        if name ==", f"        {interrupt}\n        if name ==")
+    code = UP.replace("import signal", "import os, signal").replace(
+        "        if name ==", f"        {interrupt}\n        if name =="
+    )
     process = subprocess.run([sys.executable, "-c", code, *SEARCH], capture_output=True, text=True, timeout=120,
                              env=os.environ | {"PERFMODEL_CACHE": str(cache), "JAX_PLATFORMS": "cpu"})  # fmt: skip
     assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")

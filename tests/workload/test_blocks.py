@@ -7,8 +7,9 @@ import pytest
 
 from perfmodel.catalog import model, models
 from perfmodel.errors import LayoutError
+from perfmodel.ops import MemoryBound
 from perfmodel.spec import ConvNet, Job, Layout, Transformer
-from perfmodel.workload import Shard, blocks, is_cast, optimizer_op
+from perfmodel.workload import BlockOps, Shard, blocks, is_cast, optimizer_op
 
 
 def shapes(block, phase="forward"):
@@ -326,3 +327,25 @@ def test_optimizer_traffic():
     sgd = Job(global_batch=1, seq_len=1, optimizer="sgd", grad_dtype="bf16")
     assert optimizer_op(1000, sgd, tensors=7).bytes == (2 + 16 + 2) * 1000
     assert optimizer_op(1000, sgd, True, tensors=7).tensors == 1
+
+
+def test_inputs_of_activations_are_cut_by_kernels_of_their_own_where_nothing_fuses_that() -> None:
+    """Megatron-Core's two clamps and their concatenation; with `moe_act` recomputed only what they cut is kept."""
+    net = model("gpt-oss-120b")
+    job = Job(global_batch=4, seq_len=4096, dtype="bf16", recompute_modules=("moe_act",))
+    whole, cut = (blocks(net, replace(job, eager_kernels=kinds), Shard(ep=64)) for kinds in ((), ("clamp",)))
+    (one, other) = (max((b for b, _ in of), key=lambda b: b.expert_params) for of in (whole, cut))
+    rows, wide = 4096 * 4, 2 * 2880
+
+    def kernels(block: BlockOps, phase: str) -> dict[tuple[str, int], int]:
+        found = [(op, n) for op, n in getattr(block, phase) if isinstance(op, MemoryBound) and op.rows == rows]
+        return {(op.op, op.hidden): n for op, n in found if op.op in ("relu", "mul_scalar")}
+
+    for phase in ("forward", "backward_input", "recompute_selective"):
+        assert kernels(other, phase) == {("relu", 2880): 2, ("mul_scalar", wide): 1}
+        assert not kernels(one, phase)
+    kept = [(block.activation_bytes.none, block.activation_bytes.selective) for block in (one, other)]
+    assert kept[1][0] - kept[0][0] == 2 * rows * wide / 2 * 2
+    assert kept[1][1] == kept[0][1]
+    joined, plain = (replace(job, eager_kernels=kinds, fused_experts=True) for kinds in (("clamp",), ()))
+    assert blocks(net, joined, Shard(ep=64)) == blocks(net, plain, Shard(ep=64))
