@@ -15,7 +15,7 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._onnx_program import onnx_program
 from perfmodel.importers._program import trace_program
-from perfmodel.importers._torch_program import torch_program
+from perfmodel.importers._torch_program import load_torch, torch_program
 from perfmodel.program.distribute import megatron_axes, pad_vocabulary
 from perfmodel.program.ir import Program, parse_program
 from perfmodel.program.ir.models import model_program, training_step
@@ -98,10 +98,7 @@ def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceS
 
 
 def _exported(path: str) -> Any:
-    try:
-        import torch  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+    torch = load_torch()
     try:
         return torch.export.load(path)
     except Exception as error:
