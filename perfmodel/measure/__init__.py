@@ -15,7 +15,7 @@ from perfmodel.measure._meter import machine_meter, usable_cores, wait_until_qui
 from perfmodel.measure._nccl_tests import NcclTests
 from perfmodel.measure._plan import Plan, plan_text, read_plan, write_plan
 from perfmodel.measure._programs import MEASURED_FAMILIES, check_kernel
-from perfmodel.measure._rank import Place, RankSession
+from perfmodel.measure._rank import Place, RankSession, free_port
 from perfmodel.measure._rows import NOT_IDENTITY, Point, point_key, present
 from perfmodel.measure._run import run_plan
 

@@ -84,16 +84,14 @@ class EmulatedGroup(_ProcessGroup):
         self._close_lanes()
         self._effects.release()  # before the interpreter goes, as gloo's own threads demand
 
-    def abort(self) -> None:
-        self.shutdown()
+    abort = shutdown
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors, op = _listed(tensors), _reduction(opts)
         call = self._call("all_reduce", tensors, tensors, self._named(op))
         return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> EmulatedWork:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         if isinstance(inputs, torch.Tensor):
