@@ -2,9 +2,8 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.measure._agents import Agent, gathered, serve_agent
-from perfmodel.measure._backend import open_backend
+from perfmodel.measure._backend import INTERCONNECT, open_backend
 from perfmodel.measure._card import Card, card_path, read_card
-from perfmodel.measure._collectives import INTERCONNECT
 from perfmodel.measure._diff import compare
 from perfmodel.measure._estimate import RemainingTime, estimate_plan, kept_rows, recorded_s, summary
 from perfmodel.measure._group import RankGroup, transfer_time_s
