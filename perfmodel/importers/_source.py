@@ -71,7 +71,7 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
         made = loaded(Path(path), function)
         program = of_the_file(Path(path), lambda: _of_function(made, function, settings), inside=True)
     else:
-        return _of_catalog(source, settings)
+        program = _of_catalog(source, settings)
     if settings.pad_vocab > 1:
         program = pad_vocabulary(program, settings.pad_vocab)
     return _in_mode(program, settings.mode)
@@ -85,8 +85,7 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
     if settings.batch is None:
         raise PerfModelError(f"{name}: a catalog model has no batch of its own; give --global-batch")
     mode = settings.mode or "train"
-    program = model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
-    return pad_vocabulary(program, settings.pad_vocab) if settings.pad_vocab > 1 else program
+    return model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
 
 
 def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
