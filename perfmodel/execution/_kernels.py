@@ -14,8 +14,9 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from perfmodel import ops
 from perfmodel.errors import PerfModelError
-from perfmodel.program.ir import Instruction, Tensor
+from perfmodel.program.ir import INTEGER_DTYPES, Instruction, Tensor
 from perfmodel.session import current_session
 
 Array = jax.Array
@@ -55,11 +56,6 @@ def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
     return window(x, 0.0, jax.lax.add) / prod(attributes["kernel"])
 
 
-def pool2d_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    """Gradient of the image."""
-    return jax.vjp(lambda image: pool2d(image, attributes, outputs), x)[1](dy)[0]
-
-
 def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
     a = a.swapaxes(-1, -2) if attributes.get("transpose_a") else a
     b = b.swapaxes(-1, -2) if attributes.get("transpose_b") else b
@@ -72,11 +68,6 @@ def _weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> A
 
 def _gelu(x: Array, attributes: Values, outputs: Outputs) -> Array:
     return jax.nn.gelu(x, approximate=not attributes.get("exact"))
-
-
-def _gelu_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    _, pullback = jax.vjp(partial(_gelu, attributes=attributes, outputs=outputs), x)
-    return pullback(dy)[0]
 
 
 def _layer_norm(x: Array, gain: Array, shift: Array, epsilon: float) -> Array:
@@ -165,29 +156,33 @@ def _plain(function: Callable[..., Array]) -> Kernel:
     return lambda *arrays, attributes, outputs: function(*arrays)
 
 
+def _gradient(kernel: Kernel) -> Kernel:
+    """The gradient of a kernel of one operand."""
+
+    def gradient(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+        return jax.vjp(partial(kernel, attributes=attributes, outputs=outputs), x)[1](dy)[0]
+
+    return gradient
+
+
 def attention(*parts: Array, attributes: Values, outputs: Outputs) -> Array:
     """Softmax(Q K^T / sqrt(d)) V by head: queries of the last part over keys and values of all; a part is
     [batch, its share of the sequence, heads * (query, key, value)]."""
-    return _attention(parts, attributes["heads"], bool(attributes.get("causal")))
+    (batch, seq, width), heads = parts[-1].shape, attributes["heads"]
+    size = width // (3 * heads)
+    qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
+    q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
+    if attributes.get("causal"):  # the last query sees every key
+        scores = jnp.where(jnp.tri(seq, k.shape[1], k.shape[1] - seq, dtype=bool), scores, -jnp.inf)
+    context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+    return context.reshape(batch, seq, heads * size)
 
 
 def attention_grad(*arrays: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
     """Gradients of `attention` with respect to every part."""
     *parts, dy = arrays
-    _, pullback = jax.vjp(lambda *x: _attention(x, attributes["heads"], bool(attributes.get("causal"))), *parts)
-    return pullback(dy)
-
-
-def _attention(parts: Sequence[Array], heads: int, causal: bool) -> Array:
-    batch, seq, width = parts[-1].shape
-    size = width // (3 * heads)
-    qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
-    q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
-    if causal:  # the last query sees every key
-        scores = jnp.where(jnp.tri(seq, k.shape[1], k.shape[1] - seq, dtype=bool), scores, -jnp.inf)
-    context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
-    return context.reshape(batch, seq, heads * size)
+    return jax.vjp(partial(attention, attributes=attributes, outputs=outputs), *parts)[1](dy)
 
 
 KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
@@ -206,7 +201,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
     "sigmoid": _plain(jax.nn.sigmoid),
     "erf": _plain(jax.lax.erf),
     "gelu": _gelu,
-    "gelu_grad": _gelu_grad,
+    "gelu_grad": _gradient(_gelu),
     "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
     "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
     "matmul": _matmul,
@@ -230,7 +225,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
     "conv2d_input_grad": conv2d_input_grad,
     "conv2d_weight_grad": conv2d_weight_grad,
     "pool2d": pool2d,
-    "pool2d_grad": pool2d_grad,
+    "pool2d_grad": _gradient(pool2d),
     "embedding": _embedding,
     "embedding_grad": _embedding_grad,
     "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
@@ -250,10 +245,7 @@ PLAIN: Final = frozenset({
 """Kernels that are made of arrays' own operations, so that they take NumPy's arrays as well as JAX's."""
 
 
-JAX_DTYPES: Final = {
-    "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int64": "int64", "int32": "int32",
-    "int8": "int8", "bool": "bool",
-}  # fmt: skip
+JAX_DTYPES: Final = {"fp64": "float64", **ops.JAX_DTYPES, **{name: name for name in INTEGER_DTYPES}}
 """JAX's and torch's name of each dtype that programs can be executed in."""
 
 

@@ -148,18 +148,19 @@ def _kernel(event: Kernel, rank: int) -> Called:
 def _transfer(event: Transfer, ranks: int) -> Called:
     """The transfer's own call between these ranks, with its operand in one dimension."""
     elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks
-    received = {"all_gather": elements * ranks, "reduce_scatter": elements // ranks}.get(event.kind, elements)
+    received = elements * ranks if event.kind == "all_gather" else elements
     one_way = event.kind == "send"
     types = {f"x{r}": Tensor(event.dtype, (elements,), r) for r in range(1 if one_way else ranks)}
     inputs = tuple(types)
     types |= {f"y{r}": Tensor(event.dtype, (received,), r) for r in range(1 if one_way else 0, ranks)}
-    attributes = _ATTRIBUTES.get(event.kind, (("axis", 0),))
-    return Instruction(event.kind, inputs, tuple(types)[len(inputs) :], attributes), tuple(range(ranks)), types
+    made = Instruction(event.kind, inputs, tuple(types)[len(inputs) :], _ATTRIBUTES[event.kind])
+    return made, tuple(range(ranks)), types
 
 
 _ATTRIBUTES: Final = {
     "send": (("to", 1),),
     "all_to_all": (("concat_axis", 0), ("split_axis", 0)),
+    "all_gather": (("axis", 0),),
     "all_reduce": (),
 }
 

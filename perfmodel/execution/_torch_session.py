@@ -1,6 +1,5 @@
 """Ranks on PyTorch: its kernels, and collectives of torch.distributed (NCCL where every rank has a GPU, else gloo)."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -13,7 +12,7 @@ from perfmodel.execution._rank_events import EventSession
 from perfmodel.execution._reference import argument
 from perfmodel.execution._session import Local, ProgramSession, RankCode
 from perfmodel.execution._torch_kernels import torch_dtype, torch_kernel
-from perfmodel.measure import Place
+from perfmodel.measure import Place, usable_cores
 from perfmodel.ops import torch_module
 from perfmodel.program.ir import Instruction, Tensor
 
@@ -32,7 +31,7 @@ class TorchProgramSession(ProgramSession):
         dist = _dist()
         jax.config.update("jax_platforms", "cpu")
         torch = torch_module()
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+        torch.set_num_threads(len(usable_cores()))
         alone = torch.cuda.device_count() >= place.num_ranks
         self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
         dist.init_process_group(

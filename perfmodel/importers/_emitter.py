@@ -23,6 +23,11 @@ class Known:
 
     array: np.ndarray
 
+    @classmethod
+    def of(cls, value: Any, dtype: Any = None) -> "Known":
+        """Of a number, nested lists of numbers or any framework's array on the CPU."""
+        return cls(np.asarray(value, dtype))
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:

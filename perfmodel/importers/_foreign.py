@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._dtypes import Array
-from perfmodel.importers._emitter import CannotMapError, Emitter, Item, Known, Missing, Ref
+from perfmodel.importers._emitter import CannotMapError, Emitter, Known, Missing, Ref
 from perfmodel.importers.foreign_ops import FOREIGN_OPS, Call
 from perfmodel.program.distribute import megatron_axes
 from perfmodel.program.ir import Instruction, Parameter, Piece, Program, attributes
@@ -149,11 +149,6 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
     return Known(array)
 
 
-def computed(array: Any) -> Item:
-    """What an evaluated node gives."""
-    return Known(np.asarray(array))
-
-
 def _without_dead(program: Program) -> Program:
     """Without instructions and weights that no output depends on."""
     function = program.function
@@ -209,8 +204,7 @@ def separate_projections(program: Program) -> Program:
         axis, names = cuts[p.name]
         tensor = types[p.name]
         size = tensor.shape[axis] // len(names)
-        small = tensor.with_shape([size if k == axis else n for k, n in enumerate(tensor.shape)])
-        parameters += [Parameter(name, small) for name in names]
+        parameters += [Parameter(name, tensor.with_size(axis, size)) for name in names]
         pieces[p.name] = tuple(
             Piece(name, tuple(j * size if k == axis else 0 for k in range(tensor.rank))) for j, name in enumerate(names)
         )

@@ -173,7 +173,7 @@ def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[
             if node in chain and stored is not None:
                 read[chain[node]].add(stored)
             if maker in chain:
-                written[chain[maker]].update(v for v in maker.outputs)
+                written[chain[maker]].update(maker.outputs)
     for value in outputs:
         maker = origins.maker(value)
         if maker in chain:

@@ -52,12 +52,10 @@ class _Walk:
                 return tuple(operands)
             case "get-tuple-element":
                 return operands[0][int(i.attributes["index"])]
-            case "optimization-barrier":
+            case "optimization-barrier" | "async-update" | "async-done":
                 return operands[0]
             case "fusion" | "call" | "async-start":
                 return self._call(i, operands)
-            case "async-update" | "async-done":
-                return operands[0]
             case "while":
                 return self._while(i, operands[0])
             case "conditional":

@@ -13,6 +13,7 @@ from perfmodel.importers._dtypes import Array
 from perfmodel.importers._graph import Node, Value, streamed, unknown
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
 from perfmodel.importers._products import ConvShape, convolution, product, product_dtype
+from perfmodel.ingest._hlo_modules import COLLECTIVES as MEASURED_COLLECTIVES
 from perfmodel.ops import CollectiveKind, Embedding, Gemm
 
 _TRANSCENDENTAL: Final = frozenset({
@@ -34,10 +35,10 @@ _CONSTANTS: Final = frozenset({
     "constant", "iota", "partition-id", "replica-id", "rng-get-and-update-state", "create-token",
 })  # fmt: skip
 COLLECTIVES: Final[dict[str, CollectiveKind]] = {
-    "all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all", "ragged-all-to-all": "all_to_all", "collective-permute": "send_recv",
+    **MEASURED_COLLECTIVES,
+    "ragged-all-to-all": "all_to_all",
     "collective-broadcast": "broadcast",
-}  # fmt: skip
+}
 _ROW_WISE: Final = frozenset({
     "sort", "topk", "scatter", "gather", "dynamic-update-slice", "select-and-scatter", "reduce-window",
 })  # fmt: skip

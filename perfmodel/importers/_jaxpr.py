@@ -41,7 +41,7 @@ class _Walk:
     def region(self, jaxpr: Jaxpr, mesh: Mapping[str, int], count: float = 1.0) -> Region:
         """A body as a graph of its own."""
         walk = _Walk(self.trip_count)
-        values = {var: Value(_array(var)) for var in (*jaxpr.constvars, *jaxpr.invars)}
+        values = {var: Value(array_of(var)) for var in (*jaxpr.constvars, *jaxpr.invars)}
         outputs = walk.inline(jaxpr, values, mesh)
         return Region(tuple(walk.nodes), tuple(v for v in outputs if v is not None), count)
 
@@ -51,7 +51,7 @@ class _Walk:
         def read(atom: Any) -> Value | None:
             if isinstance(atom, Literal):
                 return None
-            return values.setdefault(atom, Value(_array(atom)))
+            return values.setdefault(atom, Value(array_of(atom)))
 
         for eqn in jaxpr.eqns:
             name, parameters = eqn.primitive.name, eqn.params
@@ -63,18 +63,18 @@ class _Walk:
                 else:
                     found = self._call(body, given, mesh)
                 values.update(
-                    (var, Value(_array(var)) if value is None else value)
+                    (var, Value(array_of(var)) if value is None else value)
                     for var, value in zip(eqn.outvars, found, strict=True)
                 )
                 continue
             inputs = tuple(value for value in given if value is not None)
-            outputs = tuple(Value(_array(var)) for var in eqn.outvars)
+            outputs = tuple(Value(array_of(var)) for var in eqn.outvars)
             values.update(zip(eqn.outvars, outputs, strict=True))
             self.nodes += self._nodes(name, parameters, inputs, outputs, mesh)
         return [read(atom) for atom in jaxpr.outvars]
 
     def _call(self, body: Jaxpr, given: Sequence[Value | None], mesh: Mapping[str, int]) -> list[Value | None]:
-        inner = {var: Value(_array(var)) if value is None else value
+        inner = {var: Value(array_of(var)) if value is None else value
                  for var, value in zip(body.invars, given, strict=True)}  # fmt: skip
         return self.inline(body, inner, mesh)
 
@@ -84,7 +84,7 @@ class _Walk:
         """A call whose body sees the parts of its operands that one device holds."""
 
         def as_seen(value: Value, var: Any) -> Value:
-            seen = Value(_array(var))
+            seen = Value(array_of(var))
             self.nodes.append(Node("shard_map", "view", (value,), (seen,)))
             return seen
 
@@ -136,7 +136,8 @@ class _Walk:
         return sum(row.count * row.flops for row in (*rows.kernels, *rows.unmapped))
 
 
-def _array(var: Any) -> Array:
+def array_of(var: Any) -> Array:
+    """Type of a variable or literal."""
     aval = var.aval
     return Array.of(str(getattr(aval, "dtype", "token")), tuple(getattr(aval, "shape", ())))
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._emitter import Known, Missing, Ref
-from perfmodel.importers._foreign import Graph, computed, given_value
+from perfmodel.importers._foreign import Graph, given_value
 from perfmodel.importers._onnx import element_type, load_onnx
 from perfmodel.program.ir import Program
 
@@ -47,7 +47,7 @@ def onnx_program(
         if kind.startswith(("float", "bfloat")) and np.prod(shape) > 1 and tensor.name not in statistics:
             reader.weight(tensor.name, kind, shape)
         else:
-            reader.values[tensor.name] = computed(onnx.numpy_helper.to_array(tensor))
+            reader.values[tensor.name] = Known.of(onnx.numpy_helper.to_array(tensor))
     for tensor in graph.input:
         if tensor.name in reader.values:
             continue
@@ -56,7 +56,7 @@ def onnx_program(
         if tensor.name in values:
             reader.values[tensor.name] = given_value(tensor.name, values.pop(tensor.name), kind, shape)
         elif 0 in shape:
-            reader.values[tensor.name] = computed(np.zeros([n or 0 for n in shape], kind))
+            reader.values[tensor.name] = Known.of(np.zeros([n or 0 for n in shape], kind))
         else:
             reader.data(tensor.name, kind, [n or 0 for n in shape])
     if values:
@@ -75,7 +75,7 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int]) -> N
     if node.op_type in ("Shape", "Size") and isinstance(x, Ref):
         shape = reader.emitter.shape(x)
         cut = slice(attributes.get("start", 0), attributes.get("end", len(shape)))
-        found: list[Any] = [computed(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
+        found: list[Any] = [Known.of(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
     else:
         if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
             attributes["num_outputs"] = len(node.output)
@@ -101,7 +101,7 @@ def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     imports = [h.make_opsetid(domain, version) for domain, version in versions.items()]
     model = h.make_model(h.make_graph([node], "node", inputs, outputs), opset_imports=imports)
-    return [computed(array) for array in ReferenceEvaluator(model).run(None, named)]
+    return [Known.of(array) for array in ReferenceEvaluator(model).run(None, named)]
 
 
 def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | None:

@@ -12,7 +12,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Missing, Ref
 from perfmodel.importers._graph import Value
-from perfmodel.importers._jaxpr import inlined_body
+from perfmodel.importers._jaxpr import array_of, inlined_body
 from perfmodel.importers._jaxpr_rules import leaf
 from perfmodel.importers._program_rules import mapped
 from perfmodel.importers._trace import table_of
@@ -79,7 +79,7 @@ def trace_program(
     for item, var in zip(found, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
             raise PerfModelError(f"{title}: an output does not depend on weights or data; return what does")
-        results.append((emitter.whole(item, _array(var)).name, "loss" if differentiable else "output"))
+        results.append((emitter.whole(item, array_of(var)).name, "loss" if differentiable else "output"))
     emitter.settle_layers()
     return model.program(results)
 
@@ -96,7 +96,7 @@ class _Walk:
         """Values of a jaxpr's outputs."""
 
         def read(atom: Any) -> Item:
-            return Known(np.asarray(atom.val)) if isinstance(atom, Literal) else values[atom]
+            return Known.of(atom.val) if isinstance(atom, Literal) else values[atom]
 
         for eqn in _needed(jaxpr):
             items = [read(atom) for atom in eqn.invars]
@@ -131,15 +131,15 @@ class _Walk:
             if _dtype(eqn.invars[0]) != _dtype(eqn.outvars[0]):
                 raise CannotMapError("the IR converts no element types")
             return items[0]
-        arrays = [_array(atom) for atom in eqn.invars]
+        arrays = [array_of(atom) for atom in eqn.invars]
         integer = any(
             isinstance(item, Ref) and np.issubdtype(atom.aval.dtype, np.integer)
             for item, atom in zip(items, eqn.invars, strict=True)
         )
-        return mapped(name, self.emitter, eqn.params, items, arrays, _array(eqn.outvars[0]), integer=integer)
+        return mapped(name, self.emitter, eqn.params, items, arrays, array_of(eqn.outvars[0]), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
-        values = [tuple(Value(_array(v)) for v in side) for side in (eqn.invars, eqn.outvars)]
+        values = [tuple(Value(array_of(v)) for v in side) for side in (eqn.invars, eqn.outvars)]
         node = leaf(eqn.primitive.name, eqn.params, values[0], values[1])
         flops = getattr(node.work, "flops", 0.0) or node.flops
         known = self.missing.get(eqn.primitive.name, (reason, 0.0))
@@ -151,7 +151,7 @@ class _Walk:
         x = items[0]
         if len(set(sizes)) > 1 or not isinstance(x, Ref):
             raise CannotMapError("parts of different sizes")
-        return list(self.emitter.parts(self.emitter.whole(x, _array(eqn.invars[0])), axis, len(sizes)))
+        return list(self.emitter.parts(self.emitter.whole(x, array_of(eqn.invars[0])), axis, len(sizes)))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Every iteration in turn; what is scanned over is split, what is collected joined."""
@@ -177,20 +177,20 @@ class _Walk:
             return [Known(part) for part in item.array]
         if not isinstance(item, Ref):
             raise CannotMapError("the IR computes no integers")
-        x = self.emitter.whole(item, _array(atom))
+        x = self.emitter.whole(item, array_of(atom))
         # weights stacked along the scanned axis are those of one layer each
         parts = self.emitter.parts(x, 0, n)
         layers = range(n) if item.layer < 0 else [item.layer] * n
-        shape = _array(atom).shape[1:]
+        shape = array_of(atom).shape[1:]
         return [self.emitter.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]
 
     def _joined(self, parts: Sequence[Item], var: Any) -> Item:
-        shape = _array(var).shape
+        shape = array_of(var).shape
         if all(isinstance(part, Known) for part in parts):
             return Known(np.stack([part.array for part in parts]))  # pyright: ignore[reportAttributeAccessIssue]
         if any(isinstance(part, (Missing, IndexCheck)) for part in parts):
             return Missing()
-        one = Array(_array(var).dtype, shape[1:], 4)
+        one = Array(array_of(var).dtype, shape[1:], 4)
         rows = [
             self.emitter.reshape(self.emitter.whole(part, one), (1, *shape[1:]))
             if isinstance(part, Ref)
@@ -202,7 +202,7 @@ class _Walk:
 
 def _environment(jaxpr: Jaxpr, constants: Sequence[Any], given: Sequence[Item]) -> dict[Any, Item]:
     """What is known of a jaxpr's variables before its first equation."""
-    values: dict[Any, Item] = {v: Known(np.asarray(c)) for v, c in zip(jaxpr.constvars, constants, strict=True)}
+    values: dict[Any, Item] = {v: Known.of(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
     return values | dict(zip(jaxpr.invars, given, strict=True))
 
 
@@ -221,11 +221,7 @@ def _computed(eqn: Any, items: Sequence[Item]) -> list[Item]:
     """An equation without unknown operands, evaluated."""
     arrays = [item.array for item in items if isinstance(item, Known)]
     found = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **eqn.params)
-    return [Known(np.asarray(value)) for value in (found if eqn.primitive.multiple_results else [found])]
-
-
-def _array(var: Any) -> Array:
-    return Array.of(str(var.aval.dtype), tuple(var.aval.shape))
+    return [Known.of(value) for value in (found if eqn.primitive.multiple_results else [found])]
 
 
 def _dtype(var: Any) -> str:

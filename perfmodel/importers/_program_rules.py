@@ -50,9 +50,7 @@ def mapped(
         raise CannotMapError("the IR computes no integers")
     if rule := _BINARY.get(name):
         return rule(d, items[0], items[1], out)
-    x = items[0]
-    if not isinstance(x, Ref):
-        raise CannotMapError("the first operand is a constant")
+    x = _first(items)
     if rule := _UNARY.get(name):
         return rule(d, x, out)
     if rule := _OTHERS.get(name):
@@ -118,10 +116,6 @@ def _min(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     return _sub(d, b, d.op("relu", _sub(d, b, a, out)), out)
 
 
-def _number(value: float) -> Known:
-    return Known(np.asarray(value))
-
-
 def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
     return d.op("add", d.op("relu", x), d.op("relu", d.op("scale", x, factor=-1.0)))
 
@@ -135,7 +129,7 @@ def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
 def _integer_pow(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Any, out: Array) -> Ref:
     x, exponent = _first(items), int(parameters["y"])
     power = reduce(lambda p, _: d.op("mul", p, x), range(abs(exponent) - 1), x)
-    return power if exponent > 0 else _div(d, _number(1.0), power, out)
+    return power if exponent > 0 else _div(d, Known.of(1.0), power, out)
 
 
 # --- checks and choices --------------------------------------------------------------------------------
@@ -279,11 +273,11 @@ _UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxy
     "neg": lambda d, x, out: d.op("scale", x, factor=-1.0),
     "exp": lambda d, x, out: d.op("exp", x),
     "exp2": lambda d, x, out: d.op("exp", d.op("scale", x, factor=log(2.0))),
-    "expm1": lambda d, x, out: _sub(d, d.op("exp", x), _number(1.0), out),
+    "expm1": lambda d, x, out: _sub(d, d.op("exp", x), Known.of(1.0), out),
     "log": lambda d, x, out: d.op("log", x),
-    "log1p": lambda d, x, out: d.op("log", _add(d, x, _number(1.0), out)),
+    "log1p": lambda d, x, out: d.op("log", _add(d, x, Known.of(1.0), out)),
     "sqrt": lambda d, x, out: d.op("sqrt", x),
-    "rsqrt": lambda d, x, out: _div(d, _number(1.0), d.op("sqrt", x), out),
+    "rsqrt": lambda d, x, out: _div(d, Known.of(1.0), d.op("sqrt", x), out),
     "square": lambda d, x, out: d.op("mul", x, x),
     "tanh": lambda d, x, out: d.op("tanh", x),
     "logistic": lambda d, x, out: d.op("sigmoid", x),

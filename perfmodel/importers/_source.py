@@ -15,7 +15,7 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._onnx_program import onnx_program
 from perfmodel.importers._program import trace_program
-from perfmodel.importers._torch_program import torch_program
+from perfmodel.importers._torch_program import load_torch, torch_program
 from perfmodel.program.distribute import megatron_axes, pad_vocabulary
 from perfmodel.program.ir import Program, parse_program
 from perfmodel.program.ir.models import model_program, training_step
@@ -71,7 +71,7 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
         made = loaded(Path(path), function)
         program = of_the_file(Path(path), lambda: _of_function(made, function, settings), inside=True)
     else:
-        return _of_catalog(source, settings)
+        program = _of_catalog(source, settings)
     if settings.pad_vocab > 1:
         program = pad_vocabulary(program, settings.pad_vocab)
     return _in_mode(program, settings.mode)
@@ -85,8 +85,7 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
     if settings.batch is None:
         raise PerfModelError(f"{name}: a catalog model has no batch of its own; give --global-batch")
     mode = settings.mode or "train"
-    program = model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
-    return pad_vocabulary(program, settings.pad_vocab) if settings.pad_vocab > 1 else program
+    return model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
 
 
 def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
@@ -98,10 +97,7 @@ def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceS
 
 
 def _exported(path: str) -> Any:
-    try:
-        import torch  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+    torch = load_torch()
     try:
         return torch.export.load(path)
     except Exception as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._emitter import Known
-from perfmodel.importers._foreign import Graph, computed, given_value
+from perfmodel.importers._foreign import Graph, given_value
 from perfmodel.program.ir import Program
 
 
@@ -38,10 +38,7 @@ def torch_program(
         PerfModelError: the extra is not installed, a module that cannot be exported, an unknown argument, a buffer
             without values, or ops that no op of the IR stands for, all named.
     """
-    try:
-        import torch  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+    torch = load_torch()
     exported = module
     if not isinstance(module, torch.export.ExportedProgram):
         try:
@@ -53,6 +50,15 @@ def torch_program(
                 "make it exportable (no branches on data), or give the values that it branches on as constants"
             ) from error
     return _Reader(torch, exported, dict(values or {}), name or type(module).__name__).program()
+
+
+def load_torch() -> Any:
+    """The package `torch` (raises `PerfModelError` if the extra is not installed)."""
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+    return torch
 
 
 class _Reader:
@@ -149,7 +155,7 @@ class _Reader:
         if not isinstance(value, self.torch.Tensor):
             return value
         wide = value.float() if value.dtype == self.torch.bfloat16 else value
-        return computed(wide.detach().cpu().numpy())
+        return Known.of(wide.detach().cpu().numpy())
 
 
 def _listed(item: Any) -> list[Any]:

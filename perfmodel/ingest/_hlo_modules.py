@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from perfmodel.ingest._rows import Row
 from perfmodel.ingest._wire import Field, fields, integer, integers, submessages, text
+from perfmodel.ops import CollectiveKind
 from perfmodel.units import DTYPE_BYTES
 
 _DTYPES: Final = {
@@ -18,7 +19,7 @@ _DTYPES: Final = {
     2: "int8", 6: "int8",
 }  # fmt: skip
 """`xla.PrimitiveType` -> element type of the tables."""
-COLLECTIVES: Final = {
+COLLECTIVES: Final[dict[str, CollectiveKind]] = {
     "all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all", "collective-permute": "send_recv",
 }  # fmt: skip

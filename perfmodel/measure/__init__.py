@@ -2,9 +2,8 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.measure._agents import Agent, gathered, serve_agent
-from perfmodel.measure._backend import open_backend
+from perfmodel.measure._backend import INTERCONNECT, open_backend
 from perfmodel.measure._card import Card, card_path, read_card
-from perfmodel.measure._collectives import INTERCONNECT
 from perfmodel.measure._diff import compare
 from perfmodel.measure._estimate import RemainingTime, estimate_plan, kept_rows, recorded_s, summary
 from perfmodel.measure._group import RankGroup, transfer_time_s
@@ -15,7 +14,7 @@ from perfmodel.measure._meter import machine_meter, usable_cores, wait_until_qui
 from perfmodel.measure._nccl_tests import NcclTests
 from perfmodel.measure._plan import Plan, plan_text, read_plan, write_plan
 from perfmodel.measure._programs import MEASURED_FAMILIES, check_kernel
-from perfmodel.measure._rank import Place, RankSession
+from perfmodel.measure._rank import Place, RankSession, free_port
 from perfmodel.measure._rows import NOT_IDENTITY, Point, point_key, present
 from perfmodel.measure._run import run_plan
 

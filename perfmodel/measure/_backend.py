@@ -1,21 +1,27 @@
-"""Backends: whose kernels and collectives are measured, on which device; and a kernel timed on one."""
+"""Backends: whose kernels and collectives are measured, on which device or between which local processes; and one of
+them timed."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final, Protocol
 
 from perfmodel import catalog
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.measure._group import RankGroup
 from perfmodel.measure._harness import SampleCalls, StoppingRule, time_calls
-from perfmodel.measure._meter import Meter, pinned_to_one_core
-from perfmodel.measure._rows import SOURCE, Point, Row, op_columns, timing_columns
-from perfmodel.ops import KernelOp
+from perfmodel.measure._meter import Meter, NoMeter, machine_meter, pinned_to_one_core
+from perfmodel.measure._rank import CollectiveSession, RankSession
+from perfmodel.measure._rows import SOURCE, Point, Row, collective_columns, op_columns, timing_columns
+from perfmodel.ops import Collective, KernelOp
 
 BACKENDS: Final = ("jax", "torch", "nccl-tests")
 """`nccl-tests` measures collectives only, by its own programs."""
+INTERCONNECT: Final = "loopback"
+"""`interconnect` column where a plan does not name one: ranks on one host without links of their own."""
 
 
 class Backend(Protocol):
@@ -121,6 +127,77 @@ def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingR
 def call_overhead_s(backend: Backend, rule: StoppingRule) -> float:
     """Time of a call that does next to nothing, which every measured time contains."""
     return time_calls(backend.overhead_sampler(), rule.resolved_by(backend.meter)).median_s
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What moves the data between ranks."""
+
+    name: str
+    """`algorithm` column."""
+    session: type[RankSession]
+    """What each rank runs."""
+    package: str
+    """Python package that it comes with."""
+
+    @property
+    def software(self) -> str:
+        """`software` column."""
+        return f"{self.package}{version(self.package).partition('+')[0]}-{self.name}"
+
+    def accelerator(self) -> str | None:
+        """Name of the devices that hold the data, as their driver gives it; `None` for CPUs."""
+        if self.name != "nccl":
+            return None
+        from perfmodel.ops import torch_module
+
+        return torch_module().cuda.get_device_name(0)
+
+    def meter(self) -> Meter:
+        """Others disturb gloo's threads, not NCCL's kernels."""
+        return NoMeter() if self.name == "nccl" else machine_meter()
+
+
+JAX_GLOO: Final = Transport("gloo", CollectiveSession, "jax")
+
+
+def transport_of(backend: str) -> Transport:
+    """JAX's gloo; or torch's NCCL where there are CUDA GPUs, else torch's gloo.
+
+    Raises:
+        PerfModelError: where torch is not installed.
+    """
+    require(backend)
+    if backend == "jax":
+        return JAX_GLOO
+    from perfmodel.measure._torch_rank import GlooSession, NcclSession
+    from perfmodel.ops import torch_module
+
+    session = NcclSession if torch_module().cuda.is_available() else GlooSession
+    return Transport(session.transport, session, "torch")
+
+
+def collective_row(
+    group: RankGroup,
+    op: Collective,
+    device_name: str,
+    rule: StoppingRule,
+    meter: Meter,
+    transport: Transport = JAX_GLOO,
+    interconnect: str = INTERCONNECT,
+) -> Row:
+    """Measure one collective on a running group: its row of the table."""
+    group.load(op)
+    timing = time_calls(lambda calls: group.sample(calls, meter), rule.resolved_by(meter))
+    return {
+        "source": SOURCE,
+        "device": device_name,
+        "interconnect": interconnect,
+        "algorithm": transport.name,
+        **collective_columns(op),
+        **timing_columns(timing, rule),
+        "software": transport.software,
+    }
 
 
 def check_device(planned: str, accelerator: str | None) -> None:

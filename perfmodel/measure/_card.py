@@ -1,6 +1,7 @@
 """Cards: where a table's numbers come from, as a JSON file beside it."""
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -15,6 +16,18 @@ from perfmodel.errors import TableError
 from perfmodel.ingest.tables import write_json
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._rows import SUSPECT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+"""Of the tables' columns and of the card itself."""
+LICENCE: Final = "Apache-2.0"
+UNITS: Final = {
+    "time_us": "us", "time_us_std": "us", "bytes": "bytes", "ci95_half_width": "share of time_us",
+    "interference": "share of processor time",
+}  # fmt: skip
+"""Units of columns that have one; all others are counts, names or flags."""
 
 
 def machine() -> dict[str, str | int]:
@@ -40,19 +53,6 @@ def _cpu_model() -> str:
         return platform.processor() or "unknown"
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match[1].strip() if match else platform.processor() or "unknown"
-
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-SCHEMA_VERSION: Final = 1
-"""Of the tables' columns and of the card itself."""
-LICENCE: Final = "Apache-2.0"
-UNITS: Final = {
-    "time_us": "us", "time_us_std": "us", "bytes": "bytes", "ci95_half_width": "share of time_us",
-    "interference": "share of processor time",
-}  # fmt: skip
-"""Units of columns that have one; all others are counts, names or flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +139,6 @@ def read_card(path: Path) -> Card:
         TableError: if the card is missing, malformed, of another schema version, or the table is
             not the one that it describes.
     """
-    import json
-
     place = card_path(path)
     if not path.is_file():
         raise TableError(f"{path}: no such table")

@@ -65,7 +65,7 @@ def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEsti
     if backend == "nccl-tests":
         calls = plan.nccl_tests.calls_per_size if plan.nccl_tests else 0
         start_s = [PROGRAM_START_S / len(run) for run, _ in geometric_runs(collectives) for _ in run]
-        seconds += [s + calls * _known(t, 0.0) for s, t in zip(start_s, guessed[len(kernels) :], strict=True)]
+        seconds += [s + calls * _known(t) for s, t in zip(start_s, guessed[len(kernels) :], strict=True)]
     else:
         for index, (point, call_s) in enumerate(zip(collectives, guessed[len(kernels) :], strict=True)):
             fresh = index == 0 or point.collective.num_ranks != collectives[index - 1].collective.num_ranks
@@ -94,18 +94,19 @@ def _estimate(point: Point, seconds: float) -> PointEstimate:
 def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -> float:
     if point.cold:  # samples are single calls, each after a flush that no limit counts
         calls = WARMUP_CALLS + _BUNDLING_CALLS + TYPICAL_REPEATS * rule.min_repeats
-        return setup_s + calls * (FLUSH_S + _known(call_s, 0.0))
+        return setup_s + calls * (FLUSH_S + _known(call_s))
     return setup_s + _samples_s(rule, call_s)
 
 
 def _samples_s(rule: StoppingRule, call_s: float) -> float:
-    call_s = _known(call_s, 0.0)
+    call_s = _known(call_s)
     repeats = min(rule.max_repeats, TYPICAL_REPEATS * rule.min_repeats)
     return _BUNDLING_CALLS * call_s + sampling_s(rule, call_s, repeats)
 
 
-def _known(value: float, otherwise: float) -> float:
-    return otherwise if isnan(value) else value
+def _known(seconds: float) -> float:
+    """Nothing where nothing is known: the shortest sample counts then."""
+    return 0.0 if isnan(seconds) else seconds
 
 
 @dataclass

@@ -85,7 +85,7 @@ class JaxBackend:
 
     @cached_property
     def _flush(self) -> Any:
-        return host_flush()[0]
+        return host_flush()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Final
 from perfmodel.catalog import checked
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.ingest.tables import write_text
-from perfmodel.measure._collectives import INTERCONNECT
+from perfmodel.measure._backend import INTERCONNECT
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._hosts import EmulatedNetwork
 from perfmodel.measure._nccl_tests import ALIGNMENT, NcclTests

@@ -3,6 +3,7 @@ host's clock, with warm caches or emptied ones.
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ _CAPABILITIES: Final = {"fp8": (8, 9), "tf32": (8, 0)}
 """CUDA compute capability from which matrix units take an element type (fp8: Ada, Hopper)."""
 
 
-def check_kernel(op: KernelOp, dtypes: Collection[str] = ("fp32", "bf16", "fp16")) -> None:
+def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> None:
     """Raise `PerfModelError` unless backends have a program for the op; by default those of any device."""
     measurement = FAMILIES[op.family].timed()
     if op.dtype not in dtypes:
@@ -47,7 +48,7 @@ def jax_dtypes(op: KernelOp) -> tuple[str, ...]:
 
 def torch_dtypes(op: KernelOp) -> tuple[str, ...]:
     """Element types in which torch can time the op's family."""
-    return (*FAMILIES[op.family].timed().torch_dtypes, "fp32", "bf16", "fp16")
+    return (*FAMILIES[op.family].timed().torch_dtypes, *JAX_DTYPES)
 
 
 def jax_program(op: KernelOp) -> Program:
@@ -123,12 +124,7 @@ FLUSH_FACTOR: Final = 2
 """Size of the buffer that is touched, in last-level caches: replacement is not strictly least-recently-used."""
 
 
-def host_flush() -> tuple[Callable[[], None], int]:
-    """A function that fills the CPU's caches with a buffer of its own, and the buffer's bytes."""
-    size = FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes)
-    buffer = np.zeros(size // 8)
-
-    def flush() -> None:
-        np.add(buffer, 1.0, out=buffer)
-
-    return flush, size
+def host_flush() -> partial[Any]:
+    """Fills the CPU's caches with a buffer of its own."""
+    buffer = np.zeros(FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes) // 8)
+    return partial(np.add, buffer, 1.0, out=buffer)

@@ -1,7 +1,7 @@
 """Ops and timings as rows of a measurement table."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isnan
 from typing import Any, Final
@@ -105,11 +105,6 @@ def collective_columns(op: Collective) -> Row:
     }
 
 
-def variant_name(parts: Iterable[str]) -> str:
-    """`variant` of a row: what is special about it, in words joined by underscores."""
-    return "_".join(part for part in parts if part)
-
-
 def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, cold: bool = False) -> Row:
     """Median, spread and quality of a timing; `variant` gives way to `SUSPECT` where it was disturbed."""
     disturbed = timing.interference > rule.interference_limit
@@ -121,5 +116,5 @@ def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, col
         # no interval below 6 repeats: an empty cell, as tables hold no infinities
         "ci95_half_width": round(timing.half_width, 5) if timing.half_width < float("inf") else None,
         "interference": round(timing.interference, 4),
-        "variant": variant_name((SUSPECT if disturbed else variant, COLD if cold else "")),
+        "variant": "_".join(filter(None, (SUSPECT if disturbed else variant, COLD if cold else ""))),
     }

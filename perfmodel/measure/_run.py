@@ -12,9 +12,17 @@ import numpy as np
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure._agents import Agent, members
-from perfmodel.measure._backend import Backend, call_overhead_s, check_device, kernel_row, open_backend
+from perfmodel.measure._backend import (
+    INTERCONNECT,
+    Backend,
+    call_overhead_s,
+    check_device,
+    collective_row,
+    kernel_row,
+    open_backend,
+    transport_of,
+)
 from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, software, write_card
-from perfmodel.measure._collectives import INTERCONNECT, collective_row, transport_of
 from perfmodel.measure._estimate import finished_rows
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule

@@ -89,7 +89,7 @@ class TorchBackend:
     @cached_property
     def _flush(self) -> Callable[[], Any]:
         if not self.accelerator:
-            return host_flush()[0]
+            return host_flush()
         torch = torch_module()
         l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", L2_BYTES)
         return torch.empty(FLUSH_FACTOR * l2_bytes, dtype=torch.int8, device="cuda").zero_

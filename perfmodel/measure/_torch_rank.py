@@ -58,7 +58,7 @@ class GlooSession(RankSession):
         self._call(self._output, self._input, self.rank, self._num_ranks)
 
     def _reset(self) -> None:
-        if self._call is _all_reduce:
+        if self._call is _CALLS["all_reduce"]:
             self._output.copy_(self._input)
 
 
@@ -94,23 +94,6 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def _all_reduce(output: Tensor, _: Tensor, rank: int, num_ranks: int) -> None:
-    """In place, as training reduces gradients."""
-    _dist().all_reduce(output)
-
-
-def _all_gather(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
-    _single("all_gather")(output, mine)
-
-
-def _reduce_scatter(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
-    _single("reduce_scatter")(output, mine)
-
-
-def _all_to_all(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
-    _dist().all_to_all_single(output, mine)
-
-
 def _ring_shift(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
     """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does."""
     dist = _dist()
@@ -128,9 +111,10 @@ def _single(name: str) -> Callable[..., Any]:
 
 
 _CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType({
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
+    # in place, as training reduces gradients
+    "all_reduce": lambda output, mine, rank, num_ranks: _dist().all_reduce(output),
+    "all_gather": lambda output, mine, rank, num_ranks: _single("all_gather")(output, mine),
+    "reduce_scatter": lambda output, mine, rank, num_ranks: _single("reduce_scatter")(output, mine),
+    "all_to_all": lambda output, mine, rank, num_ranks: _dist().all_to_all_single(output, mine),
     "send_recv": _ring_shift,
 })  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure import RankGroup, StoppingRule
-from perfmodel.measure._collectives import collective_row
+from perfmodel.measure._backend import collective_row
 from perfmodel.measure._group import check_collective
 from perfmodel.measure._meter import machine_meter
 from perfmodel.ops import Collective, CollectiveKind

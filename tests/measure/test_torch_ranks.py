@@ -7,7 +7,7 @@ import pytest
 from test_collectives import RANKS, buffers, collective
 
 from perfmodel.measure import RankGroup, StoppingRule
-from perfmodel.measure._collectives import collective_row, transport_of
+from perfmodel.measure._backend import collective_row, transport_of
 from perfmodel.ops import CollectiveKind
 
 pytest.importorskip("torch", reason="torch is not installed (extra: torch)")

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
-Prices = Callable[[str, int, tuple[int, ...]], tuple[float, float]]
-"""From kind, bytes and members to seconds, and seconds of the core."""
-
 
 @dataclass
 class _Meeting:
@@ -28,11 +25,12 @@ class _Meeting:
 class Environment:
     """Answers the real ranks at a socket until it is closed."""
 
-    def __init__(self, address: str, prices: Prices) -> None:
+    def __init__(self, address: str, prices: Callable[[str, int, tuple[int, ...]], tuple[float, float]]) -> None:
         """
         Args:
             address: path of the socket to make.
-            prices: asked once per kind, size and group.
+            prices: from kind, bytes and members to seconds, and seconds of the core; asked once per kind,
+                size and group.
         """
         self._prices, self._listener = prices, Listener(address, "AF_UNIX")
         self._changed = threading.Condition()

@@ -84,28 +84,26 @@ class EmulatedGroup(_ProcessGroup):
         self._close_lanes()
         self._effects.release()  # before the interpreter goes, as gloo's own threads demand
 
-    def abort(self) -> None:
-        self.shutdown()
+    abort = shutdown
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors, op = _listed(tensors), _reduction(opts)
-        call = self._call("all_reduce", tensors, tensors, self._named(op))
+        call = _call("all_reduce", tensors, tensors, self._named(op))
         return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> EmulatedWork:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        call = self._call("all_gather", list(chain(*outputs)), inputs)
+        call = _call("all_gather", list(chain(*outputs)), inputs)
         return self._submit(call, outputs, lambda: self._effects.all_gather(outputs, inputs), opts)
 
     def all_gather_single(self, output: Tensor, mine: Tensor, opts: Any = None) -> EmulatedWork:
         return self.all_gather_single_coalesced([output], [mine], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
-        call = self._call("all_gather", outputs, inputs)
+        call = _call("all_gather", outputs, inputs)
 
         def effect() -> None:
             parts = [list(output.view(self.size(), -1)) for output in outputs]
@@ -117,7 +115,7 @@ class EmulatedGroup(_ProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
-        call = self._call("reduce_scatter", list(chain(*inputs)), outputs, self._named(op))
+        call = _call("reduce_scatter", list(chain(*inputs)), outputs, self._named(op))
         return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> EmulatedWork:
@@ -125,7 +123,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         op = _reduction(opts)
-        call = self._call("reduce_scatter", inputs, outputs, self._named(op))
+        call = _call("reduce_scatter", inputs, outputs, self._named(op))
 
         def effect() -> None:
             parts = [list(whole.reshape(self.size(), -1)) for whole in inputs]
@@ -144,21 +142,18 @@ class EmulatedGroup(_ProcessGroup):
         return self._exchange(outputs, inputs, inputs, outputs, opts)
 
     def _exchange(self, received: Any, sent: Any, buffer: Any, result: Any, opts: Any) -> EmulatedWork:
-        # ranks may send different numbers of bytes: what must agree is the type
         call = Call("all_to_all", _nbytes(_listed(buffer)), _dtype(sent))
-        return self._submit(
-            call, result, lambda: self._effects.all_to_all(received, sent), opts, signature="all_to_all"
-        )
+        return self._submit(call, result, lambda: self._effects.all_to_all(received, sent), opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors = _listed(tensors)
         root = _root(opts)
-        call = self._call("broadcast", tensors, tensors, f"root {self.members[root]}")
+        call = _call("broadcast", tensors, tensors, f"root {self.members[root]}")
         return self._submit(call, tensors, lambda: self._effects.broadcast(tensors, root), opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
-        call = self._call("reduce", tensors, tensors, f"{self._named(op)}, root {self.members[root]}")
+        call = _call("reduce", tensors, tensors, f"{self._named(op)}, root {self.members[root]}")
         return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
@@ -173,12 +168,12 @@ class EmulatedGroup(_ProcessGroup):
         return self._submit(call, outputs, lambda: self._effects.scatter(outputs, inputs, root), opts)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
-        call = Call("send", _nbytes(tensors), _dtype(tensors))
+        call = _call("send", tensors, tensors)
         channel = f"{self.rank()}>{peer} tag {tag}"
         return self._submit(call, tensors, lambda: self._effects.send(tensors, peer, tag), None, channel, peer)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
-        call = Call("recv", _nbytes(tensors), _dtype(tensors))
+        call = _call("recv", tensors, tensors)
         channel = f"{peer}>{self.rank()} tag {tag}"
         return self._submit(call, tensors, lambda: self._effects.recv(tensors, peer, tag), None, channel, peer)
 
@@ -207,9 +202,6 @@ class EmulatedGroup(_ProcessGroup):
     alltoall_base = all_to_all_single
     """Names before torch 2.13."""
 
-    def _call(self, kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:
-        return Call(kind, _nbytes(sized), _dtype(typed), detail)
-
     def _named(self, op: Any) -> str:
         """For other real ranks to agree on; to look it up takes as long as the rest of a call."""
         if len(self._real_members) < 2:
@@ -232,7 +224,6 @@ class EmulatedGroup(_ProcessGroup):
         opts: Any,
         channel: str = "",
         peer: int | None = None,
-        signature: str = "",
     ) -> EmulatedWork:
         """A call comes behind those of the same channel: the whole group's, or one between two ranks.
 
@@ -249,25 +240,24 @@ class EmulatedGroup(_ProcessGroup):
             record.thread_s(),
         )  # fmt: skip
         record.collectives.append(noted)
-        where = f"rank {rank.orders.rank}: {call.kind} #{number} of group {self.name_}{channel and f', {channel}'}"
+        line = f"{self.name_}{channel and f', {channel}'}"
+        where = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
         record.tell(where)
-        meets = (
-            self._real_members
-            if peer is None
-            else tuple(sorted({rank.orders.rank, self.members[peer]} & set(rank.orders.real_ranks)))
-        )
-        emulated = (len(self.members) if peer is None else 2) - len(meets)
-        priced = emulated > 0 or rank.orders.apart
-        agreed = Call("message", call.nbytes, call.dtype) if peer is not None else call
-        agreed = Call(signature, 0, call.dtype) if signature else agreed
-        alive = self.members if peer is None else (rank.orders.rank, self.members[peer])
+        agreed, alive, meets = call, self.members, self._real_members
+        if peer is not None:
+            agreed, alive = Call("message", call.nbytes, call.dtype), (rank.orders.rank, self.members[peer])
+            meets = tuple(sorted({*alive} & {*rank.orders.real_ranks}))
+        elif call.kind == "all_to_all":  # ranks may send different numbers of bytes: what must agree is the type
+            agreed = Call("all_to_all", 0, call.dtype)
+        emulated = len(alive) - len(meets)
         at_once = not getattr(opts, "asyncOp", True)
 
         def plan() -> Plan:
             rank.conditions.check_alive(alive, where)
             start_s = begun_s(noted.issued_s)
             if len(meets) > 1:
-                start_s = rank.line.meet(f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, start_s)
+                start_s = rank.line.meet(line, meets, number, agreed, start_s)
+            priced = emulated > 0 or rank.orders.apart
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             if len(alive) > 1:  # else nothing crosses a network
@@ -283,6 +273,10 @@ class EmulatedGroup(_ProcessGroup):
         else:
             self._lanes[channel].put(work)
         return work
+
+
+def _call(kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:
+    return Call(kind, _nbytes(sized), _dtype(typed), detail)
 
 
 def _listed(tensors: Any) -> list[Tensor]:

@@ -3,16 +3,14 @@
 import inspect
 import os
 from collections.abc import Callable, Generator
-from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
 
 from perfmodel.execution.emulation._clock import come_first, own_threads
 from perfmodel.execution.emulation._orders import EmulationError, Orders
-from perfmodel.execution.emulation._wire import check_first_ranks, on_the_wire
+from perfmodel.execution.emulation._wire import TIMEOUT, check_first_ranks, on_the_wire
 
 _NAME: Final = "perfmodel"
-_TIMEOUT: Final = timedelta(minutes=30)
 
 
 def install(c10d: ModuleType) -> None:
@@ -85,7 +83,7 @@ class _Installed:
         group = None
         if len(real) > 1:
             store = self._c10d.PrefixStore("real ranks", options.store)
-            timeout = options.timeout or _TIMEOUT
+            timeout = options.timeout or TIMEOUT
             group = self._c10d.ProcessGroupGloo(store, real.index(orders.rank), len(real), timeout=timeout)
         return EmulatedGroup(str(options.group_id), members, self._rank, group)
 
@@ -120,4 +118,4 @@ def _store(orders: Orders) -> Generator[tuple[Any, int, int], None, None]:
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     keeper = orders.rank == min(orders.real_ranks)
-    yield TCPStore(address, port, None, keeper, _TIMEOUT, wait_for_workers=False), orders.rank, orders.world_size
+    yield TCPStore(address, port, None, keeper, TIMEOUT, wait_for_workers=False), orders.rank, orders.world_size

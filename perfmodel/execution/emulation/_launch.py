@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,13 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation._environment import Environment, Prices
+from perfmodel.execution.emulation._environment import Environment
 from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._orders import VARIABLE, EmulationError, Orders
+from perfmodel.execution.emulation._prices import Prices
 from perfmodel.execution.emulation._record import record_of
 from perfmodel.execution.emulation._run import EmulatedRun, read_run
 from perfmodel.execution.emulation._wire import PEER, end, failure_of, peers
-from perfmodel.measure import Host
+from perfmodel.measure import Host, free_port
 
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 2.0
@@ -113,7 +113,7 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
             rank=0, world_size=emulation.world_size, real_ranks=emulation.real_ranks,
             out=str(folder), pinned=bool(emulation.cores), **emulation.conditions,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
-        port, others = _free_port(), None
+        port, others = free_port(), None
         if emulation.wire is not None:
             cores = emulation.cores  # the next one after those of the real ranks
             with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
@@ -145,14 +145,7 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
     sink = subprocess.DEVNULL if emulation.quiet else 2  # standard output is the report's
     command = emulation.command
     if host is not None:
-        command = (
-            sys.executable,
-            "-m",
-            "perfmodel.execution.emulation._on_host",
-            host.namespace,
-            host.address,
-            *command,
-        )
+        command = (sys.executable, "-m", f"{__package__}._on_host", host.namespace, host.address, *command)
     with _on_core(core), errors.open("wb") as kept:
         return subprocess.Popen(
             command,
@@ -253,9 +246,3 @@ def _end(processes: "Mapping[int, subprocess.Popen[bytes]]") -> None:
         end_s = time.monotonic() + _GRACE_S
         while any(p.poll() is None for p in processes.values()) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -8,16 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.execution.emulation._orders import Orders
 
-COLLECTIVE_COLUMNS: Final = (
-    "group", "lane", "ranks", "sequence", "kind", "bytes", "iteration", "issued_s", "thread_s", "start_s", "end_s",
-    "delay_s", "core_s", "wait_start_s", "wait_end_s",
-)  # fmt: skip
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 _LOOK_BACK: Final = 64
@@ -34,7 +30,7 @@ class Noted:
     ranks: int
     sequence: int
     kind: str
-    nbytes: int
+    bytes: int
     iteration: int
     issued_s: float
     thread_s: float = 0.0
@@ -45,6 +41,9 @@ class Noted:
     core_s: float = 0.0
     wait_start_s: float = 0.0
     wait_end_s: float = 0.0
+
+
+COLLECTIVE_COLUMNS: Final = tuple(f.name for f in fields(Noted))
 
 
 def record_of(folder: Path, rank: int) -> Path:
@@ -128,10 +127,7 @@ class Record:
         data = {
             "rank": self.orders.rank,
             "world_size": self.orders.world_size,
-            "collectives": {
-                name: [getattr(n, "nbytes" if name == "bytes" else name) for n in self.collectives]
-                for name in COLLECTIVE_COLUMNS
-            },
+            "collectives": {name: [getattr(n, name) for n in self.collectives] for name in COLLECTIVE_COLUMNS},
             "marks": {name: [mark[i] for mark in self.marks] for i, name in enumerate(MARK_COLUMNS)},
             "peak_bytes": _peak_bytes(),
             "start_bytes": self._resident_at_start,

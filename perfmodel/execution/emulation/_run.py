@@ -45,6 +45,11 @@ class RankRun:
         """Largest memory for the training itself."""
         return self.peak_bytes - self.start_bytes - self.code_bytes
 
+    @property
+    def ends(self) -> Any:
+        """Rows of the marks at which its iterations ended."""
+        return self.marks[self.marks.name == "iteration_end"]
+
     def iterations(self) -> "pd.DataFrame":
         """One row per iteration after the first: time_s, its parts, and what the core and the network did.
 
@@ -54,8 +59,7 @@ class RankRun:
         """
         import pandas as pd
 
-        ends = self.marks[self.marks.name == "iteration_end"]
-        rows = []
+        ends, rows = self.ends, []
         for number in range(1, len(ends)):
             start, end = ends.iloc[number - 1], ends.iloc[number]
             inside: Any = self.marks[(self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)]
@@ -111,11 +115,10 @@ class EmulatedRun:
 
     def iteration_s(self) -> Float[np.ndarray, " iterations"]:
         """Time of every iteration after the first `_WARM_UP`, on the slowest rank of each."""
-        table = self.iterations()
+        table = _steady(self.iterations())
         if not len(table):
             raise EmulationError("the script made fewer than two optimizer steps: no iteration to time")
-        worst = table.groupby("iteration").time_s.max().to_numpy()
-        return worst[_WARM_UP:] if len(worst) > 2 * _WARM_UP else worst
+        return _slowest_s(table)
 
     def to_dict(self) -> dict[str, Any]:
         """Figures of the whole, for JSON."""
@@ -128,11 +131,10 @@ class EmulatedRun:
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.ranks),
             "training_memory_bytes": max(rank.training_bytes for rank in self.ranks),
         }
-        table: Any = self.iterations()
-        if not len(table):
+        steady = _steady(self.iterations())
+        if not len(steady):
             return summary | {"iterations": 0}
-        steady: Any = table[table.iteration > _WARM_UP] if table.iteration.max() > 2 * _WARM_UP else table
-        spans_s = self.iteration_s()
+        spans_s = _slowest_s(steady)
         parts = ("forward_s", "backward_s", "optimizer_s", "communication_s", "exposed_s", "overlap", "utilisation")
         return summary | {
             "iterations": len(spans_s),
@@ -141,6 +143,16 @@ class EmulatedRun:
             "iteration_p90_s": float(np.quantile(spans_s, 0.9)),
             **{part: float(steady[part].median()) for part in parts},
         }
+
+
+def _steady(table: "pd.DataFrame") -> Any:
+    """Iterations without the first ones, where there are enough others."""
+    return table[table.iteration > _WARM_UP] if len(table) and table.iteration.max() > 2 * _WARM_UP else table
+
+
+def _slowest_s(table: Any) -> Float[np.ndarray, " iterations"]:
+    """Time of each iteration on its slowest rank."""
+    return table.groupby("iteration").time_s.max().to_numpy()
 
 
 def read_run(folder: Path) -> EmulatedRun:
@@ -182,7 +194,7 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
 
     own: Any = operations[operations["rank"] == rank.rank]
     own = own.sort_values("first_s")
-    ends_s = rank.marks[rank.marks.name == "iteration_end"].wall_s.to_numpy()
+    ends_s = rank.ends.wall_s.to_numpy()
     columns = {
         "group": own.group, "lane": "", "ranks": own.ranks, "sequence": own.sequence, "kind": own.kind,
         "bytes": own[["in_bytes", "out_bytes"]].max(axis=1), "iteration": np.searchsorted(ends_s, own.first_s),

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.execution.emulation._run import EmulatedRun
+from perfmodel.execution.emulation._run import EmulatedRun, RankRun
 from perfmodel.ingest import Activity, ActivityKind, MeasuredTrace, trace_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from perfmodel.execution.emulation._run import RankRun
 
 Phase = Literal["forward", "backward", "optimizer"]
 _BEHIND_S: Final = 1e-3
@@ -45,14 +43,13 @@ class Iteration:
     """Its collectives in the order of their calls; times from the start of the iteration."""
 
 
-def iteration(rank: "RankRun", number: int) -> Iteration:
+def iteration(rank: RankRun, number: int) -> Iteration:
     """Cut iteration `number` (from 1) of a rank at its calls and waits.
 
     A wait that the script does not make itself is the one of DistributedDataParallel: at the end of backward, for all
     that backward has called. It begins where the thread has had its processor time.
     """
-    ends = rank.marks[rank.marks.name == "iteration_end"]
-    first, last = ends.iloc[number - 1], ends.iloc[number]
+    first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
     begin_s, time_s = float(first.wall_s), float(last.wall_s - first.wall_s)
     calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
     for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
@@ -102,9 +99,9 @@ def iteration(rank: "RankRun", number: int) -> Iteration:
     return Iteration(number, time_s, tuple(spans), calls)
 
 
-def typical(rank: "RankRun", numbers: np.ndarray) -> Iteration:
+def typical(rank: RankRun, numbers: np.ndarray) -> Iteration:
     """The iteration of median length among `numbers`."""
-    ends_s = rank.marks[rank.marks.name == "iteration_end"].wall_s.to_numpy()
+    ends_s = rank.ends.wall_s.to_numpy()
     spans_s = np.diff(ends_s)[numbers - 1]
     return iteration(rank, int(numbers[np.argsort(spans_s)[(len(numbers) - 1) // 2]]))
 
@@ -165,7 +162,7 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
     """
     activities = []
     for device, rank in enumerate(run.ranks):
-        ends_s = rank.marks[rank.marks.name == "iteration_end"].wall_s.to_numpy()
+        ends_s = rank.ends.wall_s.to_numpy()
         lanes: dict[tuple[str, str], int] = {}
         for number in range(max(1, len(ends_s) - steps), len(ends_s)):
             found, begin_s = iteration(rank, number), float(ends_s[number - 1])

@@ -20,6 +20,8 @@ PEER: Final = "peer.json"
 OPERATION_COLUMNS: Final = (
     "rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages", "first_s", "begin_s", "last_s",
 )  # fmt: skip
+TIMEOUT: Final = timedelta(minutes=30)
+"""Of groups that a script gives none, as torch has it."""
 _END_S: Final = 20.0
 
 
@@ -47,7 +49,7 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
                     store.set(f"0/{peer}", rank_info(port, range(base + peer * size, base + (peer + 1) * size)))
             options = library._Options()
             options._devices = [library.create_device(hostname="127.0.0.1")]
-            options._timeout = timeout or timedelta(minutes=30)
+            options._timeout = timeout or TIMEOUT
             super().__init__(store, place, size, options)
 
     return OnTheWire

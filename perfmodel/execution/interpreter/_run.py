@@ -44,8 +44,8 @@ class _Saved:
     inputs: list[Array] = field(default_factory=list)
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
     left: list[Any] = field(default_factory=list)
-    cotangents: list[tuple[Array, Any]] = field(default_factory=list)
-    """Set by the backward, for the weight gradient."""
+    cotangents: list[tuple[Any, Any]] = field(default_factory=list)
+    """Of output and of what was left; None until a backward asks for them."""
 
 
 def run_schedule(
@@ -155,6 +155,7 @@ class _Machine:
             saved.contexts.append(context)
             x, left = forward(self.model.layers[layer].apply, weights[number], x, context)
             saved.left.append(left)
+            saved.cotangents.append((None, None))
         self.saved[(*place, batch)] = saved
         if stage + 1 < self.schedule.n_stages:
             self.mail[Phase.FORWARD, stage + 1, batch] = x
@@ -167,7 +168,6 @@ class _Machine:
         saved = self.saved[(*place, batch)]
         g = self.mail.pop((Phase.BACKWARD, stage, batch))
         first = batch - batch % self.schedule.slices
-        saved.cotangents = saved.cotangents or [(None, None)] * len(saved.inputs)  # pyright: ignore
         for number in reversed(range(len(saved.inputs))):
             apply = self.model.layers[self.layers[stage][number]].apply
             of_left = saved.cotangents[number][1]  # what later slices ask of this one's context
@@ -184,7 +184,6 @@ class _Machine:
     @staticmethod
     def _ask(saved: _Saved, number: int, part: Any) -> None:
         """Add to the gradient of what a slice left for later ones."""
-        saved.cotangents = saved.cotangents or [(None, None)] * len(saved.inputs)  # pyright: ignore
         g, so_far = saved.cotangents[number]
         saved.cotangents[number] = (g, part if so_far is None else jax.tree.map(jnp.add, so_far, part))
 

@@ -32,7 +32,7 @@ class Call:
         value = self.args[position] if self.has(position) else None
         if value is None:
             raise CannotMapError(f"operand {position} is missing")
-        return value if isinstance(value, (Known, Ref)) else Known(np.asarray(value))
+        return value if isinstance(value, (Known, Ref)) else Known.of(value)
 
     def ref(self, position: int) -> Ref:
         """An operand as a value of the program."""
@@ -86,7 +86,7 @@ def primitive(c: Call, name: str, *items: Item) -> Item:
     if any(isinstance(i, Ref) and c.d.builder.types[i.name].dtype.startswith("int") for i in items):
         raise CannotMapError("the IR computes no integers; give the value of the input that they come from")
     out = Array(c.dtype, (), 4)
-    floats = [Known(np.asarray(i.array, float)) if isinstance(i, Known) else i for i in items]
+    floats = [Known.of(i.array, float) if isinstance(i, Known) else i for i in items]
     return mapped(name, c.d, {}, floats, [Array(c.dtype, c.shape(i), 4) for i in items], out, integer=False)
 
 

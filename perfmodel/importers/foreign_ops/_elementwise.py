@@ -59,7 +59,7 @@ def _clip(c: Call) -> Item:
     for name, position, like in (("min", 1, "max"), ("max", 2, "min")):
         bound = c.value(name, position, None)
         if bound is not None:
-            x = primitive(c, like, x, Known(np.asarray(bound, float)))
+            x = primitive(c, like, x, Known.of(bound, float))
     return x
 
 
@@ -81,21 +81,21 @@ def _finite(c: Call, item: Item) -> Item:
     return Known(np.clip(item.array, LOWEST[c.dtype], None)) if isinstance(item, Known) else item
 
 
-_BINARY: Final = {"Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "mul.Tensor": "mul",
-                  "div.Tensor": "div", "maximum": "max", "minimum": "min", "Add": "add"}  # fmt: skip
-_UNARY: Final = {
-    "Relu": "relu", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh", "Sigmoid": "logistic", "Erf": "erf",
-    "Neg": "neg", "Abs": "abs", "relu": "relu", "relu_": "relu", "exp": "exp", "log": "log", "sqrt": "sqrt",
+_AS_IN_JAX: Final = {
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "mul.Tensor": "mul",
+    "div.Tensor": "div", "maximum": "max", "minimum": "min", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh",
+    "Sigmoid": "logistic", "Erf": "erf", "Neg": "neg", "Abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt",
     "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "logistic", "erf": "erf", "neg": "neg", "abs": "abs",
 }  # fmt: skip
+"""JAX primitive by name of the op."""
 
 
 ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType({
-    **{name: _like(like) for name, like in {**_BINARY, **_UNARY}.items() if like != "relu"},
+    **{name: _like(like) for name, like in _AS_IN_JAX.items()},
     **spelled("Relu", "relu", "relu_", rule=lambda c: c.op("relu", c.ref(0))),
     **spelled("add.Tensor", "add_.Tensor", rule=_weighted("add")),
     "sub.Tensor": _weighted("sub"),
-    **spelled("Reciprocal", "reciprocal", rule=lambda c: primitive(c, "div", Known(np.asarray(1.0)), c.ref(0))),
+    **spelled("Reciprocal", "reciprocal", rule=lambda c: primitive(c, "div", Known.of(1.0), c.ref(0))),
     **spelled("Pow", "pow.Tensor_Scalar", rule=_power),
     **spelled("Gelu", "gelu", rule=_gelu),
     **spelled("silu", "Swish", "silu_", rule=_silu),

@@ -112,7 +112,7 @@ def _normalised(c: Call, x: Ref, axes: tuple[int, ...], epsilon: float) -> Ref:
     share = 1 / prod(c.shape(x)[a] for a in axes)
     centred = c.op("sub", x, c.scaled(c.op("sum", x, axes=axes, keep=True), share))
     variance = c.scaled(c.op("sum", c.op("mul", centred, centred), axes=axes, keep=True), share)
-    shifted = c.as_ref(primitive(c, "add", variance, Known(np.asarray(epsilon))))
+    shifted = c.as_ref(primitive(c, "add", variance, Known.of(epsilon)))
     return c.op("div", centred, c.op("sqrt", shifted))
 
 
@@ -134,7 +134,7 @@ def _batch_norm(c: Call, training: int = 5, epsilon: int = 7) -> Item:
     if isinstance(variance, Known):
         y = primitive(c, "mul", primitive(c, "sub", x, mean), Known((variance.array + least) ** -0.5))
     else:
-        root = primitive(c, "sqrt", primitive(c, "add", variance, Known(np.asarray(least))))
+        root = primitive(c, "sqrt", primitive(c, "add", variance, Known.of(least)))
         y = primitive(c, "div", primitive(c, "sub", x, mean), root)
     return _scaled_by_channel(c, c.as_ref(y), 1, 2)
 

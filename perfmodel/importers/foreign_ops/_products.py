@@ -86,7 +86,7 @@ def _layer_norm(c: Call, gain: int = 1, shift: int = 2, epsilon: tuple[str, int]
 def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1), default: float = 1e-5) -> Item:
     x = c.ref(0)
     square = c.op("sum", c.op("mul", x, x), axes=(len(c.shape(x)) - 1,), keep=True)
-    shifted = primitive(c, "add", c.scaled(square, 1 / c.shape(x)[-1]), Known(np.asarray(c.value(*epsilon, default))))
+    shifted = primitive(c, "add", c.scaled(square, 1 / c.shape(x)[-1]), Known.of(c.value(*epsilon, default)))
     y = c.op("div", x, c.op("sqrt", c.as_ref(shifted)))
     return c.op("mul", y, c.ref(gain)) if c.has(gain) else y
 

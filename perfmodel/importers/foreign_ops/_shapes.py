@@ -101,7 +101,11 @@ def _stack(c: Call) -> Ref:
     return c.op("concat", *(c.d.reshape(r, (*shape[:axis], 1, *shape[axis:])) for r in refs), axis=axis)
 
 
-def _cut(c: Call, x: Ref, axis: int, sizes: Sequence[int]) -> list[Ref]:
+def _cut(c: Call, x: Ref, axis: int, sizes: int | Sequence[int]) -> list[Ref]:
+    """Parts of these sizes, or of one size, of which the last has what is left."""
+    if isinstance(sizes, int):
+        n = c.shape(x)[axis]
+        sizes = [min(sizes, n - k) for k in range(0, n, sizes)]
     if len(set(sizes)) == 1:
         return c.d.parts(x, axis, len(sizes))
     stops = np.cumsum(sizes).tolist()
@@ -116,21 +120,16 @@ def _split(c: Call) -> list[Ref]:
     """ONNX: sizes or `num_outputs`; ATen: sizes, or the size of each part."""
     x = c.ref(0)
     axis = int(c.value("axis", 2, 0)) % len(c.shape(x))
-    n = c.shape(x)[axis]
     sizes = c.value("split", 1, None)
     if sizes is None or "num_outputs" in c.attributes:
-        sizes = -(-n // int(c.attributes["num_outputs"]))
-    if isinstance(sizes, int):
-        sizes = [min(sizes, n - k) for k in range(0, n, sizes)]
+        sizes = -(-c.shape(x)[axis] // int(c.attributes["num_outputs"]))
     return _cut(c, x, axis, sizes)
 
 
 def _chunk(c: Call) -> list[Ref]:
     x = c.ref(0)
     axis = int(c.value("", 2, 0)) % len(c.shape(x))
-    n = c.shape(x)[axis]
-    size = -(-n // int(c.value("", 1)))
-    return _cut(c, x, axis, [min(size, n - k) for k in range(0, n, size)])
+    return _cut(c, x, axis, -(-c.shape(x)[axis] // int(c.value("", 1))))
 
 
 def _slice(c: Call) -> Ref:
