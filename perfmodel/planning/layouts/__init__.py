@@ -3,6 +3,7 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids, enumerate_layouts
+from perfmodel.planning.layouts._evaluate import BestLayout, fastest
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._impossible import Change, Impossible
 from perfmodel.planning.layouts._improve import Improvement
@@ -14,7 +15,7 @@ from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
 from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import Robustness, robustness, square_root
-from perfmodel.planning.layouts._search import BestLayout, fastest, search
+from perfmodel.planning.layouts._search import search
 from perfmodel.planning.layouts._space import SearchSpace, default_space, restrict, with_options, with_schedules
 from perfmodel.planning.layouts._telling import (
     Evidence,
