@@ -5,9 +5,9 @@ from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids, enumerate_layouts
 from perfmodel.planning.layouts._evaluate import BestLayout, fastest
 from perfmodel.planning.layouts._executor import Executor, open_executor
+from perfmodel.planning.layouts._expression import Interval
 from perfmodel.planning.layouts._impossible import Change, Impossible
 from perfmodel.planning.layouts._improve import Improvement
-from perfmodel.planning.layouts._intervals import Interval
 from perfmodel.planning.layouts._objective import OBJECTIVES, Goal
 from perfmodel.planning.layouts._pareto import ParetoFront, pareto
 from perfmodel.planning.layouts._quantities import MILLION, Tariff

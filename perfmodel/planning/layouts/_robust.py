@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
-from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.planning.layouts._expression import Interval
 from perfmodel.planning.layouts._objective import STEP_TIME, Goal
 from perfmodel.prediction import Joint, Prediction, joint_errors
 
