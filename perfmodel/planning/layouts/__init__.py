@@ -12,7 +12,15 @@ from perfmodel.planning.layouts._objective import OBJECTIVES, Goal
 from perfmodel.planning.layouts._pareto import ParetoFront, pareto
 from perfmodel.planning.layouts._quantities import MILLION, Tariff
 from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
-from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
+from perfmodel.planning.layouts._question import (
+    SEARCH_WORDS,
+    Progress,
+    Question,
+    SearchOptions,
+    SpaceWords,
+    ask,
+    file_words,
+)
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import Robustness, robustness, square_root
 from perfmodel.planning.layouts._search import search
@@ -26,6 +34,5 @@ from perfmodel.planning.layouts._telling import (
     telling,
     weighed,
 )
-from perfmodel.planning.layouts._words import SEARCH_WORDS, SpaceWords, file_words
 
 shorten_reprs(__name__)

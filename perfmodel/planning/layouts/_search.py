@@ -17,16 +17,25 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fastest, fingerprint
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._impossible import nothing_divides, nothing_fits, nothing_satisfies
-from perfmodel.planning.layouts._improve import Improved, improve
+from perfmodel.planning.layouts._improve import Improved, improve, launchable_cuts
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
+from perfmodel.planning.layouts._question import (
+    SEARCH_WORDS,
+    Progress,
+    Question,
+    SearchOptions,
+    Space,
+    SpaceWords,
+    ask,
+    file_words,
+    worded,
+)
 from perfmodel.planning.layouts._ranking import Ranking, quantities_of, ranking
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
-from perfmodel.planning.layouts._words import SEARCH_WORDS, Space, SpaceWords, file_words, worded
 from perfmodel.prediction import explain
-from perfmodel.spec import Cluster, Framework, Layout, Model, Problem
+from perfmodel.spec import Cluster, Model, Problem
 
 POOL = 64
 """Layouts, the best, whose stages may be worth cutting anew."""
@@ -148,7 +157,7 @@ def _search(
 
     even = _explained(goal, candidates, found.number[distinct[:wanted]], options.strict, report)
     improved, complete = _improved(question, goal, candidates, found, even, options.method, report)
-    ranked = even.with_cut(_launchable_cuts(question, goal, improved))
+    ranked = even.with_cut(launchable_cuts(question, goal, improved))
     lower_bound, lower_bound_s, left = _certain(question, score, found, ranked)
     best = float(ranked.value.min(initial=np.inf))
     sure = None
@@ -238,17 +247,6 @@ def _improved(
         return Improved("enumerate", "interrupted before all promising stages were cut anew"), False
 
 
-def _launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Those of the new cuts that the framework runs, if it must."""
-    within, framework = not question.space.any_framework, question.problem.framework
-    results = [
-        improvement.result
-        for improvement in improved.improvements
-        if not within or _launchable(framework, improvement.result.layout)
-    ]
-    return ranking(goal, [r.prediction for r in results], [r.certificate.lower_bound_s for r in results])
-
-
 def _certain(
     question: Question, score: Score, found: Evaluated, ranked: Ranking
 ) -> tuple[float, float, Float[np.ndarray, " left"]]:
@@ -276,13 +274,6 @@ def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, foun
     ruled_out = Reason.SLOWER if goal.plain else Reason.WORSE
     if left:
         rejected[Rejection(ruled_out if found.complete else Reason.NOT_EVALUATED)] += left
-
-
-def _launchable(framework: Framework, layout: Layout) -> bool:
-    """Whether a framework runs a layout whose stages were cut anew; none of the catalog takes other numbers of layers
-    to recompute stage by stage."""
-    by_stage = len(set(layout.recompute_full_layers or ())) > 1
-    return not framework.refused(layout) and not (by_stage and framework.name != "generic")
 
 
 def _beyond(question: Question, goal: Goal, best_value: float, executor: Executor) -> Beyond | None:
