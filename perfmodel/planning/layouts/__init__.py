@@ -14,7 +14,6 @@ from perfmodel.planning.layouts._quantities import MILLION, Tariff
 from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
 from perfmodel.planning.layouts._question import (
     SEARCH_WORDS,
-    Progress,
     Question,
     SearchOptions,
     SpaceWords,

@@ -15,13 +15,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel import prediction
+from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._executor import Executor, Here
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._question import Context, Progress, Question, model_of
+from perfmodel.planning.layouts._question import Context, Question, model_of
 from perfmodel.spec import Layout
 
 
@@ -107,7 +108,7 @@ def evaluate(
     context: Context,
     executor: Executor,
     known: Evaluations,
-    report: Progress,
+    report: Report,
     cutoff: float = np.inf,
     distinct: bool = False,
     prune: bool = False,

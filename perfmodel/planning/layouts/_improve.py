@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.display import Report
 from perfmodel.errors import LayoutError
 from perfmodel.planning.layouts._objective import Goal
-from perfmodel.planning.layouts._question import Progress, Question
+from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._ranking import Ranking, ranking
 from perfmodel.planning.optimise import (
     PartitionResult,
@@ -53,7 +54,7 @@ class Improved:
 
 
 def improve(
-    goal: Goal, method: str, evaluated: int, best: Sequence[Prediction], pool: Sequence[Layout], report: Progress
+    goal: Goal, method: str, evaluated: int, best: Sequence[Prediction], pool: Sequence[Layout], report: Report
 ) -> Improved:
     """Cut the stages of the layouts anew that can gain most by it.
 

@@ -19,8 +19,6 @@ from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
 from perfmodel.spec import Cluster, Model, Problem
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what is done, how many, of how many)."""
 Context = tuple[Problem, Path | None, Scenario, PricesKernels | None, str]
 """Arguments of `model_of`; the last is the digest of the calibration's weights."""
 Space = SearchSpace | Callable[[Problem], SearchSpace]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
-from perfmodel.display import shows_progress
+from perfmodel.display import Report, shows_progress
 from perfmodel.errors import LayoutError, PerfModelError, Reason, Rejection, UnknownNameError
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fastest, fingerprint
@@ -22,7 +22,6 @@ from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import (
     SEARCH_WORDS,
-    Progress,
     Question,
     SearchOptions,
     Space,
@@ -55,7 +54,7 @@ def search(
     calibration: Path | str | None = None,
     settings: Sequence[str] = (),
     kernels: PricesKernels | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
     **words: Any,
 ) -> SearchResult:
     """Rank the layouts of a problem by predicted step time, or another objective.
@@ -136,7 +135,7 @@ def _search(
     cutoff: float,
     executor: Executor,
     file: Path | None,
-    report: Progress,
+    report: Report,
 ) -> SearchResult:
     """The best layouts of one question, of which those above `cutoff` need not be found."""
     started = time.perf_counter()
@@ -209,7 +208,7 @@ def _search(
 
 
 def _candidates(
-    question: Question, goal: Goal, options: SearchOptions, wanted: int, rejected: Counter[Rejection], report: Progress
+    question: Question, goal: Goal, options: SearchOptions, wanted: int, rejected: Counter[Rejection], report: Report
 ) -> Candidates:
     """Every possible layout with its memory and bound; where the step time alone ranks, those among the best."""
     every = options.every or not goal.plain or question.space.fewer_devices
@@ -220,7 +219,7 @@ def _candidates(
 
 
 def _explained(
-    goal: Goal, candidates: Candidates, numbers: Int[np.ndarray, " some"], strict: bool, report: Progress
+    goal: Goal, candidates: Candidates, numbers: Int[np.ndarray, " some"], strict: bool, report: Report
 ) -> Ranking:
     """Layouts of even stages, predicted in full."""
     report("explain", 0, len(numbers))
@@ -230,7 +229,7 @@ def _explained(
 
 def _improved(
     question: Question, goal: Goal, candidates: Candidates, found: Evaluated, even: Ranking, method: str,
-    report: Progress,
+    report: Report,
 ) -> tuple[Improved, bool]:  # fmt: skip
     """The best layouts with their stages cut anew where that may pay, and whether all of the search was done."""
     framework = question.problem.framework
