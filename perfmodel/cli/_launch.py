@@ -55,8 +55,8 @@ def complete(arguments: argparse.Namespace) -> None:
     needed: tuple[str, ...] = getattr(arguments, "needed", ())
     if arguments.command == "search" and arguments.program:  # says its model and batch itself
         needed = ("cluster",)
-    if arguments.command == "report" and (arguments.tables or (arguments.calibration and arguments.model is None)):
-        needed = ()  # of a calibration, which needs no job
+    if arguments.command == "report" and of_calibration(arguments):
+        needed = ()
     flags = lacking(arguments, *needed)
     if flags and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
@@ -65,6 +65,12 @@ def complete(arguments: argparse.Namespace) -> None:
             f"{arguments.command}: the following arguments are required: {flags}; see 'perfmodel {arguments.command} "
             "--help'"
         )
+
+
+def of_calibration(arguments: argparse.Namespace) -> bool:
+    """Whether the page of `report` is of a calibration, which needs no job: tables to hold it against, or a folder and
+    no job."""
+    return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
 
 
 def _fill(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
+from perfmodel.cli._launch import of_calibration
 from perfmodel.cli._search import add_search, options_of, space_of
 from perfmodel.cli._show import emit, new_console, table, written
 from perfmodel.cli._training_run import reliability_of
@@ -78,11 +79,6 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not made.data.get("complete", True):
         raise KeyboardInterrupt(made.data["certificate"])
     return 0
-
-
-def of_calibration(arguments: argparse.Namespace) -> bool:
-    """Whether the page is of a calibration: tables to hold it against, or a folder and no job."""
-    return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
 
 
 def _calibration(arguments: argparse.Namespace) -> int:

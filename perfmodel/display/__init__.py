@@ -1,8 +1,8 @@
 """How results look: colours of events, HTML tables, the interactive timeline, progress. Knows plain values only."""
 
-from perfmodel.display._html import folded, frame_html, paragraph
+from perfmodel.display._html import folded, frame_html, paragraph, prediction_html, search_html, whatif_html
 from perfmodel.display._json import json_text
-from perfmodel.display._page import MemoryLine, calibration_page, decision_page, inline_frame, timeline_page
+from perfmodel.display._page import calibration_page, decision_page, inline_frame, timeline_page
 from perfmodel.display._palette import (
     BLUE,
     EVENTS,
@@ -11,6 +11,7 @@ from perfmodel.display._palette import (
     PARTS,
     VERMILLION,
     Look,
+    part_looks,
     ramp,
     require_matplotlib,
     require_picture,
@@ -19,6 +20,5 @@ from perfmodel.display._palette import (
 )
 from perfmodel.display._progress import Report, progress, shows_progress
 from perfmodel.display._repr import short_repr, shorten_reprs
-from perfmodel.display._results import prediction_html, search_html, whatif_html
 
 shorten_reprs(__name__)

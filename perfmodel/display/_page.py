@@ -3,7 +3,6 @@
 import base64
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,21 +11,12 @@ from perfmodel.display._palette import Look, ramp, text_colour
 
 if TYPE_CHECKING:  # the command line imports this package before it needs an array
     import numpy as np
-    from jaxtyping import Float
 
 COLUMNS: Final = {
     "start": "float64", "duration": "float64", "device": "int32", "stream": "uint8", "kind": "uint8",
     "stage": "int32", "micro_batch": "int32", "critical": "uint8", "inside": "int32",
 }  # fmt: skip
 """Of the events that the page shows, with the types in which it holds them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryLine:
-    """Memory of one device, constant between the times."""
-
-    time_s: "Float[np.ndarray, ' steps']"
-    in_use_bytes: "Float[np.ndarray, ' steps']"
 
 
 def timeline_page(
@@ -36,7 +26,7 @@ def timeline_page(
     streams: Sequence[str],
     devices: int,
     end_s: float,
-    memory: Sequence[MemoryLine] = (),
+    memory: Sequence[Any] = (),
     capacity_bytes: float | None = None,
     inside: Sequence[Sequence[Any]] = (),
     title: str = "timeline",
@@ -48,7 +38,7 @@ def timeline_page(
             `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch;
             `inside`, which may be missing, a place in `inside`, or -1.
         kinds: colour and name of each kind.
-        memory: a line per device, drawn below; none leaves it out.
+        memory: of each device `in_use_bytes`, constant between its `time_s`, drawn below; none leaves it out.
         inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`, `time_s`, `count`, and
             `group` of those that communicate.
     """

@@ -6,6 +6,7 @@ greyscale too.
 """
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -62,6 +63,12 @@ PARTS: Final = {
     "bubble": Look("#E6E6E6", "bubble"),
 }
 """By the name of a part of `Prediction.breakdown_s`, in the order in which bars stack them."""
+
+
+def part_looks(found: Iterable[str]) -> dict[str, Look]:
+    """Of all `PARTS`, and after them of the parts of breakdowns that are none of these."""
+    return PARTS | {name: Look("#B39DDB", name.replace("_", " ")) for name in found if name not in PARTS}
+
 
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 """Of curves that stand for no kind of event."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel import catalog
-from perfmodel.display import frame_html, shorten_reprs, shows_progress
+from perfmodel.display import Report, frame_html, shorten_reprs, shows_progress
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.planning.goodput import Reliability
-from perfmodel.planning.layouts import Progress, SearchOptions, SearchSpace, Tariff, search
+from perfmodel.planning.layouts import SearchOptions, SearchSpace, Tariff, search
 from perfmodel.planning.training_run import TrainingRun, training_run
 from perfmodel.prediction import Prediction
 from perfmodel.spec import Cluster, Model, Problem
@@ -100,7 +100,7 @@ def compare_clusters(
     pue: float = 1.0,
     reliability: Reliability | None = None,
     calibration: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
     **words: Any,
 ) -> ClusterComparison:
     """The best layout of one job on every cluster, and what training with it takes.
@@ -137,7 +137,7 @@ def compare_problems(
     space: Callable[[Problem], SearchSpace] | None = None,
     calibration: Path | str | None = None,
     strict: bool = False,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> ClusterComparison:
     """The best layout of every problem, of one job on several clusters, and what training with it takes.
 

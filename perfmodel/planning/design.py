@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel import catalog
-from perfmodel.display import frame_html, shorten_reprs
+from perfmodel.display import Report, frame_html, shorten_reprs
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.planning.layouts import Goal, Progress, Question, fastest
+from perfmodel.planning.layouts import Goal, Question, fastest
 from perfmodel.planning.what_if import HARDWARE, Scenario, Setting, in_scenario, step_s
 from perfmodel.prediction import StepProblem, check_layout, needed_memory
 from perfmodel.spec import Layout
@@ -229,7 +229,7 @@ def rank_upgrades(
     *,
     share: float = 0.1,
     prices: Mapping[str, float] | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Upgrades:
     """What a better parameter of the machine saves, layout by layout: every parameter by itself.
 

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.display import frame_html
+from perfmodel.display import Report, frame_html
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.execution import Timer, cluster_timer, program_structure, simulate
 from perfmodel.ops import Op
@@ -24,7 +24,6 @@ from perfmodel.units import divisors
 
 MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
 """Of pipelines: 2 to 128 (section 5.1)."""
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ def search_programs(
     schedule: str = "1f1b",
     timer: Timer | None = None,
     calibration: Path | None = None,
-    progress: Progress = lambda *_: None,
+    progress: Report = lambda *_: None,
 ) -> ProgramSearch:
     """Distribute a program in every way over some devices, and simulate each.
 

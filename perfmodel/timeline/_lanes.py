@@ -18,16 +18,23 @@ from perfmodel.timeline._loops import LANES, ROW_OPTIONS, TILE, Items, row_of_la
 from perfmodel.timeline._tables import BundleTables, CompiledStructure, OpTables
 
 
+@jax.custom_jvp
 def spans_of_rows(
-    tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
+    durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> Float[Array, " lanes"]:
     """Makespan of each lane of the first `n_rows` rows of `LANES` lanes."""
     items, rows = _as_rows(tables, durations, n_rows)
     return row_of_lanes(tables, items, rows).reshape(-1)
 
 
+@spans_of_rows.defjvp
+def _jvp_in_rows(primals, tangents):
+    durations, n_rows, tables = primals
+    return _with_tangent(tables, durations, n_rows, tangents[0])
+
+
 def counts_of_rows(
-    tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
+    durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
     """Makespan and critical-path counts of each lane of the first `n_rows` rows of `LANES` lanes."""
     items, rows = _as_rows(tables, durations, n_rows)
@@ -40,7 +47,7 @@ def counts_of_rows(
 def spans_of_lanes(tables: OpTables, durations: Float[Array, "lanes classes"]) -> Float[Array, " lanes"]:
     """Makespan of any number of lanes; further batch axes join the lanes."""
     padded, n_rows = _full_rows(durations)
-    return spans_of_rows(tables, padded, n_rows)[: durations.shape[0]]
+    return spans_of_rows(padded, n_rows, tables)[: durations.shape[0]]
 
 
 @spans_of_lanes.def_vmap
@@ -55,7 +62,7 @@ def counts_of_lanes(
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
     """Makespan and counts of any number of lanes; further batch axes join the lanes."""
     padded, n_rows = _full_rows(durations)
-    spans, counts = counts_of_rows(tables, padded, n_rows)
+    spans, counts = counts_of_rows(padded, n_rows, tables)
     return spans[: durations.shape[0]], counts[: durations.shape[0]]
 
 
@@ -146,25 +153,6 @@ def _run(function: Callable[..., Any], durations: Durations, n_tiles: np.int32, 
     return function(durations, n_tiles, *tables)
 
 
-def _counts_in_rows(
-    durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
-) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
-    return counts_of_rows(tables, durations, n_rows)
-
-
-@jax.custom_jvp
-def _spans_in_rows(
-    durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
-) -> Float[Array, " lanes"]:
-    return spans_of_rows(tables, durations, n_rows)
-
-
-@_spans_in_rows.defjvp
-def _jvp_in_rows(primals, tangents):
-    durations, n_rows, tables = primals
-    return _with_tangent(tables, durations, n_rows, tangents[0])
-
-
 @jax.custom_jvp
 def _spans_in_tiles(
     durations: Float[Array, "lanes classes"],
@@ -194,12 +182,12 @@ def _with_tangent(
     tangent: Float[Array, "lanes classes"],
 ) -> tuple[Float[Array, " lanes"], Float[Array, " lanes"]]:
     primal = lax.stop_gradient(durations)
-    spans, counts = counts_of_rows(tables, primal, n_rows)
+    spans, counts = counts_of_rows(primal, n_rows, tables)
     # The added 0 carries the first derivative of the primal output into higher orders.
     return spans + (counts * (durations - primal)).sum(axis=1), (counts * tangent).sum(axis=1)
 
 
-_few = jax.jit(_spans_in_rows)
-_few_rows = jax.jit(_spans_in_rows, compiler_options=ROW_OPTIONS)
+_few = jax.jit(spans_of_rows)
+_few_rows = jax.jit(spans_of_rows, compiler_options=ROW_OPTIONS)
 _many = jax.jit(_spans_in_tiles)
-_counts = jax.jit(_counts_in_rows)
+_counts = jax.jit(counts_of_rows)

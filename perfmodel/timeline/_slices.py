@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.display import EVENTS, Look, MemoryLine, timeline_page
+from perfmodel.display import EVENTS, Look, timeline_page
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline._memory import MemoryTimeline
 
@@ -124,7 +124,7 @@ def timeline_html(
         streams=STREAM_NAMES,
         devices=devices,
         end_s=max(makespan_s, 1e-12),
-        memory=[MemoryLine(time_s=m.time_s, in_use_bytes=m.in_use_bytes) for m in memory.steps] if memory else (),
+        memory=memory.steps if memory else (),
         capacity_bytes=capacity_bytes,
         inside=list(inside.values()),
         title=title or f"{devices} pipeline ranks, {makespan_s:.4g} s",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfmodel.display import PARTS, Look
+from perfmodel.display import part_looks
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Prediction
 from perfmodel.viz._style import Width, legend_below, new_figure, styled, time_unit
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _ALWAYS = ("tp", "pp", "dp")
 _IF_VARIED = ("cp", "ep", "vpp", "micro_batch", "zero")
 _IN_WORDS = ("schedule", "recompute")
-_ODD_PART = Look("#B39DDB", "")
 _LEAST_SHARE = 0.002
 
 
@@ -36,19 +35,18 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     per_s, unit = time_unit(max(p.step_time_s for p in predictions))
     x, bottom = np.arange(len(predictions)), np.zeros(len(predictions))
     longest = max(p.step_time_s for p in predictions) * per_s
-    names = [*PARTS, *dict.fromkeys(k for p in predictions for k in p.breakdown_s if k not in PARTS)]
-    heights = {name: per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions]) for name in names}
+    looks = part_looks(name for p in predictions for name in p.breakdown_s)
+    heights = {name: per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions]) for name in looks}
     told = sum(height.max() > _LEAST_SHARE * longest for height in heights.values())
     figure = new_figure(width, 1.7 + 0.11 * len(rows) + 0.1 * told)
     axis = figure.subplots()
     handles, labels = [], []
     for name, height in heights.items():
-        look = PARTS.get(name, _ODD_PART._replace(label=name.replace("_", " ")))
-        drawn = axis.bar(x, height, 0.78, bottom=bottom, color=look.colour, edgecolor="white", linewidth=0.2)
+        drawn = axis.bar(x, height, 0.78, bottom=bottom, color=looks[name].colour, edgecolor="white", linewidth=0.2)
         bottom += height
         if height.max() > _LEAST_SHARE * longest:
             handles.append(drawn[0])
-            labels.append(look.label)
+            labels.append(looks[name].label)
     totals = per_s * np.array([[p.step_time_s, p.step_time_lo_s, p.step_time_hi_s] for p in predictions])
     spread = np.abs(totals[:, 1:] - totals[:, :1]).T
     look = {"ecolor": "black", "elinewidth": 0.6, "capsize": 1.5, "capthick": 0.6}

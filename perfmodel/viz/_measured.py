@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.display import BLUE, GREY, LINES, VERMILLION
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device
-from perfmodel.viz._style import MARKERS, Width, legend_below, new_figure, styled
+from perfmodel.viz._style import MARKERS, WIDTHS_IN, Width, legend_below, new_figure, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
     groups = [(str(name), own) for name, own in rows.groupby("group", sort=True)]
     across = min(len(groups), 2 if width == "column" else 4)
     down = -(-len(groups) // across)
-    side_in = {"column": 3.4, "page": 7.0}[width] / across
+    side_in = WIDTHS_IN[width] / across
     figure = new_figure(width, (min(side_in, 2.6) + 0.3) * down + 0.3)
     grid = figure.subplots(down, across, squeeze=False).ravel()
     for axis, (name, own) in zip(grid, groups, strict=False):

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from perfmodel.display import Look, MemoryLine, inline_frame, timeline_page
-from perfmodel.timeline import slices
+from perfmodel.display import Look, inline_frame, timeline_page
+from perfmodel.timeline import MemorySteps, slices
 from perfmodel.viz import interactive
 
 
@@ -99,7 +99,7 @@ def test_many_events_are_drawn_as_pixels_and_found_again(open_page):
             "stage": device, "micro_batch": np.tile(np.arange(n // devices), devices), "critical": np.zeros(n),
         },
         kinds=[Look("#56B4E9", "forward")], streams=["compute"], devices=devices, end_s=float(start[-1] + 1e-3),
-        memory=[MemoryLine(time_s=start[: n // devices], in_use_bytes=np.full(n // devices, 1e9))] * devices,
+        memory=[MemorySteps(time_s=start[: n // devices], in_use_bytes=np.full(n // devices, 1e9))] * devices,
         title="a <b>title</b> & more",
     )  # fmt: skip
     page = open_page(html)

@@ -10,14 +10,14 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.calibration import ProfileReport
-from perfmodel.display import decision_page, inline_frame, shows_progress
+from perfmodel.display import Report, decision_page, inline_frame, shows_progress
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch import FORMATS, export_launch
 from perfmodel.ingest.tables import write_text
 from perfmodel.planning.decision._rows import rows
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
 from perfmodel.planning.goodput import Reliability
-from perfmodel.planning.layouts import Progress, SearchOptions, SearchResult, SearchSpace, search
+from perfmodel.planning.layouts import SearchOptions, SearchResult, SearchSpace, search
 from perfmodel.planning.training_run import training_run
 from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
 from perfmodel.spec import Cluster, Layout, Model, Problem
@@ -85,7 +85,7 @@ def report(
     reliability: Reliability | None = None,
     pue: float = 1.0,
     flags: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: Report | None = None,
     **words: Any,
 ) -> DecisionReport:
     """Everything that a decision takes, of the layouts that a search finds or of one layout.

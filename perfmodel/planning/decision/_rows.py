@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from perfmodel.display import PARTS, Look
+from perfmodel.display import part_looks
 from perfmodel.planning.decision._scenarios import Turned
 from perfmodel.planning.training_run import TrainingRun
 from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction
@@ -47,8 +47,8 @@ def rows(
         best: probability of each to be the best; none where there is one row.
     """
     events: dict[str, int] = {}
-    parts = [*PARTS, *dict.fromkeys(n for p in predictions for n in p.breakdown_s if n not in PARTS)]
-    parts = [name for name in parts if any(p.breakdown_s.get(name, 0) > 1e-6 * p.step_time_s for p in predictions)]
+    looks = part_looks(name for p in predictions for name in p.breakdown_s)
+    parts = [name for name in looks if any(p.breakdown_s.get(name, 0) > 1e-6 * p.step_time_s for p in predictions)]
     origins = list(dict.fromkeys(name for p in predictions for name in p.provenance))
     made = []
     for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
@@ -74,14 +74,13 @@ def rows(
         )
     unit = "tokens" if predictions[0].seq_len > 1 else "samples"
     known = [name for name in _QUANTITIES if name in made[0] and not (name == "global_batch" and _same(made, name))]
-    looks = [PARTS.get(name, Look("#B39DDB", name.replace("_", " "))) for name in parts]
     folded = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
     varied = [i for i, name in enumerate(_SETTINGS) if len({row["settings"][i] for row in made}) > 1]
     varied = [i for i in varied if folded or _SETTINGS[i] != "etp"]
     return {
         "rows": made,
         "unit": unit,
-        "parts": [{"label": look.label, "colour": look.colour} for look in looks],
+        "parts": [{"label": looks[name].label, "colour": looks[name].colour} for name in parts],
         "categories": list(CATEGORIES),
         "origins": origins,
         "events": list(events),

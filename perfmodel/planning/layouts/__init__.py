@@ -3,18 +3,26 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids, enumerate_layouts
+from perfmodel.planning.layouts._evaluate import BestLayout, fastest
 from perfmodel.planning.layouts._executor import Executor, open_executor
+from perfmodel.planning.layouts._expression import Interval
 from perfmodel.planning.layouts._impossible import Change, Impossible
 from perfmodel.planning.layouts._improve import Improvement
-from perfmodel.planning.layouts._intervals import Interval
 from perfmodel.planning.layouts._objective import OBJECTIVES, Goal
 from perfmodel.planning.layouts._pareto import ParetoFront, pareto
 from perfmodel.planning.layouts._quantities import MILLION, Tariff
 from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
-from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
+from perfmodel.planning.layouts._question import (
+    SEARCH_WORDS,
+    Question,
+    SearchOptions,
+    SpaceWords,
+    ask,
+    file_words,
+)
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import Robustness, robustness, square_root
-from perfmodel.planning.layouts._search import BestLayout, fastest, search
+from perfmodel.planning.layouts._search import search
 from perfmodel.planning.layouts._space import SearchSpace, default_space, restrict, with_options, with_schedules
 from perfmodel.planning.layouts._telling import (
     Evidence,
@@ -25,6 +33,5 @@ from perfmodel.planning.layouts._telling import (
     telling,
     weighed,
 )
-from perfmodel.planning.layouts._words import SEARCH_WORDS, SpaceWords, file_words
 
 shorten_reprs(__name__)

@@ -4,8 +4,8 @@ kept on disk, so that a search that was interrupted can be continued."""
 import hashlib
 import io
 import zipfile
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -15,12 +15,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel import prediction
+from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._executor import Executor
-from perfmodel.planning.layouts._objective import Score
-from perfmodel.planning.layouts._question import Context, model_of
+from perfmodel.planning.layouts._executor import Executor, Here
+from perfmodel.planning.layouts._objective import Goal, Score
+from perfmodel.planning.layouts._pricing import price
+from perfmodel.planning.layouts._question import Context, Question, model_of
 from perfmodel.spec import Layout
 
 
@@ -106,7 +108,7 @@ def evaluate(
     context: Context,
     executor: Executor,
     known: Evaluations,
-    report: Callable[[str, int, int], None],
+    report: Report,
     cutoff: float = np.inf,
     distinct: bool = False,
     prune: bool = False,
@@ -157,6 +159,30 @@ def evaluate(
         complete=complete,
         dominated=np.concatenate([np.zeros(0, np.int64), *dominated]),
     )
+
+
+@dataclass(frozen=True)
+class BestLayout:
+    """The best layout of a question."""
+
+    layout: Layout
+    value: float
+    """Of the objective, as it is minimised."""
+    step_time_s: float
+
+
+def fastest(question: Question, goal: Goal, executor: Executor | None = None) -> BestLayout | None:
+    """The best layout alone, exactly but unexplained; None where none fits and satisfies the constraints.
+
+    Raises:
+        LayoutError: no layout is possible at all.
+    """
+    priced = price(question, Counter())
+    score = Score(replace(goal, step_problem=question.step_problem), priced)
+    found = evaluate(score, 1, question.context, executor or Here(), Evaluations(), lambda *_: None)
+    if not len(found.value) or not np.isfinite(found.value[0]):
+        return None
+    return BestLayout(priced.layouts(found.number[:1])[0], float(found.value[0]), float(found.step_s[0]))
 
 
 def _ranked(candidates: Candidates, found: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:

@@ -10,6 +10,8 @@ from typing import Any, Final
 from perfmodel.errors import LayoutError, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._enumerate import enumerate_grids
+from perfmodel.planning.layouts._evaluate import fastest
+from perfmodel.planning.layouts._executor import Executor
 from perfmodel.planning.layouts._expression import Constraint, Expression
 from perfmodel.planning.layouts._objective import Goal, Objective
 from perfmodel.planning.layouts._pricing import price
@@ -23,8 +25,6 @@ MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
 """Of the devices, that are tried."""
 NEAR: Final = 64
 """Device counts and batches up to so far away are tried where nothing divides."""
-Best = Callable[[Question, Goal], tuple[float, str] | None]
-"""Least value and layout of a question under a goal; None where nothing satisfies it."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     return Impossible(binding, tuple(changes))
 
 
-def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
+def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Impossible:
     """Where layouts fit but none satisfies the constraints: which of them to loosen, and to what.
 
     A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
@@ -125,15 +125,15 @@ def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
     changes: list[Change] = []
     for which, constraint in enumerate(goal.constraints):
         others = goal.constraints[:which] + goal.constraints[which + 1 :]
-        if found := best(question, replace(goal, objective=_violation(constraint), constraints=others)):
-            text = _loosened(constraint, found[0])
-            changes.append(Change(f"{text} (for {constraint}), by {found[1]}", {"constraint": text}))
+        if found := fastest(question, replace(goal, objective=_violation(constraint), constraints=others), executor):
+            text = _loosened(constraint, found.value)
+            changes.append(Change(f"{text} (for {constraint}), by {found.layout}", {"constraint": text}))
     together = [str(constraint) for constraint in goal.constraints]
     if not changes:
         for count in range(2, len(goal.constraints) + 1):
             for dropped in combinations(goal.constraints, count):
                 kept = tuple(c for c in goal.constraints if c not in dropped)
-                if best(question, replace(goal, constraints=kept)):
+                if fastest(question, replace(goal, constraints=kept), executor):
                     together = [str(c) for c in dropped]
                     changes.append(Change(f"without {' and '.join(together)}", {"without": together}))
                     break
@@ -143,18 +143,18 @@ def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
         free = replace(question, space=replace(question.space, fewer_devices=True))
         default = _default(free)
         free = replace(free, space=replace(free.space, tp=default.tp, pp=default.pp, ep=default.ep))
-        if not _restricted_degrees(question) and (possible := best(free, goal)):
-            changes.append(Change(f"--fewer-devices, by {possible[1]}", {"fewer_devices": True}))
+        if not _restricted_degrees(question) and (possible := fastest(free, goal, executor)):
+            changes.append(Change(f"--fewer-devices, by {possible.layout}", {"fewer_devices": True}))
     for k in MULTIPLES[:5]:
         n = k * question.devices
         if n > question.problem.cluster.capacity:
             break
         try:
-            possible = best(_on_devices(question, n), goal)
+            possible = fastest(_on_devices(question, n), goal, executor)
         except LayoutError:
             continue
         if possible:
-            changes.append(Change(f"{n} devices, by {possible[1]}", {"devices": n}))
+            changes.append(Change(f"{n} devices, by {possible.layout}", {"devices": n}))
             break
     verb = "cannot be satisfied" if len(together) == 1 else "cannot be satisfied together"
     return Impossible(f"layouts fit, but {' and '.join(together)} {verb}", tuple(changes))

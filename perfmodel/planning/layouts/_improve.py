@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.display import Report
 from perfmodel.errors import LayoutError
 from perfmodel.planning.layouts._objective import Goal
-from perfmodel.planning.layouts._question import Progress
+from perfmodel.planning.layouts._question import Question
+from perfmodel.planning.layouts._ranking import Ranking, ranking
 from perfmodel.planning.optimise import (
     PartitionResult,
     choose_method,
@@ -18,7 +20,7 @@ from perfmodel.planning.optimise import (
     relaxed_partitions,
 )
 from perfmodel.prediction import Prediction
-from perfmodel.spec import Layout
+from perfmodel.spec import Framework, Layout
 
 MOST: Final = 4
 """Layouts whose stages are cut anew (a second or two each), the most promising by their bounds."""
@@ -52,7 +54,7 @@ class Improved:
 
 
 def improve(
-    goal: Goal, method: str, evaluated: int, best: Sequence[Prediction], pool: Sequence[Layout], report: Progress
+    goal: Goal, method: str, evaluated: int, best: Sequence[Prediction], pool: Sequence[Layout], report: Report
 ) -> Improved:
     """Cut the stages of the layouts anew that can gain most by it.
 
@@ -103,6 +105,24 @@ def improve(
     asked = "asked for" if method == "relax" else choose_method(contiguous=True).why
     why = f"{enumerated}; then stages of {len(improvements)} of {len(promising)} promising layouts cut anew: {asked}"
     return Improved(f"enumerate, {how}", why, tuple(improvements))
+
+
+def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
+    """Those of the new cuts that the framework runs, if it must."""
+    within, framework = not question.space.any_framework, question.problem.framework
+    results = [
+        improvement.result
+        for improvement in improved.improvements
+        if not within or _launchable(framework, improvement.result.layout)
+    ]
+    return ranking(goal, [r.prediction for r in results], [r.certificate.lower_bound_s for r in results])
+
+
+def _launchable(framework: Framework, layout: Layout) -> bool:
+    """Whether a framework runs a layout whose stages were cut anew; none of the catalog takes other numbers of layers
+    to recompute stage by stage."""
+    by_stage = len(set(layout.recompute_full_layers or ())) > 1
+    return not framework.refused(layout) and not (by_stage and framework.name != "generic")
 
 
 def _bases(layouts: Sequence[Layout]) -> list[Layout]:

@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.errors import Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._expression import Constraint, Expression, Quantity
-from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.planning.layouts._expression import Constraint, Expression, Interval, Quantity
 from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
 from perfmodel.prediction import (
     LayoutGrid,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.display import frame_html
+from perfmodel.display import Report, frame_html
 from perfmodel.errors import PerfModelError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._evaluate import Evaluations, evaluate_some
@@ -17,7 +17,7 @@ from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._quantities import Tariff
-from perfmodel.planning.layouts._question import Progress, Question
+from perfmodel.planning.layouts._question import Question
 from perfmodel.prediction import Prediction, explain
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def pareto(
     *,
     constraints: Sequence[str] = (),
     tariff: Tariff | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
     workers: int = 1,
     dask: str = "",
 ) -> ParetoFront:
@@ -126,7 +126,7 @@ def pareto(
 
 
 def _front(
-    question: Question, goals: Sequence[Goal], candidates: Candidates, executor: Executor, report: Progress
+    question: Question, goals: Sequence[Goal], candidates: Candidates, executor: Executor, report: Report
 ) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape

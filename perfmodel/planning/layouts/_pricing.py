@@ -14,10 +14,11 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.display import Report
 from perfmodel.errors import LayoutError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids
-from perfmodel.planning.layouts._question import Progress, Question
+from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._space import SearchSpace
 from perfmodel.planning.optimise import balanced, spread_bound_s
 from perfmodel.prediction import (
@@ -39,7 +40,7 @@ AT_ONCE: Final = 32
 def price(
     question: Question,
     rejected: Counter[Rejection],
-    report: Progress = lambda *_: None,
+    report: Report = lambda *_: None,
     wanted: int | None = None,
 ) -> Candidates:
     """Memory and bounds of all layouts of a question.
@@ -71,9 +72,7 @@ def price(
     return gather(reported(price_grids(question.step_problem, grids, usable_bytes)), usable_bytes, rejected)
 
 
-def _price_on_kinds(
-    question: Question, rejected: Counter[Rejection], report: Progress, wanted: int | None
-) -> Candidates:
+def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Report, wanted: int | None) -> Candidates:
     """Candidates of a question whose cluster has several kinds of nodes; the same layout with other orders and cuts is
     several of them.
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.planning.layouts._expression import Interval
 from perfmodel.prediction import StepProblem
 from perfmodel.spec import DIMENSIONS
 from perfmodel.units import GIB

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
-from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.planning.layouts._expression import Interval
 from perfmodel.planning.layouts._objective import STEP_TIME, Goal
-from perfmodel.prediction import Joint, Prediction, joint_errors
+from perfmodel.prediction import Prediction, joint_errors
 
 DRAWS: Final = 2**13
 TINY: Final = 1e-12
@@ -76,7 +76,8 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     """
     step_s = np.array([p.step_time_s for p in predictions])
     joint = joint_errors(goal.step_problem, predictions)
-    drawn = _values(goal, predictions, step_s * np.exp(joint_draws(joint)))
+    errors = mixture_draws(square_root(joint.covariance), joint.weight)
+    drawn = _values(goal, predictions, step_s * np.exp(errors))
     least = drawn.min(axis=1, keepdims=True)
     best = np.bincount(drawn.argmin(axis=1), minlength=len(step_s)) / DRAWS
     if goal.objective == STEP_TIME:
@@ -87,11 +88,6 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
     loss = (drawn - least) / np.maximum(np.maximum(np.abs(drawn), np.abs(least)), 1e-300)
     return Robustness(better, best, loss.mean(axis=0), upper)
-
-
-def joint_draws(joint: Joint) -> Float[np.ndarray, "draws layouts"]:
-    """Log step times less those predicted, the same draws at every call."""
-    return mixture_draws(square_root(joint.covariance), joint.weight)
 
 
 def square_root(covariance: Float[np.ndarray, "*nodes rows rows"]) -> Float[np.ndarray, "*nodes rows rows"]:

@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,30 @@ from jaxtyping import Float, Int
 
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
-from perfmodel.display import shows_progress
+from perfmodel.display import Report, shows_progress
 from perfmodel.errors import LayoutError, PerfModelError, Reason, Rejection, UnknownNameError
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fingerprint
-from perfmodel.planning.layouts._executor import Executor, Here, open_executor
-from perfmodel.planning.layouts._impossible import Impossible, nothing_divides, nothing_fits, nothing_satisfies
-from perfmodel.planning.layouts._improve import Improved, improve
+from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fastest, fingerprint
+from perfmodel.planning.layouts._executor import Executor, open_executor
+from perfmodel.planning.layouts._impossible import nothing_divides, nothing_fits, nothing_satisfies
+from perfmodel.planning.layouts._improve import Improved, improve, launchable_cuts
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
+from perfmodel.planning.layouts._question import (
+    SEARCH_WORDS,
+    Question,
+    SearchOptions,
+    Space,
+    SpaceWords,
+    ask,
+    file_words,
+    worded,
+)
 from perfmodel.planning.layouts._ranking import Ranking, quantities_of, ranking
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
-from perfmodel.planning.layouts._words import SEARCH_WORDS, Space, SpaceWords, file_words, worded
 from perfmodel.prediction import explain
-from perfmodel.spec import Cluster, Framework, Layout, Model, Problem
+from perfmodel.spec import Cluster, Model, Problem
 
 POOL = 64
 """Layouts, the best, whose stages may be worth cutting anew."""
@@ -47,7 +54,7 @@ def search(
     calibration: Path | str | None = None,
     settings: Sequence[str] = (),
     kernels: PricesKernels | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
     **words: Any,
 ) -> SearchResult:
     """Rank the layouts of a problem by predicted step time, or another objective.
@@ -128,7 +135,7 @@ def _search(
     cutoff: float,
     executor: Executor,
     file: Path | None,
-    report: Progress,
+    report: Report,
 ) -> SearchResult:
     """The best layouts of one question, of which those above `cutoff` need not be found."""
     started = time.perf_counter()
@@ -149,8 +156,8 @@ def _search(
 
     even = _explained(goal, candidates, found.number[distinct[:wanted]], options.strict, report)
     improved, complete = _improved(question, goal, candidates, found, even, options.method, report)
-    ranked = even.with_cut(_launchable_cuts(question, goal, improved))
-    certain = _certain(question, score, found, ranked)
+    ranked = even.with_cut(launchable_cuts(question, goal, improved))
+    lower_bound, lower_bound_s, left = _certain(question, score, found, ranked)
     best = float(ranked.value.min(initial=np.inf))
     sure = None
     if ranked.predictions:
@@ -162,7 +169,8 @@ def _search(
     impossible = beyond = None
     if decided and not ranked.predictions:
         report("explain", 0, 0)
-        impossible = _why_not(question, goal, candidates, executor)
+        fits = candidates.feasible > 0
+        impossible = nothing_satisfies(question, goal, executor) if fits else nothing_fits(question, candidates)
     if decided and any(why.reason is Reason.FRAMEWORK for why in rejected):
         report("beyond the framework", 0, 0)
         beyond = _beyond(question, goal, best, executor)
@@ -179,7 +187,7 @@ def _search(
         objective=goal.objective.name,
         values=tuple(map(shown, ranked.value.tolist())),
         quantities=tuple(quantities_of(goal, prediction) for prediction in ranked.predictions),
-        lower_bound=shown(certain.value),
+        lower_bound=shown(lower_bound),
         constraints=tuple(map(str, goal.constraints)),
         framework=question.problem.framework.label,
         beyond=beyond,
@@ -188,10 +196,10 @@ def _search(
         step_time_s=found.step_s,
         number=found.number,
         candidates=candidates,
-        lower_bound_s=certain.step_s,
+        lower_bound_s=lower_bound_s,
         complete=complete,
         space=question.space,
-        unresolved=int((certain.left < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
+        unresolved=int((left < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
         alike=kept - len(distinct),
         impossible=impossible,
         robust=options.robust,
@@ -200,7 +208,7 @@ def _search(
 
 
 def _candidates(
-    question: Question, goal: Goal, options: SearchOptions, wanted: int, rejected: Counter[Rejection], report: Progress
+    question: Question, goal: Goal, options: SearchOptions, wanted: int, rejected: Counter[Rejection], report: Report
 ) -> Candidates:
     """Every possible layout with its memory and bound; where the step time alone ranks, those among the best."""
     every = options.every or not goal.plain or question.space.fewer_devices
@@ -211,7 +219,7 @@ def _candidates(
 
 
 def _explained(
-    goal: Goal, candidates: Candidates, numbers: Int[np.ndarray, " some"], strict: bool, report: Progress
+    goal: Goal, candidates: Candidates, numbers: Int[np.ndarray, " some"], strict: bool, report: Report
 ) -> Ranking:
     """Layouts of even stages, predicted in full."""
     report("explain", 0, len(numbers))
@@ -221,7 +229,7 @@ def _explained(
 
 def _improved(
     question: Question, goal: Goal, candidates: Candidates, found: Evaluated, even: Ranking, method: str,
-    report: Progress,
+    report: Report,
 ) -> tuple[Improved, bool]:  # fmt: skip
     """The best layouts with their stages cut anew where that may pay, and whether all of the search was done."""
     framework = question.problem.framework
@@ -238,30 +246,12 @@ def _improved(
         return Improved("enumerate", "interrupted before all promising stages were cut anew"), False
 
 
-def _launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Those of the new cuts that the framework runs, if it must."""
-    within, framework = not question.space.any_framework, question.problem.framework
-    results = [
-        improvement.result
-        for improvement in improved.improvements
-        if not within or _launchable(framework, improvement.result.layout)
-    ]
-    return ranking(goal, [r.prediction for r in results], [r.certificate.lower_bound_s for r in results])
-
-
-@dataclass(frozen=True, eq=False)
-class _Certain:
-    """What no layout of the space can undercut."""
-
-    value: float
-    """Of the objective."""
-    step_s: float
-    left: Float[np.ndarray, " left"]
-    """Bounds of the objective of layouts that an interrupt left."""
-
-
-def _certain(question: Question, score: Score, found: Evaluated, ranked: Ranking) -> _Certain:
-    """The least of what was evaluated and of the bounds of what was not; stages cut anew may be faster than both."""
+def _certain(
+    question: Question, score: Score, found: Evaluated, ranked: Ranking
+) -> tuple[float, float, Float[np.ndarray, " left"]]:
+    """What no layout of the space can undercut, in value and in step time: the least of what was evaluated and of the
+    bounds of what was not; stages cut anew may be faster than both. And the bounds of layouts that an interrupt left.
+    """
     unseen = np.ones(len(score.bound), bool)
     unseen[found.number] = unseen[found.dominated] = False
     left = np.zeros(0) if found.complete else score.bound[unseen & np.isfinite(score.bound)]
@@ -269,7 +259,7 @@ def _certain(question: Question, score: Score, found: Evaluated, ranked: Ranking
     if question.step_problem.kinds:  # those evaluated too have orders of the kinds and cuts that were not
         bound, bound_s = score.bound, score.candidates.bound_s
     value = float(min(ranked.value.min(initial=np.inf), bound.min(initial=np.inf)))
-    return _Certain(value, float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))), left)
+    return value, float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))), left
 
 
 def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, found: Evaluated) -> None:
@@ -280,19 +270,9 @@ def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, foun
     if len(found.dominated):
         rejected[Rejection(Reason.VARIANT)] += len(found.dominated)
     left = int(np.isfinite(score.bound).sum()) - len(found.number) - len(found.dominated)
-    if not left:
-        return
-    if not found.complete:
-        rejected[Rejection(Reason.NOT_EVALUATED)] += left
-    else:
-        rejected[Rejection(Reason.SLOWER if goal.plain else Reason.WORSE)] += left
-
-
-def _launchable(framework: Framework, layout: Layout) -> bool:
-    """Whether a framework runs a layout whose stages were cut anew; none of the catalog takes other numbers of layers
-    to recompute stage by stage."""
-    by_stage = len(set(layout.recompute_full_layers or ())) > 1
-    return not framework.refused(layout) and not (by_stage and framework.name != "generic")
+    ruled_out = Reason.SLOWER if goal.plain else Reason.WORSE
+    if left:
+        rejected[Rejection(ruled_out if found.complete else Reason.NOT_EVALUATED)] += left
 
 
 def _beyond(question: Question, goal: Goal, best_value: float, executor: Executor) -> Beyond | None:
@@ -309,39 +289,3 @@ def _beyond(question: Question, goal: Goal, best_value: float, executor: Executo
         gain=gain,
         cannot_run=refused,
     )
-
-
-def _why_not(question: Question, goal: Goal, candidates: Candidates, executor: Executor) -> Impossible:
-    """Why no layout is possible, and what would change that."""
-    if not candidates.feasible:
-        return nothing_fits(question, candidates)
-
-    def best(asked: Question, wanted: Goal) -> tuple[float, str] | None:
-        found = fastest(asked, wanted, executor)
-        return found and (found.value, str(found.layout))
-
-    return nothing_satisfies(question, goal, best)
-
-
-@dataclass(frozen=True)
-class BestLayout:
-    """The best layout of a question."""
-
-    layout: Layout
-    value: float
-    """Of the objective, as it is minimised."""
-    step_time_s: float
-
-
-def fastest(question: Question, goal: Goal, executor: Executor | None = None) -> BestLayout | None:
-    """The best layout alone, exactly but unexplained; None where none fits and satisfies the constraints.
-
-    Raises:
-        LayoutError: no layout is possible at all.
-    """
-    priced = price(question, Counter())
-    score = Score(replace(goal, step_problem=question.step_problem), priced)
-    found = evaluate(score, 1, question.context, executor or Here(), Evaluations(), lambda *_: None)
-    if not len(found.value) or not np.isfinite(found.value[0]):
-        return None
-    return BestLayout(priced.layouts(found.number[:1])[0], float(found.value[0]), float(found.step_s[0]))

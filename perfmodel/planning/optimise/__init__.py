@@ -15,11 +15,9 @@ from perfmodel.planning.optimise._partition import (
     partition,
     partition_bound_s,
     partition_stages,
-    spread_bound_s,
 )
-from perfmodel.planning.optimise._pipeline import Certificate
-from perfmodel.planning.optimise._relax import Relaxation, Relaxed, relax
-from perfmodel.planning.optimise._relaxed_partition import relaxed_partitions
+from perfmodel.planning.optimise._pipeline import Certificate, spread_bound_s
+from perfmodel.planning.optimise._relax import Relaxation, Relaxed, relax, relaxed_partitions
 from perfmodel.planning.optimise._variables import Box, Choices, Shares, WholeShares
 
 shorten_reprs(__name__)

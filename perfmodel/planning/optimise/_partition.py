@@ -2,7 +2,6 @@
 kinds, the kind that each lies on."""
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -16,7 +15,14 @@ from jaxtyping import Float
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._contiguous import NothingFitsError
-from perfmodel.planning.optimise._pipeline import Certificate, KindCosts, descend, in_pieces, neighbours
+from perfmodel.planning.optimise._pipeline import (
+    Certificate,
+    KindCosts,
+    descend,
+    in_pieces,
+    neighbours,
+    spread_bound_s,
+)
 from perfmodel.prediction import (
     Bundle,
     Prediction,
@@ -30,12 +36,10 @@ from perfmodel.prediction import (
     layout_of,
     lower_bounds_s,
     one_stage_per_rank,
-    pass_s,
     program_live,
     stage_costs,
     step_problem_of,
 )
-from perfmodel.program import Kind
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
 MOST_CUTS: Final = 200
@@ -289,38 +293,3 @@ def _is_possible(problem: StepProblem, layout: Layout) -> bool:
     except LayoutError:
         return False
     return True
-
-
-def spread_bound_s(problem: StepProblem, base: Layout) -> float:
-    """A step time that no partition of a layout, nor order of its kinds of nodes, can beat; cheap, and loose.
-
-    The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
-    as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
-    fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but w that the slowest rank
-    computes, of which it has done forwards before its first backward (`KindCosts.lower_bound_s`). 0 where passes may
-    overlap.
-    """
-    (bundle,) = bundles(problem, [base])
-    spec = bundle.spec
-    if not spec.scheduler.plain:
-        return 0.0
-    held = bundle.counts.sum(axis=(0, 1))
-    passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
-    ranks = Counter(bundle.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
-    of_block = {}
-    for one in problem.kinds or (problem,):
-        seconds = pass_s(one, bundles(one, bundle.layouts)[0])
-        of_block[one.cluster.name] = np.sum([seconds[kind][0] for kind in passes], axis=0)
-    of_block = {kind: of_block[kind] for kind in ranks}
-    fastest = np.min([*of_block.values()], axis=0)
-    slower = {
-        kind: float((own[fastest > 0] / fastest[fastest > 0]).min(initial=np.inf)) for kind, own in of_block.items()
-    }
-    once_s = float(fastest @ held)
-    share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
-    least_s = spec.micro_batches * share_s
-    live = program_live(problem.setting, spec)
-    if spec.steps > 1 or not one_stage_per_rank(bundle) or live.split:
-        return least_s
-    warm_up = 1 if live.warm_up[-1] == spec.micro_batches else int(live.warm_up.max())
-    return max(least_s, once_s + (spec.micro_batches - warm_up) * share_s)

@@ -2,7 +2,8 @@
 
 The objective is the exact makespan; what makes it smooth is noise on the durations that fades out (a jittered
 gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits are kept by an augmented
-Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compiled loop.
+Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compiled loop. Uneven stages are one
+use of it: layers dealt to stages as real numbers, down the gradient of a layout's own timeline.
 """
 
 import time
@@ -18,7 +19,11 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
-from perfmodel.planning.optimise._variables import Variable, starts
+from perfmodel.errors import LayoutError
+from perfmodel.planning.optimise._variables import Variable, WholeShares, starts
+from perfmodel.prediction import StepProblem
+from perfmodel.prediction.differentiable import Programs, step_time_function_of
+from perfmodel.spec import Layout
 from perfmodel.timeline import CompiledStructure, makespan
 
 Values = Mapping[str, Any]
@@ -197,3 +202,38 @@ def _each(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
+
+
+def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, ...]]:
+    """Rounded partitions of a layout's layers, of the fastest relaxed one first.
+
+    The step is that of `perfmodel.step_time_function`. Memory is left to whoever rounds: recompute that makes a stage
+    fit is exact.
+
+    Args:
+        problem: model, job, cluster and cost models.
+        layout: a pipeline whose schedule flushes, at least as many layers as stages.
+
+    Raises:
+        LayoutError: no stages to cut, or a schedule without a flush.
+    """
+    even = layout.replace(partition=None, recompute_full_layers=None)
+    function = step_time_function_of(problem, even, vary="layers")
+    nominal, programs = function.nominal, function.programs
+    stages, layers = len(nominal.layers), int(nominal.layers.sum())
+    if stages == 1 or len(programs.steps) > 1 or layers < stages:
+        raise LayoutError(f"layout {layout} has no stages that a relaxation can cut")
+    constants = {"tables": function.tables, "nominal": nominal, "times": function.times}
+    variables = {"layers": WholeShares(stages, layers, least=1)}
+    found = relax(Relaxation(variables, (programs.prepared[0].compiled,), _Durations(programs), constants))
+    ranked = sorted(found.starts, key=lambda start: start[1])
+    return list(dict.fromkeys(tuple(int(n) for n in values["layers"]) for values, *_ in ranked))
+
+
+@dataclass(frozen=True)
+class _Durations:
+    programs: Programs
+
+    def __call__(self, values: Values) -> tuple[Float[Array, " classes"]]:
+        x = values["nominal"]._replace(layers=values["layers"])
+        return (self.programs.durations(values["tables"], x, values["times"]),)

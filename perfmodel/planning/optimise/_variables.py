@@ -134,14 +134,10 @@ class WholeShares(_Parts):
 
 @dataclass(frozen=True)
 class Choices:
-    """For each of `n` places one of `options`, by a softmax over them that hardens with falling temperature.
-
-    With `straight_through` the value is one-hot already, and only its gradient is the softmax's (Bengio et al. 2013).
-    """
+    """For each of `n` places one of `options`, by a softmax over them that hardens with falling temperature."""
 
     n: int
     options: int
-    straight_through: bool = False
 
     @property
     def polytope(self) -> Polytope | None:
@@ -152,11 +148,7 @@ class Choices:
         return (self.n, self.options)
 
     def relaxed(self, free: Float[Array, "n options"], temperature: Float[Array, ""]) -> Float[Array, "n options"]:
-        soft = jax.nn.softmax(free / temperature, axis=-1)
-        if not self.straight_through:
-            return soft
-        hard = jax.nn.one_hot(free.argmax(axis=-1), self.options, dtype=soft.dtype)
-        return soft + jax.lax.stop_gradient(hard - soft)
+        return jax.nn.softmax(free / temperature, axis=-1)
 
     def rounded(self, free: Float[np.ndarray, "n options"]) -> Float[np.ndarray, "n options"]:
         return np.eye(self.options)[np.asarray(free).argmax(axis=-1)]

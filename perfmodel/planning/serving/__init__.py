@@ -1,8 +1,8 @@
 """Serving-side inference: prefill and decode with a cache of keys and values."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.planning.serving._memory import ServingMemory
 from perfmodel.planning.serving._request import SERVING_KEYS, Requests, ServingWords, serving_words
+from perfmodel.planning.serving._server import ServingMemory
 from perfmodel.planning.serving._serving import Limits, Serving, serve
 from perfmodel.planning.serving._sweep import ServingSweep, serve_sweep
 

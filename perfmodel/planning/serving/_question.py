@@ -11,7 +11,7 @@ from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.planning.serving._request import NEEDED, Requests, ServingWords, serving_words
-from perfmodel.planning.serving._steps import Server
+from perfmodel.planning.serving._server import Server
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from perfmodel.catalog import JobFile
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.serving._memory import ServingMemory, serving_memory
 from perfmodel.planning.serving._question import serving_question
 from perfmodel.planning.serving._request import Requests, ServingWords
-from perfmodel.planning.serving._steps import PARTS, Cost, Server
+from perfmodel.planning.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.prediction import Belief, Site
 from perfmodel.spec import Cluster, Framework, Layout, Model
 from perfmodel.units import GIB, positive

@@ -12,8 +12,7 @@ import perfmodel.planning.layouts._evaluate as evaluation
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import QUANTITIES, Tariff, default_space, enumerate_layouts, restrict, search
-from perfmodel.planning.layouts._expression import Constraint, Expression
-from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.planning.layouts._expression import Constraint, Expression, Interval
 from perfmodel.prediction import evaluate, explain, peak_memory
 from perfmodel.spec import Job
 

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import Goal, Robustness, Tariff, restrict, robustness, search
 from perfmodel.planning.layouts import default_space as space_of
-from perfmodel.planning.layouts._robust import joint_draws
+from perfmodel.planning.layouts._robust import mixture_draws, square_root
 from perfmodel.prediction import (
     CLASSES,
     Joint,
@@ -101,7 +101,7 @@ def test_draws_are_of_the_joint_distribution():
     covariance = np.array([[[0.04, 0.03], [0.03, 0.05]], [[0.4, 0.0], [0.0, 0.1]]])
     joint = Joint(covariance, np.array([0.8, 0.2]), np.zeros((2, 2)))
     gap = np.array([[0.0, 0.1], [-0.1, 0.0]])
-    drawn = joint_draws(joint)
+    drawn = mixture_draws(square_root(joint.covariance), joint.weight)
     assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(joint.below(gap)[0, 1], abs=0.01)
     assert np.abs(drawn.mean(axis=0)).max() < 0.01
 

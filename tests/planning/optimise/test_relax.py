@@ -78,17 +78,14 @@ def too_many_bytes(values):
     return jnp.array([(values["mode"] @ values["bytes"]).sum() / 3.0 - 1])
 
 
-@pytest.mark.parametrize("straight_through", [False, True])
-def test_choices_keep_the_limit(straight_through: bool) -> None:
+def test_choices_keep_the_limit() -> None:
     """Five places take a fast mode of one byte or a slow one of none; three bytes are allowed."""
     structure = one_micro_batch().structure
     constants = {
         "seconds": np.array([1.0, 2.0]), "bytes": np.array([1.0, 0.0]), "place": structure.class_stage,
         "forward": structure.class_kind == Kind.FORWARD,
     }  # fmt: skip
-    problem = Relaxation(
-        {"mode": Choices(5, 2, straight_through)}, (one_micro_batch(),), chosen, constants, limits=too_many_bytes
-    )
+    problem = Relaxation({"mode": Choices(5, 2)}, (one_micro_batch(),), chosen, constants, limits=too_many_bytes)
     found = relax(problem, steps=300)
     assert found.feasible
     assert found.value == pytest.approx(3 * 1.0 + 2 * 2.0)
