@@ -4,9 +4,18 @@ from perfmodel.catalog._clusters import cluster, clusters
 from perfmodel.catalog._devices import device, devices
 from perfmodel.catalog._dispatchers import ExchangeLibrary, ExchangeRates, exchange_library
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
-from perfmodel.catalog._job_file import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
 from perfmodel.catalog._models import model, models
-from perfmodel.catalog._problem import PROBLEM_WORDS, problem, problem_and_layout, unfiled
+from perfmodel.catalog._problem import (
+    JOB_FILE_KEYS,
+    JOB_WORDS,
+    PROBLEM_WORDS,
+    JobFile,
+    is_job_file,
+    problem,
+    problem_and_layout,
+    read_job,
+    unfiled,
+)
 from perfmodel.catalog._recipes import plain_fp8, recipe
 from perfmodel.catalog._toml import checked, checked_fields
 from perfmodel.catalog._words import DEVICES_PER_NODE, NVL72_DEVICES, cluster_for, compute_network, states_rate

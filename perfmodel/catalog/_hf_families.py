@@ -19,10 +19,23 @@ from perfmodel.catalog._hf_common import (
     activation,
     plain_sizes,
 )
-from perfmodel.catalog._hf_dense import Gemma, Gemma2, Gemma3, Glm, Glm4, Nemotron, Olmo2, Starcoder2
+from perfmodel.catalog._hf_dense import (
+    Cohere,
+    Cohere2,
+    Falcon,
+    Gemma,
+    Gemma2,
+    Gemma3,
+    Glm,
+    Glm4,
+    Nemotron,
+    Olmo2,
+    Phi,
+    StableLm,
+    Starcoder2,
+)
 from perfmodel.catalog._hf_hybrids import Glm4Moe, Llama4, Mamba2, NemotronH, Qwen3Next
 from perfmodel.catalog._hf_llama import DeepSeek, GptOss, Llama, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
-from perfmodel.catalog._hf_parallel import Cohere, Cohere2, Falcon, Phi, StableLm
 from perfmodel.catalog._hf_patches import Dit, Siglip, Vit
 from perfmodel.errors import PerfModelError
 

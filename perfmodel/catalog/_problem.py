@@ -1,15 +1,139 @@
-"""Problems by names and words, or from a job file."""
+"""Problems by names and words, or from a job file: model, cluster, job, layout, framework and search space in one TOML.
 
-from collections.abc import Mapping
+At the top of a job file are `model`, `cluster` and `framework`, each a name, the path of a file, or a table as such a
+file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`), `[search]`
+(words of `perfmodel.search`) and `[serving]` (words of `perfmodel.serve`). Paths are relative to the file.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.catalog._clusters import cluster as named_cluster
+from perfmodel.catalog._clusters import cluster_from_toml
 from perfmodel.catalog._frameworks import framework as named_framework
-from perfmodel.catalog._job_file import JOB_WORDS, JobFile, is_job_file, read_job
 from perfmodel.catalog._models import model as named_model
+from perfmodel.catalog._models import model_from_toml
+from perfmodel.catalog._toml import checked_fields, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, written
+
+JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
+"""Keys of `[job]`, and words of a problem: what can be said of a job."""
+NAMED: Final = ("model", "cluster", "framework")
+SECTIONS: Final = ("job", "layout", "search", "serving")
+JOB_FILE_KEYS: Final = (*NAMED, "devices", *SECTIONS)
+"""Keys at the top of a job file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """What a job file says, with what was set otherwise."""
+
+    where: str
+    """Its path."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """Of `catalog.problem`: model, cluster, framework, devices and fields of the job."""
+    layout: str = ""
+    """In the notation of `Layout`; empty where it says none."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Words of a search, as they stand there."""
+    serving: Mapping[str, Any] = field(default_factory=dict)
+    """Words of a server, as they stand there."""
+
+
+def is_job_file(name: object) -> bool:
+    """Whether a model's name is the path of a job file instead: a TOML with a key that only those have."""
+    if not isinstance(name, (str, Path)) or Path(name).suffix != ".toml":
+        return False
+    return any(key in read_toml(Path(name)) for key in JOB_FILE_KEYS)
+
+
+def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
+    """A job file with `KEY=VALUE` put in place of what it says, such as `job.seq_len=4096` or `layout.tp=4`.
+
+    Args:
+        path: of the file; without one the changes are all there is.
+        changes: keys with dots; values as TOML has them, or plain text.
+
+    Raises:
+        PerfModelError: a file that cannot be read; a key that there is not or a value that it cannot have, by name.
+    """
+    where = str(path) if path is not None else "--set"
+    data = read_toml(Path(path)) if path is not None else {}
+    for change in changes:
+        _change(data, change)
+    for key, value in data.items():
+        if key not in JOB_FILE_KEYS:
+            under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
+            raise PerfModelError(f"{where}: {under} (launch files are for --from)")
+        if key in ("job", "search", "serving") and not isinstance(value, dict):
+            raise PerfModelError(f"{where}: {key} must be a table, [{key}], got {value!r}")
+        if key in NAMED and not (isinstance(value, str) or (isinstance(value, dict) and key != "framework")):
+            raise PerfModelError(f"{where}: {key} must be a name or the path of a file, got {value!r}")
+    folder = Path(path).parent if path is not None else Path()
+    words = {key: _beside(folder, data[key]) for key in NAMED if key in data}
+    stem = Path(where).stem
+    if isinstance(words.get("model"), dict):
+        words["model"] = model_from_toml({"name": stem} | words["model"], f"{where} [model]")
+    if isinstance(words.get("cluster"), dict):
+        words["cluster"] = cluster_from_toml(words["cluster"], f"{where} [cluster]", stem)
+    if "devices" in data:
+        if type(data["devices"]) is not int:
+            raise PerfModelError(f"{where}: devices must be a whole number, got {data['devices']!r}")
+        words["devices"] = data["devices"]
+    words |= checked_fields(Job, data.get("job", {}), f"{where} [job]", JOB_WORDS)
+    return JobFile(
+        where=where,
+        words=words,
+        layout=_layout(data, where),
+        search=data.get("search", {}),
+        serving=data.get("serving", {}),
+    )
+
+
+def _change(data: dict[str, Any], change: str) -> None:
+    """Put one value in place of what the file has there."""
+    key, sign, raw = (part.strip() for part in change.partition("="))
+    *tables, name = key.split(".")
+    if not sign or not name:
+        raise PerfModelError(f"--set {change}: not KEY=VALUE, like job.seq_len=4096")
+    if tables == ["layout"] and isinstance(data.get("layout"), str):
+        data["layout"] = {field: written(value) for field, value in Layout.values(data["layout"]).items()}
+    at: Any = data
+    for table in tables:
+        at = at.setdefault(table, {})
+        if not isinstance(at, dict):
+            raise PerfModelError(f"--set {change}: {table} is {at!r} there, no table; set {table}=... as a whole")
+    try:
+        at[name] = tomllib.loads(f"value = {raw}")["value"]
+    except ValueError:
+        at[name] = raw
+
+
+def _beside(folder: Path, value: Any) -> Any:
+    """The path of a file that stands beside the job file; anything else as it is."""
+    if isinstance(value, str) and value.partition("@")[0].endswith((".toml", ".json")):
+        return str(folder / value)
+    return value
+
+
+def _layout(data: Mapping[str, Any], where: str) -> str:
+    """The layout in its notation, checked as far as its keys go."""
+    said = data.get("layout", "")
+    if isinstance(said, dict):
+        said = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in said.items())
+    if not isinstance(said, str):
+        raise PerfModelError(f"{where}: layout must be a table, or text like 'tp=8,pp=4', got {said!r}")
+    if said:
+        try:
+            Layout.values(said)
+        except PerfModelError as error:
+            raise PerfModelError(f"{where} [layout]: {error}") from None
+    return said
+
 
 PROBLEM_WORDS: Final = ("devices", "job", "framework", *JOB_WORDS)
 """What `problem` takes beside model and cluster."""

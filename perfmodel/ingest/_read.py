@@ -11,8 +11,7 @@ from perfmodel.ingest._chrome import read_chrome
 from perfmodel.ingest._files import read_bytes, read_json, read_text
 from perfmodel.ingest._jax_trace import is_jax_trace, read_jax_traces
 from perfmodel.ingest._kineto import KinetoFile, is_kineto, kineto_activities, read_kineto
-from perfmodel.ingest._kineto_calls import kineto_calls
-from perfmodel.ingest._kineto_rows import kineto_rows
+from perfmodel.ingest._kineto_calls import kineto_calls, kineto_rows
 from perfmodel.ingest._measured_trace import Activity, MeasuredTrace, trace_of
 from perfmodel.ingest._nccl_json import read_nccl_json
 from perfmodel.ingest._nccl_tests import read_nccl_text

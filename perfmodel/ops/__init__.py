@@ -2,15 +2,14 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ops._attention import ATTENTION_MASKS, LATENT_DECODE, Attention
-from perfmodel.ops._collective import Collective, CollectiveKind, Exchange, ExchangeWay
 from perfmodel.ops._conv import Convolution
 from perfmodel.ops._embedding import Embedding
 from perfmodel.ops._family import Axis, Family, GradientProducts, KernelKind, KindColumns, Measurement, ShapeColumn
 from perfmodel.ops._gemm import Gemm
-from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
 from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
 from perfmodel.ops._memory import MemoryBound
 from perfmodel.ops._moe import NONGATED_MOE, MoE
+from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Op, Pass, Shape, Work
 from perfmodel.ops._optimizer import OptimizerStep
 from perfmodel.ops._physics import (
     Machine,
@@ -24,8 +23,5 @@ from perfmodel.ops._physics import (
 from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, torch_module
 from perfmodel.ops._recurrence import Recurrence
 from perfmodel.ops._registry import FAMILIES
-
-Op = KernelOp | Collective
-"""What one event computes or moves, independent of model, layout and device."""
 
 shorten_reprs(__name__)

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ops._family import Axis, Family, KernelKind, KindColumns, Measurement, ShapeColumn
-from perfmodel.ops._kernel import KernelOp, Pass, Shape
+from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 

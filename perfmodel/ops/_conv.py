@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
-from perfmodel.ops._kernel import KernelOp, Pass, Shape
+from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, divides, flag, log2, tiled
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
-from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import KernelOp, Pass, Shape, Work
 from perfmodel.ops._physics import Machine, Physics, divides, log2
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 

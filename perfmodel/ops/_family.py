@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._kernel import KernelOp
+from perfmodel.ops._op import KernelOp
 from perfmodel.ops._physics import Machine, Physics
 from perfmodel.ops._programs import Program, Tensors
 

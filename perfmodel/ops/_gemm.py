@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ops._family import Axis, Family, GradientProducts, KindColumns, Measurement, ShapeColumn
-from perfmodel.ops._kernel import KernelOp, Pass, Shape
+from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, divides, log2, tiled
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.ops._kernel import KernelOp
+from perfmodel.ops._op import KernelOp
 
 JAX_DTYPES: Final[dict[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 TORCH_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.program._passes import Passes, first_of_chunks, last_of_chunks
+from perfmodel.program._passes import Passes, first_forwards, last_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
 from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
@@ -133,9 +133,7 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
     s = passes.schedule
     if spec.param_gather != "step_overlap" or s.updates.any():
         return
-    firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
-    firsts = firsts[np.lexsort((s.position[firsts], s.device[firsts]))]
-    ops = np.flatnonzero(np.isin(passes.instruction, firsts))
+    ops = first_forwards(passes)
     device = s.device[passes.instruction[ops]]
     count = np.bincount(device, minlength=s.devices)
     place = np.arange(len(ops)) - (np.cumsum(count) - count)[device]

@@ -129,10 +129,15 @@ def add_passes(
     return Passes(schedule, variants, instruction, part, segment, ids[first], ids[last])
 
 
-def first_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
-    """First instruction among those marked of every chunk of every device that has one, in each step."""
-    marked = np.flatnonzero(among)
-    return marked[np.unique(_chunk_of_step(schedule)[marked], return_index=True)[1]]
+def first_forwards(passes: Passes) -> Ids:
+    """Ops of the first forward of every chunk of every device, in each step."""
+    return np.flatnonzero(np.isin(passes.instruction, _first_of_chunks(passes.schedule)))
+
+
+def _first_of_chunks(schedule: Schedule) -> Ids:
+    """First forward of every chunk of every device, in each step."""
+    forwards = np.flatnonzero(schedule.phase == Phase.FORWARD)
+    return forwards[np.unique(_chunk_of_step(schedule)[forwards], return_index=True)[1]]
 
 
 def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
@@ -160,5 +165,5 @@ def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instruct
         ends = schedule.ends_backward
         split[ends if spec.reduce_every_micro_batch else last_of_chunks(schedule, ends)] = True
     if spec.param_gather == "step_overlap" or (stream and spec.param_gather == "step"):
-        split[first_of_chunks(schedule, schedule.phase == Phase.FORWARD)] = True
+        split[_first_of_chunks(schedule)] = True
     return split

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from perfmodel.errors import PerfModelError
 
@@ -138,16 +138,6 @@ class Structure:
     def class_span(self) -> Int[np.ndarray, " classes"]:
         """Micro-batches that an op of each class computes in one go."""
         return self.variants[self.class_variant, 0]
-
-    @property
-    def class_slice(self) -> Int[np.ndarray, " classes"]:
-        """Slice of the sequence that each class computes (0 where sequences are whole)."""
-        return self.variants[self.class_variant, 1]
-
-    @property
-    def class_paired(self) -> Bool[np.ndarray, " classes"]:
-        """Whether an op of each class runs overlapped with another pass of the schedule."""
-        return self.variants[self.class_variant, 2] == PAIRED
 
     @property
     def device(self) -> Int[np.ndarray, " ops"]:

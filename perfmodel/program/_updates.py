@@ -3,11 +3,11 @@
 import numpy as np
 
 from perfmodel.program._communication import reduced_after
-from perfmodel.program._passes import Passes, first_of_chunks
+from perfmodel.program._passes import Passes, first_forwards
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
 from perfmodel.program._structure_builder import Around, Ids, ProgramOrder, StructureBuilder
-from perfmodel.schedule import NEVER, Phase, Schedule
+from perfmodel.schedule import NEVER, Schedule
 
 
 def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> Ids:
@@ -63,9 +63,7 @@ def _add_gathers(
     """
     s = passes.schedule
     overlapped = spec.param_gather == "step_overlap"
-    firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
-    firsts = firsts[np.lexsort((s.position[firsts], s.device[firsts]))]
-    uses = np.flatnonzero(np.isin(passes.instruction, firsts))
+    uses = first_forwards(passes)
     used_by = passes.instruction[uses]
     done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
     update = np.where(s.updates_before[used_by] > 0, done[used_by] - 1, NEVER)
@@ -131,15 +129,12 @@ def _add_embedding_reduce(builder: StructureBuilder, spec: ProgramSpec, schedule
 def _add_optimizers(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
     """One optimizer op per device; its class belongs to the stage of the device's chunk 0."""
     ready = builder.last_on_streams()[:, _AWAITED]
-    devices = np.arange(schedule.devices)
+    before = ready[:, 1]
     if spec.grad_norm_barrier and schedule.devices > 1:
-        barrier = builder.add_join()
-        builder.connect(ready.ravel(), barrier)
-        optimizers = builder.add(Kind.OPTIMIZER, devices, Stream.COMPUTE, schedule.stage[:, 0])
-        builder.connect(barrier, optimizers)
-    else:
-        optimizers = builder.add(Kind.OPTIMIZER, devices, Stream.COMPUTE, schedule.stage[:, 0])
-        builder.connect(ready[:, 1], optimizers)
+        before = builder.add_join()
+        builder.connect(ready.ravel(), before)
+    optimizers = builder.add(Kind.OPTIMIZER, np.arange(schedule.devices), Stream.COMPUTE, schedule.stage[:, 0])
+    builder.connect(before, optimizers)
 
 
 def _add_final_gathers(builder: StructureBuilder, schedule: Schedule) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.schedule._schedule import NEVER, Phase, Schedule
+from perfmodel.schedule._memory import taken
+from perfmodel.schedule._schedule import NEVER, Schedule
 
 
 def arrange(
@@ -40,8 +41,7 @@ def arrange(
     items, count = _queues(pool, queue, queues)
     needs = np.stack([np.append(np.where(need == NEVER, n, need), n) for need in pool.dependencies])
     score = np.append(priority, 0)
-    change = np.where(pool.phase == Phase.FORWARD, pool.span, np.where(pool.ends_backward, -pool.span, 0))
-    change = np.append(change, 0)
+    change = np.append(taken(pool, pool.span), 0)
     never = np.iinfo(np.int64).max
     room = np.full(n + 1, never)
     if limit is not None:

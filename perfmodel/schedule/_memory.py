@@ -30,10 +30,10 @@ def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     """
     if schedule.forward_only:
         return in_flight(schedule)
-    return _most_alive(schedule, np.arange(schedule.n_instructions), schedule.chunk, _change(schedule, schedule.span))
+    return _most_alive(schedule, np.arange(schedule.n_instructions), schedule.chunk, taken(schedule, schedule.span))
 
 
-def _change(schedule: Schedule, size: np.ndarray) -> np.ndarray:
+def taken(schedule: Schedule, size: np.ndarray) -> np.ndarray:
     """Of what each instruction's micro-batches hold, what forwards take, less what the ends of backwards give back."""
     return np.where(schedule.phase == Phase.FORWARD, size, np.where(schedule.ends_backward, -size, 0))
 
@@ -94,7 +94,7 @@ def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     one = np.ones(len(moved.forward), np.int64)
     instruction = np.concatenate([moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)])
     chunk = np.concatenate([schedule.chunk[moved.forward], schedule.chunk[moved.forward], schedule.chunk])
-    return _most_alive(schedule, instruction, chunk, np.concatenate([-one, one, _change(schedule, schedule.span)]))
+    return _most_alive(schedule, instruction, chunk, np.concatenate([-one, one, taken(schedule, schedule.span)]))
 
 
 def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> Float[np.ndarray, " devices"]:
@@ -117,7 +117,7 @@ def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
     if schedule.forward_only:
         alive = np.where(schedule.phase == Phase.FORWARD, size, 0)
     else:
-        alive = schedule.running_total(_change(schedule, size))
+        alive = schedule.running_total(taken(schedule, size))
     peak = np.zeros(schedule.devices, alive.dtype)
     nonempty = np.diff(schedule.offsets) > 0
     peak[nonempty] = np.maximum.reduceat(alive, schedule.offsets[:-1][nonempty])

@@ -5,7 +5,7 @@ from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Model, Transformer, WideModule
-from perfmodel.units import dtype_bytes
+from perfmodel.units import divisors, dtype_bytes
 from perfmodel.workload._block import Shard
 
 VOCAB_MULTIPLE = 128
@@ -188,5 +188,5 @@ def require_whole_sequence(model: Model, local: Local, what: str) -> None:
 def divide(model: Model, reason: Reason, what: str, value: int, by: str, degree: int) -> None:
     """Raise `LayoutError` for `reason`, and name the degrees that there are, unless `degree` divides `value`."""
     if value % degree:
-        fitting = ", ".join(str(d) for d in range(1, min(value, 64) + 1) if value % d == 0)
+        fitting = ", ".join(map(str, divisors(value, most=64)))
         raise LayoutError(f"{model.name}: {what} not divisible by {by}={degree}; choose {by} among {fitting}", reason)

@@ -12,8 +12,8 @@ NORM_AND_CLIP_BYTES = 4 + 8
 UNSCALE_BYTES = 6 + 8
 
 
-def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensors: int = 1) -> OptimizerStep:
-    """The update of the parameters whose states this device holds.
+def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
+    """The update of the parameters whose states this device holds, by one kernel.
 
     Traffic per parameter with fp32 states (mixed-precision Adam): gradient read, master weight,
     momentum and variance read and written, weight in the compute type written; before it the gradients are read for
@@ -23,8 +23,6 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
 
     Args:
         n_params_local: parameters updated here (already divided by the sharding degree).
-        sharded: states live in one flat buffer (ZeRO), so that the update is a single kernel.
-        tensors: separate parameter tensors otherwise.
     """
     weight, kind = storage_dtype(job.dtype), OPTIMIZERS[job.optimizer]
     if kind.master:
@@ -34,12 +32,7 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
     traffic = kind.gradient_reads * dtype_bytes(job.grad_dtype) + updated
     if weight != "fp32" and kind.clips:
         traffic += NORM_AND_CLIP_BYTES + (UNSCALE_BYTES if weight == "fp16" else 0)
-    return OptimizerStep(
-        op=kind.kernel,
-        n_params=n_params_local,
-        bytes_per_param=float(traffic),
-        tensors=1 if sharded else tensors,
-    )
+    return OptimizerStep(op=kind.kernel, n_params=n_params_local, bytes_per_param=float(traffic))
 
 
 def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[KernelOp]:

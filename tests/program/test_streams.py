@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.program import N_STREAMS, WHOLE, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.program import N_STREAMS, PAIRED, WHOLE, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.schedule import (
     PassTimes,
     Phase,
@@ -114,7 +114,7 @@ def test_zero_bubble_streams_have_none() -> None:
 def test_pairs_give_their_outputs_together() -> None:
     spec = ProgramSpec(schedule="dualpipe", stages=4, micro_batches=8, optimizer=False)
     structure, schedule = build(spec), spec.build_schedule()
-    paired = structure.class_paired[structure.duration]
+    paired = structure.variants[structure.class_variant, 2][structure.duration] == PAIRED
     assert paired.sum() == 2 * schedule.paired.sum()
     timeline = times(structure, durations(structure))
     first = np.flatnonzero(paired & (structure.kind == Kind.FORWARD))
@@ -132,7 +132,7 @@ def test_variants_price_spans_and_slices_apart() -> None:
     assert set(doubled.class_span[forward].tolist()) == {2}
     assert set(doubled.class_span[doubled.class_kind == Kind.BACKWARD].tolist()) == {1}
     sliced = build(ProgramSpec(schedule="seq1f1b:4", stages=2, micro_batches=2))
-    assert set(sliced.class_slice[sliced.class_kind == Kind.FORWARD].tolist()) == {0, 1, 2, 3}
+    assert set(sliced.variants[sliced.class_variant, 1][sliced.class_kind == Kind.FORWARD].tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("copy_s", [0.0, 0.4, 3.0])

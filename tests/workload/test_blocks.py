@@ -325,8 +325,7 @@ def test_optimizer_traffic():
     assert optimizer_op(1000, mixed).bytes == 42 * 1000  # gradient 4, states 12 + 12, weight 2, clipping 12
     assert optimizer_op(1000, Job(global_batch=1, seq_len=1, dtype="fp32")).bytes == 28 * 1000
     sgd = Job(global_batch=1, seq_len=1, optimizer="sgd", grad_dtype="bf16")
-    assert optimizer_op(1000, sgd, tensors=7).bytes == (2 + 16 + 2) * 1000
-    assert optimizer_op(1000, sgd, True, tensors=7).tensors == 1
+    assert optimizer_op(1000, sgd).bytes == (2 + 16 + 2) * 1000
 
 
 def test_inputs_of_activations_are_cut_by_kernels_of_their_own_where_nothing_fuses_that() -> None:

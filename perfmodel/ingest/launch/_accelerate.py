@@ -78,8 +78,7 @@ ACCELERATE: Final = LaunchFormat(
         key("num_processes", "devices"),
         Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
         Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(found["num_machines"])},
-             write=lambda fields: {"num_machines": max(1, fields["devices"] // fields.get("devices_per_node", 8))}
-             if fields.get("devices") else {}),
+             write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])}),
         Rule(keys=_ZERO, read=_zero, write=_write_zero),
         Rule(keys=_OFFLOADS, read=_offload),
         key("mixed_precision", "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),

@@ -53,7 +53,7 @@ def export_launch(
     *,
     model: Model | str | None = None,
     job: Job | None = None,
-    devices_per_node: int = 8,
+    devices_per_node: int = catalog.DEVICES_PER_NODE,
     like: Path | str | None = None,
 ) -> str:
     """The launch file of a framework that runs a layout, with model and job where the format holds them.

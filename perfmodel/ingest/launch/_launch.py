@@ -16,8 +16,6 @@ JOB_FIELDS: Final = (
 )  # fmt: skip
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
-_DEVICES_PER_NODE: Final = 8
-"""Where nothing tells."""
 _BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
 _SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", "local_batch", "device_batch", "nodes")
 """Fields whose defaults are worth a word."""
@@ -246,9 +244,8 @@ def _copies(known: Fields, dp: int, where: str) -> int:
     """Groups of replicas that shard states among themselves, by the replicas of one."""
     ranks = known["shard_ranks"]
     if ranks == "node":
-        per_node = known.get("devices_per_node") or _DEVICES_PER_NODE
-        if "devices" in known and "nodes" in known:
-            per_node = known["devices"] // known["nodes"]
+        told = "devices" in known and "nodes" in known
+        per_node = known["devices"] // known["nodes"] if told else catalog.DEVICES_PER_NODE
         ranks = max(1, per_node // known.get("tp", 1))
     if ranks < dp and dp % ranks:
         raise LaunchFileError(f"{where}: {dp} replicas are no groups of {ranks} that shard weights; mend the degrees")

@@ -94,7 +94,7 @@ def strategy(fields: Fields) -> str:
         LaunchFileError: the layout has none.
     """
     hybrid = fields["replicate"] > 1
-    if hybrid and fields["dp"] // fields["replicate"] != fields.get("devices_per_node", 8):
+    if hybrid and fields["dp"] // fields["replicate"] != fields["devices_per_node"]:
         raise LaunchFileError("replicate: the file shards over all replicas or over those of a node")
     names = (name for name, stage in STRATEGIES.items() if stage == fields["zero"] and ("HYBRID" in name) == hybrid)
     name = next(names, None)

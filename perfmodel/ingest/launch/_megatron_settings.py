@@ -106,11 +106,9 @@ def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
     return None, fields["vpp"]
 
 
-def nodes_of(fields: Fields) -> tuple[int | None, int | None]:
+def nodes_of(fields: Fields) -> tuple[int, int]:
     """Nodes, and the devices of each: all of them where they do not fill whole nodes."""
-    devices, each = fields.get("devices") or None, fields.get("devices_per_node", 8)
-    if devices is None:
-        return None, None
+    devices, each = fields["devices"], fields["devices_per_node"]
     each = each if devices % each == 0 else devices
     return devices // each, each
 

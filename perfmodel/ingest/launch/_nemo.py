@@ -56,37 +56,37 @@ _LIMITS: Final = LIMITS | {
 }
 
 
-def _model(prefix: str) -> tuple[Rule, ...]:
-    """What both call alike: parallelism and architecture, as Megatron-Core's `TransformerConfig` has them."""
+def _name(field: str) -> str:
+    """The key of a field of Megatron-Core's configuration."""
+    return f"model.{field}"
 
-    def name(field: str) -> str:
-        return f"{prefix}{field}"
 
-    return (
-        key(name("tensor_model_parallel_size"), "tp", default=1),
-        key(name("pipeline_model_parallel_size"), "pp", default=1),
-        key(name("context_parallel_size"), "cp", default=1),
-        key(name("expert_model_parallel_size"), "ep", default=1),
-        key(name("expert_tensor_parallel_size"), "etp"),
-        context_rule(name("cp_comm_type")),
-        *dispatch_rules(name),
-        graph_rule(name),
-        offloaded_layers_rule(name, switch=True),
-        key(name("sequence_parallel"), "sequence_parallel", FLAG),
-        partition_rule((name("num_layers_in_first_pipeline_stage"), name("num_layers_in_last_pipeline_stage")),
-                       name("num_layers"), name("pipeline_model_parallel_size")),
-        key(name("num_layers"), "model.layers"),
-        key(name("hidden_size"), "model.hidden"),
-        key(name("num_attention_heads"), "model.heads"),
-        key(name("num_query_groups"), "model.kv_heads"),
-        key(name("ffn_hidden_size"), "model.ffn_hidden"),
-        key(name("kv_channels"), "model.head_dim"),
-        dropout_rule(name("hidden_dropout"), name("attention_dropout")),
-        *mixture_rules(name, "num_moe_experts"),
-        key(name("qk_layernorm"), "model.qk_norm", FLAG),
-        key(name("mtp_num_layers"), "model.mtp_layers", SOME),
-        key(name("add_qkv_bias"), "model.qkv_bias", FLAG),
-    )  # fmt: skip
+_MODEL: Final = (
+    key("model.tensor_model_parallel_size", "tp", default=1),
+    key("model.pipeline_model_parallel_size", "pp", default=1),
+    key("model.context_parallel_size", "cp", default=1),
+    key("model.expert_model_parallel_size", "ep", default=1),
+    key("model.expert_tensor_parallel_size", "etp"),
+    context_rule("model.cp_comm_type"),
+    *dispatch_rules(_name),
+    graph_rule(_name),
+    offloaded_layers_rule(_name, switch=True),
+    key("model.sequence_parallel", "sequence_parallel", FLAG),
+    partition_rule(("model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage"),
+                   "model.num_layers", "model.pipeline_model_parallel_size"),
+    key("model.num_layers", "model.layers"),
+    key("model.hidden_size", "model.hidden"),
+    key("model.num_attention_heads", "model.heads"),
+    key("model.num_query_groups", "model.kv_heads"),
+    key("model.ffn_hidden_size", "model.ffn_hidden"),
+    key("model.kv_channels", "model.head_dim"),
+    dropout_rule("model.hidden_dropout", "model.attention_dropout"),
+    *mixture_rules(_name, "num_moe_experts"),
+    key("model.qk_layernorm", "model.qk_norm", FLAG),
+    key("model.mtp_num_layers", "model.mtp_layers", SOME),
+    key("model.add_qkv_bias", "model.qkv_bias", FLAG),
+)  # fmt: skip
+"""What both call alike: parallelism and architecture, as Megatron-Core's `TransformerConfig` has them."""
 
 
 def _nemo_world(found: Mapping[str, Any]) -> Fields:
@@ -153,7 +153,7 @@ NEMO: Final = LaunchFormat(
     marks=("model.encoder_seq_length", "trainer.num_nodes", "model.megatron_amp_O2"),
     table=(
         Rule(keys=("trainer.devices", "trainer.num_nodes"), read=_nemo_world, write=_write_nemo_world),
-        *_model("model."),
+        *_MODEL,
         key("model.virtual_pipeline_model_parallel_size", "vpp", default=1),
         key("model.micro_batch_size", "micro_batch"),
         key("model.global_batch_size", "global_batch"),
@@ -226,7 +226,7 @@ BRIDGE: Final = LaunchFormat(
     frameworks=("megatron-bridge", "megatron-core"),
     marks=("train.global_batch_size", "train.micro_batch_size", "train.train_iters", "ddp.*", "dist.use_megatron_fsdp"),
     table=(
-        *_model("model."),
+        *_MODEL,
         key("model.virtual_pipeline_model_parallel_size", "vpp", default=1, write=_bridge_chunks),
         key("train.micro_batch_size", "micro_batch"),
         key("train.global_batch_size", "global_batch"),
@@ -257,7 +257,7 @@ BRIDGE: Final = LaunchFormat(
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.add_bias_linear", "model.bias", FLAG),
         key("model.vocab_size", "model.vocab", also=("tokenizer.vocab_size",), default=50257),
-        *latent_rules(lambda field: f"model.{field}"),
+        *latent_rules(_name),
     ),
     harmless=(
         "rng.*", "train.*", "scheduler.*", "optimizer.*", "dataset.*", "logger.*", "checkpoint.*", "tokenizer.*",

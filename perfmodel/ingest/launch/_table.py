@@ -57,9 +57,14 @@ class Rule:
     """Fields that the framework fills in where the file says nothing."""
 
 
+def _first(value: Any) -> Any:
+    """The value itself, or of a list the first one."""
+    return value[0] if isinstance(value, list) and value else value
+
+
 def _whole(least: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        text = value[0] if isinstance(value, list) and value else value
+        text = _first(value)
         if isinstance(text, float) and text.is_integer():
             text = int(text)
         if isinstance(text, str) and text.replace("_", "").lstrip("-").isdigit():
@@ -72,7 +77,7 @@ def _whole(least: int) -> Callable[[Any], int]:
 
 
 def _number(value: Any) -> float:
-    text: Any = value[0] if isinstance(value, list) and value else value
+    text = _first(value)
     try:
         if isinstance(text, bool):
             raise ValueError
@@ -90,7 +95,7 @@ def _flag(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    text = value[0] if isinstance(value, list) and value else value
+    text = _first(value)
     if not isinstance(text, str) or "${" in text:
         raise BadValue(f"must be a name, got {value!r}")
     return text
@@ -134,7 +139,7 @@ def words(meanings: Mapping[Any, Any]) -> Values:
         written.setdefault(meaning, word)
 
     def read(value: Any) -> Any:
-        text = value[0] if isinstance(value, list) and value else value
+        text = _first(value)
         text = text.lower() if isinstance(text, str) else text
         if not isinstance(text, (str, int, bool)) or text not in known:
             names = ", ".join(str(word) for word in meanings)

@@ -147,8 +147,7 @@ def staged(program: Program, degrees: Degrees) -> Program:
     Raises:
         LayoutError: as `distribute`.
     """
-    trains = any(i.tag.phase == "backward" for i in program.function.instructions)
-    name = degrees.schedule if trains else "forward"
+    name = degrees.schedule if program.trains else "forward"
     scheduler = get_schedule(name)
     program = sequence_slices(program, scheduler.slices)
     if degrees.checkpoint:  # of slices all but what later ones see of them

@@ -85,7 +85,6 @@ def data_parallel(
             outputs |= sharded(whole) if zero >= 3 else dict.fromkeys([p.value for p in whole.pieces], REPLICATED)
         elif whole.role == "gradient" and (zero >= 2 or (zero == 1 and weight in stateful)):
             outputs |= sharded(whole)
-    weights = [piece.value for whole in program.inputs_of("parameter") for piece in whole.pieces]
     return spread(
         program,
         Plan(
@@ -95,7 +94,7 @@ def data_parallel(
             outputs=outputs,
             stride=stride,
             stream="data_comm",
-            gathered=frozenset(weights) if zero >= 3 else frozenset(),
+            gathered=program.values_of("parameter") if zero >= 3 else frozenset(),
             scatter_gradients=zero >= 2,
             representative=representative,
         ),

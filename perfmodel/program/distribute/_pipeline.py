@@ -30,7 +30,7 @@ from perfmodel.schedule import Phase, Schedule, WeightPolicy, get_schedule, requ
 
 def micro_batches(program: Program, count: int) -> Program:
     """One device works through `count` micro-batches, each forward then backward, and updates once."""
-    name = "1f1b" if any(i.tag.phase == "backward" for i in program.function.instructions) else "forward"
+    name = "1f1b" if program.trains else "forward"
     return pipeline(program, get_schedule(name)(1, count, 1)) if count > 1 else program
 
 
@@ -82,8 +82,7 @@ def _check(program: Program, schedule: Schedule) -> None:
             f"schedule {schedule.name} is of {schedule.slices} slices of a sequence, the program of {max(slices, 1)}; "
             "cut it with sequence_slices first"
         )
-    trains = any(i.tag.phase == "backward" for i in program.function.instructions)
-    if trains and schedule.forward_only:
+    if program.trains and schedule.forward_only:
         raise LayoutError(f"schedule {schedule.name} has no backward passes, which this program needs")
 
 

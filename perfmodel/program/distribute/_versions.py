@@ -21,8 +21,8 @@ class Versions:
     def __init__(self, program: Program, schedule: Schedule, policy: WeightPolicy) -> None:
         self._schedule = schedule
         self._used = weight_versions(schedule, policy).used
-        self._names = {piece.value for whole in program.inputs_of("parameter") for piece in whole.pieces}
-        self._states = {piece.value for whole in program.inputs_of("state") for piece in whole.pieces}
+        self._names = program.values_of("parameter")
+        self._states = program.values_of("state")
         self._held: dict[str, list[str]] = {}
         """Versions of each weight, in order."""
         self._device: dict[str, int] = {}

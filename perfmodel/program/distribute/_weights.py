@@ -24,7 +24,7 @@ def megatron_axes(program: Program) -> Program:
     sliced, of any other the columns; biases and gains as what they are applied to; tables of embeddings by rows.
     """
     types = program.types
-    undecided = {piece.value for whole in program.inputs_of("parameter") for piece in whole.pieces}
+    undecided = set(program.values_of("parameter"))
     axes: dict[str, int] = {}
     spread: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
     for i in program.function.instructions:
@@ -72,7 +72,7 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
     if program.n_devices > 1:
         raise LayoutError("vocabularies are padded before a program is distributed")
     function, types = program.function, program.types
-    weights = {piece.value for whole in program.inputs_of("parameter", "state") for piece in whole.pieces}
+    weights = program.values_of("parameter", "state")
     sizes = {types[i.inputs[0]].shape[0] for i in function.instructions if i.op == "embedding"}
     grown = {n: -(-n // multiple) * multiple for n in sizes if n % multiple}
 

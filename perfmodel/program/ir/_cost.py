@@ -58,8 +58,6 @@ class LiveMemory:
     """Bytes in use on every device while each instruction runs."""
 
     peak_bytes: Float[np.ndarray, " devices"]
-    peak_instruction: Int[np.ndarray, " devices"]
-    """Number of the instruction at which each device first holds its peak."""
     _instruction: Int[np.ndarray, " changes"]
     _device: Int[np.ndarray, " changes"]
     _in_use_bytes: Float[np.ndarray, " changes"]
@@ -105,12 +103,11 @@ def live_memory(function: Function) -> LiveMemory:
     start = np.searchsorted(where, np.arange(function.n_devices + 1))
     before = np.append(0.0, running)[start[:-1]]
     in_use = running - before[where]
-    peak, at = np.zeros(function.n_devices), np.zeros(function.n_devices, np.int64)
+    peak = np.zeros(function.n_devices)
     for d, (first, stop) in enumerate(pairwise(start.tolist())):
         if stop > first:
-            highest = first + int(np.argmax(in_use[first:stop]))
-            peak[d], at[d] = in_use[highest], when[highest] // 2
+            peak[d] = in_use[first:stop].max()
     step = (when + 1) // 2
     # of several changes before an instruction only the last is a state
     state = np.append((step[1:] != step[:-1]) | (where[1:] != where[:-1]), True)
-    return LiveMemory(peak, at, step[state], where[state], in_use[state])
+    return LiveMemory(peak, step[state], where[state], in_use[state])

@@ -1,4 +1,4 @@
-"""What an op is: one record of rules, so that adding an op is one entry.
+"""What an op is: one record of rules, so that adding an op is one entry; and what rules of several ops share.
 
 A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX implementation of
 an op is registered under the same name in `perfmodel.execution`; this package knows no JAX.
@@ -6,13 +6,15 @@ an op is registered under the same name in `perfmodel.execution`; this package k
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from perfmodel.ops import Op
+from perfmodel.ops import MemoryBound, Op
 from perfmodel.program.ir._instruction import Attributes, Instruction, RuleError, Tag, Tensor
+from perfmodel.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +171,35 @@ def axis_of(attributes: Mapping[str, Any], name: str, rank: int) -> int:
 def table(*definitions: OpDefinition) -> Mapping[str, OpDefinition]:
     """Definitions by name."""
     return MappingProxyType({d.name: d for d in definitions})
+
+
+def kernel_dtype(tensor: Tensor) -> str:
+    """Element type under which a kernel is timed; integers move like fp32."""
+    return tensor.dtype if tensor.dtype in DTYPE_BYTES else "fp32"
+
+
+def free(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+    """No kernel: only names, shapes or small constants change."""
+    return ()
+
+
+def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryBound]]:
+    """Work rule: one kernel that streams over the largest tensor of the instruction."""
+
+    def work(
+        inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
+    ) -> tuple[MemoryBound]:
+        largest = max((*inputs, *outputs), key=lambda tensor: tensor.n_elements)
+        streamed = sum(tensor.n_elements * 2 >= largest.n_elements for tensor in inputs)
+        hidden = largest.shape[-1] if largest.shape else 1
+        kernel = MemoryBound(
+            op=op,
+            dtype=kernel_dtype(largest),
+            rows=max(1, prod(largest.shape[:-1])),
+            hidden=hidden,
+            n_inputs=max(1, streamed - backward),
+            pass_="bwd" if backward else "fwd",
+        )
+        return (kernel,)
+
+    return work

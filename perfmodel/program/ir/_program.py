@@ -61,6 +61,15 @@ class Program:
         """Inputs that play one of the roles."""
         return tuple(whole for whole in self.inputs if whole.role in roles)
 
+    def values_of(self, *roles: Role) -> frozenset[str]:
+        """Values that hold pieces of these inputs."""
+        return frozenset(piece.value for whole in self.inputs_of(*roles) for piece in whole.pieces)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward pass."""
+        return any(i.tag.phase == "backward" for i in self.function.instructions)
+
     def split(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Values of the function's parameters from whole tensors by name.
 

@@ -187,7 +187,8 @@ def composed_passes(problem: StepProblem, bundle: Bundle) -> dict[Pass, Counter[
         kind = Kind(structure.class_kind[number])
         if kind not in PASS_KINDS:
             continue
-        events = shard_events(problem.setting, bundle.layouts[0], slices, int(structure.class_slice[number]))
+        _, part, _ = structure.variants[structure.class_variant[number]].tolist()
+        events = shard_events(problem.setting, bundle.layouts[0], slices, part)
         of_blocks = phase_counts(kind, bundle.layouts[0].recompute, blocks.blocks[number], blocks.full[number])
         counts = np.einsum("bp,bpo->o", of_blocks, events.counts)
         phase = "forward" if kind == Kind.FORWARD else "backward"

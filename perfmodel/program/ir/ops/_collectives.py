@@ -18,11 +18,11 @@ from perfmodel.program.ir._op import (
     Question,
     Sharded,
     axis_of,
+    kernel_dtype,
     required,
     table,
 )
 from perfmodel.program.ir._op import operands as expect
-from perfmodel.program.ir.ops._work import kernel_dtype
 
 Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]
 """From an operand, the size of the group and the attributes to a result."""

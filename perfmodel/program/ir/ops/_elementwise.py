@@ -18,11 +18,11 @@ from perfmodel.program.ir._op import (
     Question,
     Sharded,
     Sharding,
+    memory_bound,
     operands,
     required,
     table,
 )
-from perfmodel.program.ir.ops._work import memory_bound
 
 
 def broadcast(shapes: list[Shape]) -> Shape:

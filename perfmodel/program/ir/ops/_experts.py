@@ -8,8 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.program.ir._instruction import Instruction, RuleError, Tensor
-from perfmodel.program.ir._op import Answer, Emitter, Names, OpDefinition, Question, Sharded, operands, required, table
-from perfmodel.program.ir.ops._work import memory_bound
+from perfmodel.program.ir._op import (
+    Answer,
+    Emitter,
+    Names,
+    OpDefinition,
+    Question,
+    Sharded,
+    memory_bound,
+    operands,
+    required,
+    table,
+)
 
 
 def _argmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:

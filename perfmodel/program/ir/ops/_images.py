@@ -16,12 +16,13 @@ from perfmodel.program.ir._op import (
     Sharded,
     Sharding,
     WorkRule,
+    kernel_dtype,
+    memory_bound,
     operands,
     required,
     table,
 )
 from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
-from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 Pair = tuple[int, int]
 POOLS = ("max", "mean")

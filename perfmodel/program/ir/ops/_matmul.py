@@ -16,11 +16,11 @@ from perfmodel.program.ir._op import (
     Question,
     Sharded,
     Sharding,
+    kernel_dtype,
     operands,
     table,
 )
 from perfmodel.program.ir.ops._elementwise import same_dtype
-from perfmodel.program.ir.ops._work import kernel_dtype
 
 Labels = tuple[str, ...]
 

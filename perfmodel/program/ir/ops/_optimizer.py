@@ -6,8 +6,17 @@ from typing import Any
 
 from perfmodel.ops import Op
 from perfmodel.program.ir._instruction import RuleError, Tensor
-from perfmodel.program.ir._op import Answer, OpDefinition, Question, Sharded, WorkRule, operands, required, table
-from perfmodel.program.ir.ops._work import memory_bound
+from perfmodel.program.ir._op import (
+    Answer,
+    OpDefinition,
+    Question,
+    Sharded,
+    WorkRule,
+    memory_bound,
+    operands,
+    required,
+    table,
+)
 
 
 def _same_shape(given: tuple[Tensor, ...]) -> None:

@@ -16,12 +16,13 @@ from perfmodel.program.ir._op import (
     Question,
     Sharded,
     axis_of,
+    free,
+    memory_bound,
     operands,
     required,
     table,
 )
 from perfmodel.program.ir.ops._elementwise import same_dtype
-from perfmodel.program.ir.ops._work import free, memory_bound
 
 
 def _constant(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:

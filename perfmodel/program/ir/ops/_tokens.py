@@ -20,10 +20,11 @@ from perfmodel.program.ir._op import (
     Partial,
     Question,
     Sharded,
+    kernel_dtype,
+    memory_bound,
     operands,
     table,
 )
-from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 
 def _integers(tensor: Tensor) -> None:

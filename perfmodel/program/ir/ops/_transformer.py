@@ -18,12 +18,13 @@ from perfmodel.program.ir._op import (
     Partial,
     Question,
     Sharded,
+    kernel_dtype,
+    memory_bound,
     operands,
     required,
     table,
 )
 from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
-from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 
 def _layer_norm(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
