@@ -1,24 +1,26 @@
 """Gradient checkpointing: activations inside a layer are computed again in the backward pass (Chen et al. 2016)."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from perfmodel.errors import LayoutError
 from perfmodel.program.ir import Function, Instruction, Program
 
 
-def checkpoint(program: Program) -> Program:
+def checkpoint(program: Program, layers: Collection[int] | None = None) -> Program:
     """Keep only what layers hand to one another; the rest is recomputed before its first backward use.
 
     Args:
         program: a training step whose instructions are tagged with phase and layer.
+        layers: layers to recompute; by default all.
 
     Raises:
         LayoutError: the program has no backward pass.
     """
     function = program.function
-    if not program.trains:
+    if not any(i.tag.phase == "backward" for i in function.instructions):
         raise LayoutError("checkpointing needs a training step with instructions tagged as backward")
-    copies = _Recomputation(function)
+    copies = _Recomputation(function, layers)
     out: list[Instruction] = []
     for instruction in function.instructions:
         if instruction.tag.phase != "forward":
@@ -31,11 +33,12 @@ def checkpoint(program: Program) -> Program:
 class _Recomputation:
     """Which forward values are recomputed, and what has been so far."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, layers: Collection[int] | None) -> None:
         self._maker: dict[str, Instruction] = {}
         for instruction in function.instructions:
             tag = instruction.tag
-            if tag.phase == "forward" and tag.layer >= 0 and instruction.op != "send":
+            chosen = tag.layer >= 0 if layers is None else tag.layer in layers
+            if tag.phase == "forward" and chosen and instruction.op != "send":
                 self._maker.update(dict.fromkeys(instruction.outputs, instruction))
         kept = set(function.outputs)
         for instruction in function.instructions:
