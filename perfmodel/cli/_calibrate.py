@@ -112,7 +112,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if saving is not None:
         report["saving"] = saving
     if arguments.dry_run:
-        return report | _dry_run(arguments, plan)
+        left, rows = _left(arguments, plan)
+        return report | measure.summary(left) | {"rows_kept": rows - len(left)}
     return report | {"tables": _measure(arguments, plan, launch)}
 
 
@@ -163,13 +164,6 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
         device=arguments.device or problem.cluster.device.name, framework=problem.framework,
     )  # fmt: skip
     return made.plan, made.to_dict()
-
-
-def _dry_run(arguments: argparse.Namespace, plan: "Plan") -> dict[str, Any]:
-    from perfmodel import measure
-
-    left, rows = _left(arguments, plan)
-    return {**measure.summary(left), "rows_kept": rows - len(left)}
 
 
 def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]":

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.display._json import json_text
 from perfmodel.display._palette import Look, ramp, text_colour
+from perfmodel.display._repr import json_text
 
 if TYPE_CHECKING:  # the command line imports this package before it needs an array
     import numpy as np

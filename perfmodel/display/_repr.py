@@ -1,10 +1,13 @@
-"""Results in one line: what a notebook or a debugger prints of an object that holds thousands of values."""
+"""Results as text: in one line, what a notebook or a debugger prints of an object that holds thousands of values; and
+as JSON that every reader takes."""
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
+from math import isfinite
 from typing import Any, Final
 
 MOST: Final = 300
@@ -121,3 +124,19 @@ def _content(value: Any) -> bytes:
         except Exception:  # a traced array holds nothing yet
             pass
     return repr(value).encode()
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON with `null` in place of what is no finite number, for which JSON has no sign (RFC 8259, section 6)."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:  # also of what refers to itself, which then recurses too deep
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
