@@ -9,7 +9,7 @@ from perfmodel.ops._gemm import Gemm
 from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
 from perfmodel.ops._memory import MemoryBound
 from perfmodel.ops._moe import NONGATED_MOE, MoE
-from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Op, Pass, Shape, Work
+from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Pass, Shape, Work
 from perfmodel.ops._optimizer import OptimizerStep
 from perfmodel.ops._physics import (
     Machine,
@@ -23,5 +23,8 @@ from perfmodel.ops._physics import (
 from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, torch_module
 from perfmodel.ops._recurrence import Recurrence
 from perfmodel.ops._registry import FAMILIES
+
+Op = KernelOp | Collective
+"""What one event computes or moves, independent of model, layout and device."""
 
 shorten_reprs(__name__)

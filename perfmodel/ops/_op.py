@@ -145,7 +145,3 @@ class Collective:
         """A short, readable name: kind, bytes, ranks and where they are."""
         where = "intra-node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
         return f"{self.collective} {self.bytes / 1e6:.3g} MB x{self.num_ranks} ({where})"
-
-
-Op = KernelOp | Collective
-"""What one event computes or moves, independent of model, layout and device."""

@@ -93,6 +93,16 @@ class Mamba(Stated):
         if self.heads % self.groups:
             raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
 
+    @property
+    def inner(self) -> int:
+        """Elements of a token inside the mixer, of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: what is inside, and inputs and outputs of the state."""
+        return self.inner + 2 * self.groups * self.state
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNet(Stated):
@@ -114,6 +124,16 @@ class DeltaNet(Stated):
         whole("delta_net", vars(self))
         if self.heads % self.key_heads:
             raise PerfModelError(f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}")
+
+    @property
+    def values(self) -> int:
+        """Elements of a token's values, of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: values, queries and keys."""
+        return self.values + 2 * self.key_heads * self.key_dim
 
 
 @dataclass(frozen=True, kw_only=True)

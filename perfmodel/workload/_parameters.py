@@ -182,9 +182,9 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     windowed = min(tokens, model.window or tokens) * a_token
     held = {"*": full, "W": windowed}
     if mamba:
-        convolved = (mamba.heads * mamba.head_dim + 2 * mamba.groups * mamba.state) * (mamba.conv_kernel - 1)
-        held["M"] = MAMBA_STATE_BYTES * (mamba.heads * mamba.head_dim * mamba.state + convolved) / tp
+        elements = mamba.inner * mamba.state + mamba.convolved * (mamba.conv_kernel - 1)
+        held["M"] = MAMBA_STATE_BYTES * elements / tp
     if net := model.delta_net:
-        convolved = (net.heads * net.head_dim + 2 * net.key_heads * net.key_dim) * (net.conv_kernel - 1)
-        held["L"] = MAMBA_STATE_BYTES * (net.heads * net.head_dim * net.key_dim + convolved) / tp
+        elements = net.values * net.key_dim + net.convolved * (net.conv_kernel - 1)
+        held["L"] = MAMBA_STATE_BYTES * elements / tp
     return tuple(sum(held.get(letter, 0.0) for letter in word) for word in model.stack)

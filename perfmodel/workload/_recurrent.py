@@ -21,8 +21,7 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
     tp = local.tp
     divide(model, Reason.HEADS, f"mamba groups={mamba.groups} are", mamba.groups, "tp", tp)
     require_whole_sequence(model, local, "Mamba layers")
-    heads, inner = mamba.heads // tp, mamba.heads * mamba.head_dim // tp
-    convolved = inner + 2 * mamba.groups * mamba.state // tp
+    heads, inner, convolved = mamba.heads // tp, mamba.inner // tp, mamba.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
         column_linear(local, inner + convolved + heads, local.hidden, kept_output=1.0),
@@ -72,7 +71,7 @@ def _state_space_bytes(mamba: Mamba, act_bytes: int, backward: bool) -> int:
     Forward: states of chunks, what is passed on, scores, outputs. Backward makes these again but for the outputs, then
     the gradients of states, of inputs, of what enters and leaves the state, of scores and of decay.
     """
-    inner = mamba.heads * mamba.head_dim
+    inner = mamba.inner
     tensors, states, sides, scores = (11, 8.5, 14, 7) if backward else (3, 3, 4, 2)
     return round(
         act_bytes * (tensors * inner + sides * mamba.groups * mamba.state)
@@ -82,20 +81,18 @@ def _state_space_bytes(mamba: Mamba, act_bytes: int, backward: bool) -> int:
 
 def mamba_weights(hidden: int, mamba: Mamba) -> int:
     """Elements of the two projections."""
-    inner = mamba.heads * mamba.head_dim
-    return hidden * (3 * inner + 2 * mamba.groups * mamba.state + mamba.heads)
+    return hidden * (2 * mamba.inner + mamba.convolved + mamba.heads)
 
 
 def mamba_parameters(hidden: int, mamba: Mamba) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    inner = mamba.heads * mamba.head_dim
-    convolved = inner + 2 * mamba.groups * mamba.state
-    return mamba_weights(hidden, mamba) + convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads + inner
+    beside = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads + mamba.inner
+    return mamba_weights(hidden, mamba) + beside
 
 
 def state_space_products(mamba: Mamba) -> int:
     """Multiplications per token of the products of a chunk."""
-    shared, own = mamba.groups * mamba.state, mamba.heads * mamba.head_dim
+    shared, own = mamba.groups * mamba.state, mamba.inner
     return mamba.chunk * (shared + own) + 2 * own * mamba.state
 
 
@@ -110,8 +107,7 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
     tp = local.tp
     divide(model, Reason.HEADS, f"delta_net key_heads={net.key_heads} are", net.key_heads, "tp", tp)
     require_whole_sequence(model, local, "gated delta nets")
-    heads, values = net.heads // tp, net.heads * net.head_dim // tp
-    convolved = values + 2 * net.key_heads * net.key_dim // tp
+    heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
         column_linear(local, convolved + values + 2 * heads, local.hidden, kept_output=1.0),
@@ -174,14 +170,12 @@ def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) 
 
 def delta_net_weights(hidden: int, net: DeltaNet) -> int:
     """Elements of the projections."""
-    values, keys = net.heads * net.head_dim, net.key_heads * net.key_dim
-    return hidden * (3 * values + 2 * keys + 2 * net.heads)
+    return hidden * (2 * net.values + net.convolved + 2 * net.heads)
 
 
 def delta_net_parameters(hidden: int, net: DeltaNet) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    convolved = net.heads * net.head_dim + 2 * net.key_heads * net.key_dim
-    return delta_net_weights(hidden, net) + convolved * net.conv_kernel + 2 * net.heads + net.head_dim
+    return delta_net_weights(hidden, net) + net.convolved * net.conv_kernel + 2 * net.heads + net.head_dim
 
 
 def delta_rule_products(net: DeltaNet) -> float:

@@ -68,9 +68,9 @@ def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
         routing = route(model, local, model.experts)
         widest = routing.processed * routing.inner
     elif "M" in word and model.mamba:
-        widest = max(widest, local.tokens * 3 * model.mamba.heads * model.mamba.head_dim // local.tp)
+        widest = max(widest, local.tokens * 3 * model.mamba.inner // local.tp)
     elif "L" in word and model.delta_net:
-        widest = max(widest, local.tokens * 2 * model.delta_net.heads * model.delta_net.head_dim // local.tp)
+        widest = max(widest, local.tokens * 2 * model.delta_net.values // local.tp)
     pieces = _sub_layers(model, local, word)
     return _layer(f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer", local, pieces, widest=widest)
 
