@@ -8,7 +8,7 @@ What was measured stays, as far as measurements grow so among themselves; all el
 are left as they are: what they leave in the cache the next kernel does find.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -33,7 +33,7 @@ _SIDES: Final = ("m", "n", "k")
 _LEAST_SIDE: Final = 2**7
 _MOST_SIDE: Final = 2**13
 """Smaller sides of matrices are compared with no others; times grow in proportion beyond."""
-_WITH_SIDES: Final = ("fp64",)
+_WITH_SIDES: Final = ("fp64", "fp32", "tf32", "int8")
 """Element types in which products are compared by the sides of their matrices too: few large ones were measured."""
 _TWICE: Final = float(np.log(2.0))
 
@@ -113,44 +113,52 @@ def _slopes(values: Grid, axis: int) -> Grid:
     return steps.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
 
 
-def _most(log_s: Grid) -> Grid:
-    """The longest that every kernel may take beside all others: no longer than a larger one, and twice as long as one
-    of half its work; along one axis after the other, as the logs of what these allow add up."""
-    for axis in range(log_s.ndim):
+def _most(log_s: Grid, axes: Iterable[int]) -> Grid:
+    """The longest that every kernel may take beside all others along some axes: no longer than a larger one, and twice
+    as long as one of half its work; along one after the other, as the logs of what these allow add up."""
+    for axis in axes:
         slopes = _slopes(log_s, axis)
         larger = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
         log_s = np.minimum(larger, np.minimum.accumulate(log_s - slopes, axis) + slopes)
     return log_s
 
 
-def _least(log_s: Grid) -> Grid:
+def _least(log_s: Grid, axes: Iterable[int]) -> Grid:
     """The shortest, likewise: with times and works reversed."""
-    axes = tuple(range(log_s.ndim))
-    return -np.flip(_most(np.flip(-log_s, axes)), axes)
+    return -np.flip(_most(np.flip(-log_s), axes))
 
 
-def growing(log_s: Grid, measured: Bool[np.ndarray, "..."]) -> Grid:
-    """Times of kernels made to grow by nothing at least and by half at most for every doubling along an axis, in
-    logarithms: each is the mean of the most and the least that all others leave it, first among the measured ones,
-    between which the others then stay. Growing times are left as they are.
+def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] = ()) -> Grid:
+    """Times of kernels made to grow by nothing at least and by half at most for every doubling along some axes (by
+    default all), in logarithms: each is the mean of the most and the least that all others leave it, first among the
+    measured ones, between which the others then stay. Growing times are left as they are.
 
     Monotone in every time, and moved with all of them. Both bounds are such times themselves (the largest and the
     smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence their mean is, and what is cut at them.
     """
-    found = (_most(log_s) + _least(log_s)) / 2
+    axes = axes or range(log_s.ndim)
+    found = (_most(log_s, axes) + _least(log_s, axes)) / 2
     if not measured.any():
         return found
-    held = (_most(np.where(measured, log_s, np.inf)) + _least(np.where(measured, log_s, -np.inf))) / 2
-    return np.clip(found, _least(np.where(measured, held, -np.inf)), _most(np.where(measured, held, np.inf)))
+    some = measured.any(tuple(axes), keepdims=True)
+    known = np.where(some, measured, True)  # where none was, all are
+    held = (_most(np.where(known, log_s, np.inf), axes) + _least(np.where(known, log_s, -np.inf), axes)) / 2
+    least, most = _least(np.where(known, held, -np.inf), axes), _most(np.where(known, held, np.inf), axes)
+    return np.clip(found, least, most)
 
 
-def _with_few(log_s: Grid, few: int, measured: Bool[np.ndarray, "..."]) -> Grid:
-    """`growing`, where the times of too few samples give way to the others, each to the one of twice the samples."""
+def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."]) -> Grid:
+    """`growing`, where the times of too few samples give way to the others, each to the one of twice the samples.
+
+    Products grow so along their samples alone. By their sides none takes longer than a larger one, which it could be
+    filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by large ones."""
+    few, sides = lattice.few, range(1, log_s.ndim)
+    cut = isinstance(lattice.ops[0], Gemm)
     found = log_s.copy()
-    found[few:] = growing(log_s[few:], measured[few:])
+    found[few:] = growing(log_s[few:], measured[few:], (0,) if cut else (0, *sides))
     for i in reversed(range(min(few, len(found) - 1))):
         found[i] = np.clip(found[i], found[i + 1] - _TWICE, found[i + 1])
-    return found
+    return _most(found, sides) if cut else found
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class InSteps:
         measured = np.array([one == "measured" for one in alone.provenance], bool)
         found = log_s.copy()
         for own, at, lattice in self._lattices:
-            grown = _with_few(log_s[at].reshape(lattice.shape), lattice.few, measured[at].reshape(lattice.shape))
+            grown = _with_few(log_s[at].reshape(lattice.shape), lattice, measured[at].reshape(lattice.shape))
             found[at] = grown.ravel()
             found[own] = grown.ravel()[lattice.nearest] + np.log(lattice.over)
         return alone.scaled(np.exp(found - log_s))

@@ -154,10 +154,13 @@ def test_attention_of_any_sizes_is_among_those_it_is_compared_with(batch: int, h
 
 
 @pytest.mark.parametrize("side", ["n", "k"])
-@pytest.mark.parametrize("device", ["P100-SXM2-16GB", "A100-SXM4-80GB"])
-def test_a_product_of_half_the_columns_takes_half_as_long_at_least(side: str, device: str) -> None:
-    """In 64 bits, in which few were measured: else half of it on twice the devices would be a gain."""
-    sizes = [Gemm(dtype="fp64", m=2048, **({"n": 3072, "k": 3072} | {side: 192 << i})) for i in range(10)]
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("P100-SXM2-16GB", "fp64"), ("A100-SXM4-80GB", "fp64"), ("A100-SXM4-80GB", "tf32"),
+                          ("P4", "fp32"), ("T4", "fp32"), ("P100-SXM2-16GB", "fp32"), ("P4", "int8")],
+)  # fmt: skip
+def test_a_product_of_half_the_columns_takes_half_as_long_at_least(side: str, device: str, dtype: str) -> None:
+    """Where few were measured: else half of it on twice the devices would be a gain."""
+    sizes = [Gemm(dtype=dtype, m=2048, **({"n": 3072, "k": 3072} | {side: 192 << i})) for i in range(10)]
     in_step_s = in_steps_s(sizes, catalog.device(device))
     ratios = [in_step_s[b] / in_step_s[a] for a, b in pairwise(sizes)]
     assert min(ratios) >= 1 - 1e-9
