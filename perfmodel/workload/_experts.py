@@ -237,9 +237,9 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     accumulate = local.precision.accumulate
     biases = wide + hidden if model.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
-    element_bytes = float(routing.processed) * dtype_bytes(dtype)
+    column_bytes = float(routing.processed) * dtype_bytes(dtype)
     beyond_bytes = max(0.0, between.saved_bytes - wide * routing.processed * local.act_bytes)
-    freed_bytes = inner * element_bytes + beyond_bytes
+    freed_bytes = inner * column_bytes + beyond_bytes
     act = Again(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
         again=(act,),
@@ -257,7 +257,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
         ),
         params=params,
         expert_params=params,
-        saved_bytes=(hidden + inner) * element_bytes + between.saved_bytes,
+        saved_bytes=(hidden + inner) * column_bytes + between.saved_bytes,
     )
 
 
