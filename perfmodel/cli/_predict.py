@@ -51,8 +51,11 @@ def add_timeline(commands: Any) -> None:
     command.set_defaults(run=_timeline)
 
 
-def predicted(arguments: argparse.Namespace, layout: Layout | None = None, *, timeline: bool = False) -> "Prediction":
-    """The prediction that the flags ask for, of `layout` in place of theirs where it is given.
+def predicted(
+    arguments: argparse.Namespace, layout: Layout | None = None, *, timeline: bool = False, quiet: bool = False
+) -> "Prediction":
+    """The prediction that the flags ask for, of `layout` in place of theirs where it is given; says what it assumes
+    unless it is `quiet`.
 
     Raises:
         PerfModelError: bad input.
@@ -60,7 +63,7 @@ def predicted(arguments: argparse.Namespace, layout: Layout | None = None, *, ti
     from perfmodel import prediction
 
     return prediction.predict(
-        problem_of(arguments),
+        problem_of(arguments, quiet=quiet),
         layout=arguments.layout if layout is None else layout,
         calibration=arguments.calibration,
         timeline=timeline,

@@ -147,7 +147,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     if result.complete and result.layouts and (arguments.trace or arguments.png):
         best = result.first_to_try
         arguments.devices, arguments.global_batch = None, best.global_batch
-        files += write_pictures(predicted(arguments, best.layout, timeline=True), arguments.trace, arguments.png)
+        drawn = predicted(arguments, best.layout, timeline=True, quiet=True)
+        files += write_pictures(drawn, arguments.trace, arguments.png)
     if result.impossible and not arguments.json:
         raise PerfModelError(str(result.impossible))
     if result.layouts or result.complete or arguments.json:

@@ -43,6 +43,12 @@ _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "expert_dispatcher": lambda model: model.experts is not None,
 }
 """Of these, what means something for some transformers alone, and for which."""
+_EAGER_OF_SOME: Final[Mapping[EagerKernel, Callable[[Transformer], bool]]] = {
+    "rope": lambda model: model.positions == "rope",
+    "gelu_formula": lambda model: model.activation == "gelu",
+    "clamp": lambda model: model.clamped_glu,
+}
+"""The same of `eager_kernels`."""
 _OF_CONVOLUTIONS: Final = ("fused_batch_norm",)
 """And for convolutional networks alone."""
 
@@ -387,7 +393,10 @@ class Framework(Stated):
         of_some = _OF_SOME_TRANSFORMERS.items()
         idle = {n for n, means in of_some if not (isinstance(model, Transformer) and means(model))}
         idle |= set() if isinstance(model, ConvNet) else set(_OF_CONVOLUTIONS)
-        told = {n: value for n, value in filled.items() if n not in idle and value != getattr(plain, n)}
+        told = {n: value for n, value in filled.items() if n not in idle}
+        if "eager_kernels" in told:
+            told["eager_kernels"] = tuple(name for name in told["eager_kernels"] if _runs(name, model))
+        told = {n: value for n, value in told.items() if value != getattr(plain, n)}
         assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 
@@ -451,6 +460,11 @@ class Framework(Stated):
             untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
+
+
+def _runs(kernel: EagerKernel, model: Model) -> bool:
+    means = _EAGER_OF_SOME.get(kernel)
+    return means is None or (isinstance(model, Transformer) and means(model))
 
 
 def partition_by_cost(model: Model, stages: int) -> PerStage:

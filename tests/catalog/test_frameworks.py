@@ -131,6 +131,9 @@ def test_what_means_nothing_for_a_model_is_not_said_of_it() -> None:
     assert "repeated_keys" in said("torchtitan@2024", "llama3-8b")
     assert "repeated_keys" not in said("torchtitan@2024", "llama2-7b")  # a key for every query as it is
     assert "weighted_experts" not in said("nemo@2025", "llama3-8b")
+    assert "eager_kernels=clamp" in said("megatron-core@2025", "gpt-oss-20b")
+    assert "eager_kernels" not in said("megatron-core@2025", "gpt3-175b")  # it cuts no activations
+    assert "rope" not in said("torchtitan@2024", "gpt3-175b")
 
 
 def test_what_a_framework_cannot_run_is_named() -> None:
