@@ -26,6 +26,7 @@ def test_there_are_forty_configurations_and_none_belongs_to_the_calibration():
     assert {case.degrees.zero for case in cases} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 @needs_hosts
 def test_the_loop_closes_on_small_configurations():
     cases = [

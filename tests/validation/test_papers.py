@@ -87,6 +87,7 @@ def test_closed_form_of_equal_stages():
         chimera_closed_form(problem, layout.replace(schedule="1f1b"))
 
 
+@pytest.mark.slow
 def test_no_setting_has_both_memory_and_speed_of_timeprest():
     """TiMePReSt, section 5: the last stage of PipeDream has neither a version nor a mini-batch to save."""
     summary = timeprest.summary_table(timeprest.settings_table())
