@@ -103,7 +103,7 @@ def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")
 
 
-@pytest.mark.parametrize("fraction", [0.4, 0.8, 1.2])
+@pytest.mark.parametrize("fraction", [0.4, pytest.param(0.8, marks=pytest.mark.slow), 1.2])
 def test_an_interrupt_while_functions_are_compiled(fraction, takes_s, tmp_path):
     check(*interrupted_after(fraction * takes_s, SEARCH, tmp_path))
 

@@ -1,8 +1,10 @@
 """Published servers stay as well predicted as validate/serving.md says."""
 
+import pytest
 from serving import compared
 
 
+@pytest.mark.slow
 def test_published_servers():
     table = compared(every=3)
     error = table["error"].abs()
