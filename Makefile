@@ -19,7 +19,7 @@ plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with th
 test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA, torch or a browser skip, and say so, where it is absent
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch
+slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch, more moments of interrupts, live runs, published servers
 	$(BIN)/python -m pytest -n 2 -m slow
 
 grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees, and gradients of the step time

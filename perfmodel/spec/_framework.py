@@ -41,14 +41,11 @@ _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "masked_head": lambda model: model.pooler_and_mlm_head,
     "weighted_experts": lambda model: model.experts is not None,
     "expert_dispatcher": lambda model: model.experts is not None,
-}
-"""Of these, what means something for some transformers alone, and for which."""
-_EAGER_OF_SOME: Final[Mapping[EagerKernel, Callable[[Transformer], bool]]] = {
     "rope": lambda model: model.positions == "rope",
     "gelu_formula": lambda model: model.activation == "gelu",
     "clamp": lambda model: model.clamped_glu,
 }
-"""The same of `eager_kernels`."""
+"""Of these and of `EagerKernel`, what means something for some transformers alone, and for which."""
 _OF_CONVOLUTIONS: Final = ("fused_batch_norm",)
 """And for convolutional networks alone."""
 
@@ -390,12 +387,9 @@ class Framework(Stated):
         if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             usual["fp8_recipe"] = "current"
         filled = {name: value for name, value in usual.items() if name not in said}
-        of_some = _OF_SOME_TRANSFORMERS.items()
-        idle = {n for n, means in of_some if not (isinstance(model, Transformer) and means(model))}
-        idle |= set() if isinstance(model, ConvNet) else set(_OF_CONVOLUTIONS)
-        told = {n: value for n, value in filled.items() if n not in idle}
+        told = {n: value for n, value in filled.items() if _concerns(n, model)}
         if "eager_kernels" in told:
-            told["eager_kernels"] = tuple(name for name in told["eager_kernels"] if _runs(name, model))
+            told["eager_kernels"] = tuple(kernel for kernel in told["eager_kernels"] if _concerns(kernel, model))
         told = {n: value for n, value in told.items() if value != getattr(plain, n)}
         assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
@@ -462,8 +456,11 @@ class Framework(Stated):
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
 
 
-def _runs(kernel: EagerKernel, model: Model) -> bool:
-    means = _EAGER_OF_SOME.get(kernel)
+def _concerns(name: str, model: Model) -> bool:
+    """Whether a field of a job, or a kernel, means something for a model."""
+    if name in _OF_CONVOLUTIONS:
+        return isinstance(model, ConvNet)
+    means = _OF_SOME_TRANSFORMERS.get(name)
     return means is None or (isinstance(model, Transformer) and means(model))
 
 

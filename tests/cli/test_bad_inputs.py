@@ -287,7 +287,7 @@ SOUND = {name: text.encode() for name, text in samples().items()} | {
 }
 
 
-@settings(max_examples=1500 if EXPLORE else 50, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500 if EXPLORE else 90, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(READ_BY)), st.sampled_from(MUTATIONS), st.floats(0, 1, exclude_max=True),
     st.sampled_from(CELLS),
@@ -309,7 +309,7 @@ VALUES_OF_FILES = [
 ]
 
 
-@settings(max_examples=len(VALUES_OF_FILES) if EXPLORE else 25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=len(VALUES_OF_FILES) if EXPLORE else 40, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(VALUES_OF_FILES))
 def test_a_wrong_value_of_a_file_is_named(here, capsys, case) -> None:
     name, words, changed = case

@@ -25,8 +25,12 @@ sys.exit(main())
 """The command, which says when it begins to import what it needs; before, it is the interpreter that is interrupted."""
 SEARCH = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
           "--fix", "tp=1", "--top", "3", "--json"]  # fmt: skip
-FRACTIONS = [0.0, 0.06, 0.15, 0.25, 0.4, 0.6, 0.8, 0.95]
-BETWEEN = [0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.88, 0.98]
+FRACTIONS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.38, 0.46, 0.54, 0.62, 0.7, 0.78, 0.86, 0.92, 0.98]
+
+
+def every_second(fractions: list[float]) -> list:
+    """Of the moments; those between are left to `make slow`."""
+    return [pytest.param(f, marks=pytest.mark.slow) if k % 2 else f for k, f in enumerate(fractions)]
 
 
 def start(arguments: list[str], cache) -> subprocess.Popen:
@@ -87,7 +91,7 @@ def check(status: int, out: str, err: str) -> None:
         assert "so far" in result["certificate"]
 
 
-@pytest.mark.parametrize("fraction", [*FRACTIONS, *[pytest.param(f, marks=pytest.mark.slow) for f in BETWEEN]])
+@pytest.mark.parametrize("fraction", every_second(FRACTIONS))
 def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, SEARCH, cache))
 
@@ -103,13 +107,12 @@ def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")
 
 
-@pytest.mark.parametrize("fraction", [0.4, pytest.param(0.8, marks=pytest.mark.slow), 1.2])
+@pytest.mark.parametrize("fraction", every_second([0.4, 0.8, 1.2]))
 def test_an_interrupt_while_functions_are_compiled(fraction, takes_s, tmp_path):
     check(*interrupted_after(fraction * takes_s, SEARCH, tmp_path))
 
 
-@pytest.mark.parametrize("fraction", [pytest.param(0.4, marks=pytest.mark.slow), 0.7,
-                                      pytest.param(1.0, marks=pytest.mark.slow), 1.4])  # fmt: skip
+@pytest.mark.parametrize("fraction", every_second([0.4, 0.7, 1.0, 1.4]))
 def test_an_interrupt_of_a_search_with_workers(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, [*SEARCH, "--workers", "2"], cache))
 

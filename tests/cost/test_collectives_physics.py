@@ -134,7 +134,7 @@ def test_every_step_of_a_ring_over_nodes_posts_to_the_network() -> None:
     assert seconds("all_gather", 8.0, 8, 8, post_s=2e-6) == seconds("all_gather", 8.0, 8, 8, post_s=0.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     size=st.floats(1, 1e11),

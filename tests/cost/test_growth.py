@@ -26,7 +26,7 @@ def times(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return log_s, np.array(draw(st.lists(st.booleans(), min_size=len(log_s), max_size=len(log_s))))
 
 
-@settings(max_examples=60)
+@settings(max_examples=200)
 @given(times())
 def test_times_grow_by_nothing_at_least_and_by_half_at_most(of: tuple[np.ndarray, np.ndarray]) -> None:
     steps = np.diff(growing(*of))
@@ -34,7 +34,7 @@ def test_times_grow_by_nothing_at_least_and_by_half_at_most(of: tuple[np.ndarray
     assert (steps <= TWICE + 1e-9).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=3), st.data())
 def test_times_over_several_axes_grow_so_along_each(shape: list[int], data: st.DataObject) -> None:
     """Those that were measured stay where they grow so among themselves: whatever all ways from one to another add."""
@@ -64,7 +64,7 @@ def test_bounds_over_several_axes_are_those_of_all_pairs(rows: int, columns: int
     np.testing.assert_allclose(found.ravel(), (least + most) / 2, atol=1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(st.floats(-9.0, 0.0), st.lists(st.floats(0.0, 0.69), max_size=11), st.data())
 def test_what_was_measured_stays_where_measurements_grow_so(
     first: float, steps: list[float], data: st.DataObject
@@ -79,7 +79,7 @@ def test_what_was_measured_stays_where_measurements_grow_so(
     np.testing.assert_allclose(found[measured], log_s[measured], atol=1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(times(), st.data())
 def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(
     of: tuple[np.ndarray, np.ndarray], data: st.DataObject

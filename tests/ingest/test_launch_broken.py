@@ -93,7 +93,7 @@ def test_numbers_that_contradict_one_another() -> None:
         parse_launch(text, "train.sh")
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_files_say_something_or_are_refused(data: st.DataObject) -> None:
     """Characters cut out of, or put into, real-shaped files: no other exception leaves the readers."""

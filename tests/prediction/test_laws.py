@@ -24,33 +24,33 @@ FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 # --- hardware -------------------------------------------------------------------------------------
 
 
-@some(5)
+@some(8)
 @given(cases(), FACTORS)
 def test_more_bandwidth_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
     for level in range(len(case.cluster.levels)):
         assert_between(case.with_link(level, bandwidth=times), case, most=times)
 
 
-@some(5)
+@some(8)
 @given(cases(), FACTORS)
 def test_more_latency_is_never_faster_and_no_slower_than_in_proportion(case: Case, times: float) -> None:
     for level in range(len(case.cluster.levels)):
         assert_between(case, case.with_link(level, latency=times), most=times)
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from([1.1, 2.0]))
 def test_a_higher_peak_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
     assert_between(case.with_peak(times), case, most=times)
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from([1.1, 1.4, 2.0]))
 def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
     assert_between(case.with_memory_bandwidth(times), case, most=times)
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
     twice = case.with_peak(2.0).with_memory_bandwidth(2.0)
@@ -87,7 +87,7 @@ def test_devices_of_one_die_differ_by_no_more_than_their_figures(
     assert_between(on_other, on_one, most=1.01 * max(ratios), least=0.99 * min(ratios))
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case) -> None:
     """By kernels of attention that both have, with whichever recipe of floats."""
@@ -121,7 +121,7 @@ def test_casts_that_no_recipe_names_pay_beside_ring_steps_too(tokens: int) -> No
 # --- work -----------------------------------------------------------------------------------------
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Case) -> None:
     """But by nF1B, of whose mini-batches fewer are in flight the larger they are."""
@@ -129,14 +129,14 @@ def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Cas
         assert_between(case, replace(case, rounds=2 * case.rounds), most=2.0)
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_micro_batches_of_twice_the_size_take_longer_and_at_most_twice_as_long(case: Case) -> None:
     """Element-wise kernels alone may find their operands in the cache for the smaller size."""
     assert_between(case, case.laid(micro_batch=2 * case.layout.micro_batch), most=2.05)
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_twice_the_length_takes_longer_and_at_most_four_times_as_long(case: Case) -> None:
     assert_between(case, replace(case, seq_len=2 * case.seq_len), most=4.0)
@@ -148,7 +148,7 @@ def _stages(layout: Layout) -> int:
     return int(scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp)).max()) + 1
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_twice_the_layers_take_longer_and_at_most_twice_as_long(case: Case) -> None:
     if isinstance(case.model, Transformer) and not case.model.decoder_layers:
@@ -168,7 +168,7 @@ def test_twice_the_layers_take_longer_and_at_most_twice_as_long(case: Case) -> N
         assert_between(replace(case, model=even), twice, least=0.0, most=2.0)
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_what_is_recomputed_takes_time_and_no_more_than_a_forward(case: Case) -> None:
     none, part, full = (case.laid(recompute=what) for what in ("none", "selective", "full"))
@@ -181,7 +181,7 @@ def test_what_is_recomputed_takes_time_and_no_more_than_a_forward(case: Case) ->
 # --- layouts --------------------------------------------------------------------------------------
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_every_stage_of_zero_is_no_faster_than_the_one_before(case: Case) -> None:
     """At equal overlap, where all reduce alike."""
@@ -191,7 +191,7 @@ def test_every_stage_of_zero_is_no_faster_than_the_one_before(case: Case) -> Non
         assert_between(same.laid(zero=fewer), same.laid(zero=more))
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from(FLUSHED))
 def test_no_stage_of_zero_is_faster_than_the_first_under_any_schedule(case: Case, schedule: str) -> None:
     """Which flushes, at equal overlap, where all reduce alike."""
@@ -203,7 +203,7 @@ def test_no_stage_of_zero_is_faster_than_the_first_under_any_schedule(case: Case
         assert_between(same.laid(zero=fewer), same.laid(zero=more))
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from([0, 1, 2, 3]))
 def test_overlap_never_hurts(case: Case, zero: int) -> None:
     for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_overlap"):
@@ -211,7 +211,7 @@ def test_overlap_never_hurts(case: Case, zero: int) -> None:
         assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from(SCHEDULES), st.sampled_from([1, 3]))
 def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero: int) -> None:
     alike = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), vpp=1, zero=zero)
@@ -219,7 +219,7 @@ def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero:
         assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from(SCHEDULES), st.booleans())
 def test_gathers_further_ahead_never_hurt(case: Case, schedule: str, overlaps: bool) -> None:
     """Whether or not the next pass waits for reductions, which a gather that nobody waits for does not hold up."""
@@ -232,7 +232,7 @@ def test_gathers_further_ahead_never_hurt(case: Case, schedule: str, overlaps: b
             assert_between(further, less)
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from(["dualpipe", "dualpipe-v"]))
 def test_pairs_of_longer_passes_take_longer_and_ring_steps_none(case: Case, schedule: str) -> None:
     """One host issues both passes of a pair, whatever hides behind them."""
@@ -241,7 +241,7 @@ def test_pairs_of_longer_passes_take_longer_and_ring_steps_none(case: Case, sche
     assert_between(pair.laid(tp_overlap=True), pair.laid(tp_overlap=False))
 
 
-@some(5)
+@some(8)
 @given(cases(), st.booleans(), st.sampled_from([8, 512]))
 def test_the_more_is_on_the_host_the_longer_a_step_takes(case: Case, overlaps: bool, dp: int) -> None:
     """However few parameters a rank updates. Of weights on the host every gather copies them first; what updates send
@@ -258,7 +258,7 @@ def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
     assert_between(fewer, more, least=fewer.layout.devices / more.layout.devices)
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from([1, 16]))
 def test_context_parallelism_costs_device_seconds(case: Case, longer: int) -> None:
     """Of sequences that kernels were measured of, and of those that one device could hardly hold."""
@@ -275,7 +275,7 @@ def test_slices_of_a_sequence_attend_to_those_before_them_on_every_rank(case: Ca
         assert_costs_device_seconds(sliced.laid(cp=cp), sliced.laid(cp=2 * cp))
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from(list(catalog.devices())), st.sampled_from(["fp32", "fp16", "int8"]))
 def test_tensor_parallelism_over_nodes_costs_device_seconds(case: Case, device: str, dtype: str) -> None:
     """On devices, too, in whose types products of whole matrices were hardly measured."""
@@ -286,7 +286,7 @@ def test_tensor_parallelism_over_nodes_costs_device_seconds(case: Case, device: 
         assert_costs_device_seconds(one.laid(tp=node), one.laid(tp=2 * node))
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_replicas_cost_device_seconds(case: Case) -> None:
     """The same batch on twice the devices; without a flush it would be updates of other batches."""
@@ -300,7 +300,7 @@ BOTH_WAYS = ("chimera", "chimera-doubling", "chimera-halving", "gems", "dualpipe
 share the adapters of a node."""
 
 
-@some(5)
+@some(8)
 @given(cases(), st.sampled_from([1, 4]))
 def test_more_replicas_of_equal_work_are_never_faster(case: Case, dp: int) -> None:
     """But for what each has to update, where it holds a shard; more ranks of a mesh have more links."""
@@ -312,7 +312,7 @@ def test_more_replicas_of_equal_work_are_never_faster(case: Case, dp: int) -> No
             assert more.step_s >= (fewer.step_s - shard_s) * (1 - ROUNDING)
 
 
-@some(5)
+@some(8)
 @given(cases())
 def test_the_bubble_of_a_micro_batch_shrinks_with_their_number(case: Case) -> None:
     """What fills and drains the pipeline is shared by more of them; what imbalance leaves idle grows as they do."""

@@ -57,7 +57,7 @@ def ranks(group: str, layout: Layout) -> set[int]:
     return {sum(i * stride for i, (_, stride) in zip(at, axes, strict=True)) for at in places}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(foldings(), st.sampled_from(["tp-cp-ep-dp-pp", "tp-ep-dp-cp-pp", "tp-cp-pp-ep-dp", "tp-pp-ep-dp-cp"]))
 def test_groups_are_those_of_megatron(layout, order):
     if not order.endswith("pp"):  # Megatron-Core wants the stages of experts where the others are
@@ -71,7 +71,7 @@ def test_groups_are_those_of_megatron(layout, order):
         assert ranks(group, layout) == megatron_group(order, experts, over), group
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(foldings())
 def test_every_folding_computes_and_holds_the_same(layout):
     """Products and parameters summed over the ranks of a stage, for one micro-batch of every replica."""

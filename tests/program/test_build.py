@@ -78,7 +78,7 @@ def test_end_times_equal_the_event_loop(spec: ProgramSpec, seed: int) -> None:
     assert_equals_simulator(spec, build(spec), spec.build_schedule(), seed)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(spec=specs(most=6))
 def test_structures_are_well_formed(spec: ProgramSpec) -> None:
     s, schedule = build(spec), spec.build_schedule()

@@ -24,7 +24,7 @@ def test_micro_batches_are_all_divisors_of_the_batch(batch, mode):
     assert space.micro_batch == tuple(n for n in range(1, batch + 1) if batch % n == 0)
 
 
-@pytest.mark.parametrize(("devices", "options"), [(8, "all"), (96, "")])
+@pytest.mark.parametrize(("devices", "options"), [(8, "all"), (12, "recompute,overlap"), (96, "")])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_can_be_laid_out_and_evaluated(name, devices, options):
     """Degrees that a model cannot do are counted, and leave a space of layouts that all can be evaluated."""

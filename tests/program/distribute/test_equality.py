@@ -23,8 +23,8 @@ def test_the_sequential_results_are_all_there() -> None:
     assert names == {"loss"} | weights | {f"d_{w}" for w in weights}
 
 
-GRID = [("mlp", d) for d in grid(59)] + [("transformer", d) for d in grid(197)]
-GRID += [("one_norm", d) for d in grid(389)] + [("two_norms", d) for d in grid(421)]
+GRID = [("mlp", d) for d in grid(29)] + [("transformer", d) for d in grid(97)]
+GRID += [("one_norm", d) for d in grid(193)] + [("two_norms", d) for d in grid(211)]
 
 
 @pytest.mark.parametrize(("model", "degrees"), GRID, ids=[f"{model}-{show(d)}" for model, d in GRID])
