@@ -9,9 +9,11 @@ are left as they are: what they leave in the cache the next kernel does find.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from functools import reduce
 from itertools import product
 from math import gcd
+from operator import or_
 from typing import Any, Final
 
 import numpy as np
@@ -91,7 +93,8 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     if not samples:
         return None
     axes = [[{name: n} for n in samples], *_other_axes(op)]
-    ops = tuple(replace(op, **{k: v for part in parts for k, v in part.items()}) for parts in product(*axes))
+    own = {field.name: getattr(op, field.name) for field in fields(op)}  # `replace` would read them for each
+    ops = tuple(type(op)(**reduce(or_, parts, own)) for parts in product(*axes))
     at, over = zip(*(_position(op, axis) for axis in axes), strict=True)
     shape = tuple(len(axis) for axis in axes)
     few = sum(n < tile for n in samples)
@@ -100,8 +103,8 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
     """Where along an axis a kernel is, or the last, and how often it does the work of that one."""
-    for i, fields in enumerate(axis):
-        if all(getattr(op, name) == value for name, value in fields.items()):
+    for i, changes in enumerate(axis):
+        if all(getattr(op, name) == value for name, value in changes.items()):
             return i, 1.0
     name, last = next(iter(axis[-1].items()))
     return len(axis) - 1, getattr(op, name) / last

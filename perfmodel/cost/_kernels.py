@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from perfmodel.cost._events import EventTimes
 from perfmodel.cost._roofline import (
@@ -34,9 +34,9 @@ from perfmodel.cost.learn import (
     load_family,
     table_rows,
     weight_files,
-    with_half_the_batch,
+    with_half_batches,
 )
-from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Gemm, KernelOp
+from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Gemm, KernelOp
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device
 
@@ -201,54 +201,64 @@ class KernelModel:
         """Predictions of rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
-        16; attention of 32 bits and more what the roofline says, or that of 16 if longer, and of fewer no longer than
-        without its mask or than two of half the sequences, one after the other; and products and attention that were
-        not measured no less than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd). Products
-        in TF32 take no longer than in fp32, as libraries may use it, and need not (cuBLAS,
+        16, and products that were not measured no less than their FLOPs at the nominal rate (convolutions may do with
+        fewer: Winograd). Products in TF32 take no longer than in fp32, as libraries may use it, and need not (cuBLAS,
         `CUBLAS_COMPUTE_32F_FAST_TF32`), and those in fp64 as long at least.
         """
-        out = self._by_regressors(asked)
         rows, family = asked.rows, FAMILIES[asked.rows.family]
+        if family.op is Attention:
+            return self._attention(asked)
         if not family.op.uses_matrix_units:
-            return out
-        known = {s.source for r in self._regressors(rows.family) for s in r.stacks}
-        unnamed = asked.of_query(lambda query: query.source not in known).astype(bool)
-        if rows.family == "attention":
-            wide = unnamed & np.isin(rows.dtypes, _WIDE)
-            if len(at := np.flatnonzero(wide)):
-                out.put(at, _by_roofline(asked.take(at)))
-                half = self._predict(asked.take(at).instead(in_16_bits(rows.take(at))))
-                out.move(at, np.maximum(half.log_time - out.log_time[at], 0.0))
-            self._mask(out, np.flatnonzero(unnamed & ~wide), asked)
-            at = np.flatnonzero(unnamed & ~wide & (rows.shape["batch"] % 2 == 0))
-            if len(at):
-                half = self._predict(asked.take(at).instead(with_half_the_batch(rows.take(at))))
-                out.move(at, np.minimum(half.log_time + np.log(2.0) - out.log_time[at], 0.0))
-        else:
-            narrow = (rows.dtypes == "fp8") & unnamed
-            # both gradients at once take as long as the two, of which each is bounded by itself
-            whole = (narrow | (unnamed & family.op.is_matmul)) & (rows.columns.pass_ == "bwd")
-            whole &= family.gradients is not None
-            if len(at := np.flatnonzero(narrow & ~whole)):
-                _between(out, at, self._by_regressors(asked.take(at).instead(in_16_bits(rows.take(at)))))
-            if len(at := np.flatnonzero(whole)):
-                both = (self._predict(asked.take(at).instead(part)) for part in gradient_products(rows.take(at)))
-                out.put(at, added(*both))
-            if family.op is Gemm:
-                at = np.flatnonzero(unnamed & ~whole)
-                out.move(at, self._log_reach(asked.take(at)))
-        at = np.flatnonzero(
-            unnamed & (out.provenance != _MEASURED) & (family.op.is_matmul or rows.family == "attention")
-        )
-        for query, mine in asked.take(at).by_query():
-            least = np.log(least_of_rows(query.figures, rows.take(at[mine])))
-            out.move(at[mine], np.maximum(least - out.log_time[at[mine]], 0.0))
+            return self._by_regressors(asked)
+        out, unnamed = Prediction.empty(len(rows)), self._unnamed(asked)
+        narrow = (rows.dtypes == "fp8") & unnamed
+        # both gradients at once take as long as the two, of which each is bounded by itself
+        whole = (narrow | (unnamed & family.op.is_matmul)) & (rows.columns.pass_ == "bwd")
+        whole &= family.gradients is not None
+        if len(at := np.flatnonzero(~whole)):
+            out.put(at, self._by_regressors(asked.take(at)))
+        if len(at := np.flatnonzero(narrow & ~whole)):
+            _between(out, at, self._by_regressors(asked.take(at).instead(in_16_bits(rows.take(at)))))
+        if len(at := np.flatnonzero(whole)):
+            both = (self._predict(asked.take(at).instead(part)) for part in gradient_products(rows.take(at)))
+            out.put(at, added(*both))
+        if family.op is Gemm:
+            at = np.flatnonzero(unnamed & ~whole)
+            out.move(at, self._log_reach(asked.take(at)))
+        unmeasured = unnamed & (out.provenance != _MEASURED)
+        if len(at := np.flatnonzero(unmeasured)) and family.op.is_matmul:
+            out.move(at, np.maximum(_log_nominal(asked.take(at)) - out.log_time[at], 0.0))
         for dtype, nearer in (("tf32", np.minimum), ("fp64", np.maximum)):
-            at = np.flatnonzero(unnamed & (rows.dtypes == dtype) & (out.provenance != _MEASURED))
-            if rows.family != "attention" and len(at):
+            if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == dtype))):
                 fp32 = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
                 out.move(at, nearer(fp32.log_time - out.log_time[at], 0.0))
         return out
+
+    def _attention(self, asked: Asked) -> Prediction:
+        """Predictions of attention. Where no measured source is asked, of 32 bits and more what the roofline says, or
+        that of 16 if longer; of fewer no longer than without its mask, or than two of half the sequences, one after the
+        other; and where it was not measured no less than its FLOPs at the nominal rate."""
+        asked, place, half = with_half_batches(asked, self._unnamed(asked))
+        out, rows, unnamed = self._by_regressors(asked), asked.rows, self._unnamed(asked)
+        wide = unnamed & np.isin(rows.dtypes, _WIDE)
+        if len(at := np.flatnonzero(wide)):
+            out.put(at, _by_roofline(asked.take(at)))
+            in_16 = self._attention(asked.take(at).instead(in_16_bits(rows.take(at))))
+            out.move(at, np.maximum(in_16.log_time - out.log_time[at], 0.0))
+        self._mask(out, np.flatnonzero(unnamed & ~wide), asked)
+        log_nominal = np.full(len(rows), -np.inf)
+        at = np.flatnonzero(unnamed & (out.provenance != _MEASURED))
+        log_nominal[at] = _log_nominal(asked.take(at))
+        batch = rows.shape["batch"]
+        for at in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(batch)) + 1):  # halves before wholes
+            out.move(at, np.minimum(out.log_time[half[at]] + np.log(2.0) - out.log_time[at], 0.0))
+            out.move(at, np.maximum(log_nominal[at] - out.log_time[at], 0.0))
+        return out.take(place)
+
+    def _unnamed(self, asked: Asked) -> Bool[np.ndarray, "n"]:
+        """Which rows are asked of no source that the weights rest on."""
+        known = {s.source for r in self._regressors(asked.rows.family) for s in r.stacks}
+        return asked.of_query(lambda query: query.source not in known).astype(bool)
 
     def _log_reach(self, asked: Asked) -> Float64[np.ndarray, "n"]:
         """Log of what products take less by than the regressors say, of a device that no table times: so much that the
@@ -294,7 +304,9 @@ class KernelModel:
             return int(np.argmax(closeness)) if closeness and max(closeness) >= 0 else -1
 
         pairs, pair_of = asked.combinations()
-        by = np.array([closest(query, kind.dtype) for query, kind in pairs], int)[pair_of]
+        of = [(query, kind.dtype) for query, kind in pairs]
+        chosen = {key: closest(*key) for key in dict.fromkeys(of)}
+        by = np.array([chosen[key] for key in of], int)[pair_of]
         for r in np.unique(by):
             at = np.flatnonzero(by == r)
             part = asked.take(at)
@@ -313,6 +325,14 @@ def _by_roofline(asked: Asked) -> Prediction:
     for query, mine in asked.by_query():
         log_time[mine] = np.log(roofline_time(query.figures, asked.rows.take(mine)))
     return Prediction.around(log_time, HALF_WIDTH, "analytical")
+
+
+def _log_nominal(asked: Asked) -> Float64[np.ndarray, "n"]:
+    """Log seconds of the FLOPs of rows at the nominal rate of their devices."""
+    out = np.zeros(len(asked))
+    for query, mine in asked.by_query():
+        out[mine] = np.log(least_of_rows(query.figures, asked.rows.take(mine)))
+    return out
 
 
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:

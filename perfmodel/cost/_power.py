@@ -62,32 +62,33 @@ def has_power_law(device: Device) -> bool:
     return device.die in _OF_DIE and device.power_w is not None and device.idle_power_w is not None
 
 
-def sustained_seconds(device: Device, op: Op) -> float:
-    """Least time of an op in which its energy fits the power limit; 0 where that is not known, or does not bind.
+def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, "n"]:
+    """Least times of ops in which their energy fits the power limit; 0 where that is not known, or does not bind.
 
     Of t in (P_limit - P_idle) t = E_memory + E_compute (t_ref / t)^v, where t_ref is the time at the rate at which the
     energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy with the square of the
     voltage, which the clock needs).
     """
-    energy = _OF_DIE.get(device.die)
+    least_s, energy = np.zeros(len(ops)), _OF_DIE.get(device.die)
     if energy is None or device.power_w is None or device.idle_power_w is None:  # `has_power_law`, for the type checker
-        return 0.0
-    if not isinstance(op, (Attention, Convolution, Gemm, MoE)) or op.dtype not in _WIDTH:
-        return 0.0
+        return least_s
     budget_w = device.power_w - device.idle_power_w
-    if budget_w <= 0:
-        return 0.0
-    memory_j, flops = energy.byte_j * op.bytes, op.flops * _WIDTH[op.dtype]
+    of = [(i, op, _WIDTH[op.dtype]) for i, op in enumerate(ops)
+          if isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH]  # fmt: skip
+    if budget_w <= 0 or not of:
+        return least_s
+    flops, moved, width = np.array([(*op.amounts(), width) for _, op, width in of]).T
+    memory_j, flops = energy.byte_j * moved, flops * width
     reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
     compute_j = energy.flop_j * flops * reference_s**_VOLTAGE
-    time_s = max(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))  # what either alone takes
+    time_s = np.maximum(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))  # what either alone takes
     for _ in range(_STEPS):  # of Newton, from below: the energy that fits is concave in the time
         short_j = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
         time_s += short_j / (budget_w + _VOLTAGE * compute_j * time_s ** (-1 - _VOLTAGE))
-    return time_s
+    least_s[[i for i, _, _ in of]] = time_s
+    return least_s
 
 
 def under_load(device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """Times of events one after another, relative to their times alone: 1 where the power limit does not bind."""
-    least_s = np.array([sustained_seconds(device, op) for op in ops])
-    return np.maximum(least_s / np.maximum(alone_s, 1e-300), 1.0)
+    return np.maximum(sustained_seconds(device, ops) / np.maximum(alone_s, 1e-300), 1.0)

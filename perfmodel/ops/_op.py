@@ -8,6 +8,7 @@ for communication by whether they stay inside a node).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from math import exp, floor
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -74,20 +75,30 @@ class KernelOp:
         """`samples_field`, or what takes its place in kernels of this name and pass."""
         return self.samples_field
 
+    def amounts(self) -> Work:
+        """`flops` and `bytes`, by the family's formula."""
+        flops, moved, *_ = self.work(NUMBERS, self.shape())
+        return Work(float(flops), float(moved))
+
     @property
     def flops(self) -> float:
-        """Operations, by the family's formula."""
-        return float(self.work(NUMBERS, self.shape()).flops)
+        """Operations."""
+        return self.amounts().flops
 
     @property
     def bytes(self) -> float:
-        """Compulsory memory traffic, by the family's formula."""
-        return float(self.work(NUMBERS, self.shape()).bytes)
+        """Compulsory memory traffic."""
+        return self.amounts().bytes
 
     def shape(self) -> dict[str, Any]:
         """Fields as the formula of the work reads them."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = {name: getattr(self, name) for name in _field_names(type(self))}
         return own | {"element_bytes": dtype_bytes(self.dtype), "bwd": int(self.pass_ == "bwd")}
+
+
+@cache
+def _field_names(kind: type[KernelOp]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]

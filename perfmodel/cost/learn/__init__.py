@@ -16,10 +16,18 @@ from perfmodel.cost.learn._intervals import absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
 from perfmodel.cost.learn._moe_alltoall import MoeRows, moe_rows, predict_moe
 from perfmodel.cost.learn._parameters import Inputs, Parameters, power_join, predict_log_time
-from perfmodel.cost.learn._queries import PROVENANCE, Asked, Prediction, Query, kernel_physics, table_rows
+from perfmodel.cost.learn._queries import (
+    PROVENANCE,
+    Asked,
+    Prediction,
+    Query,
+    kernel_physics,
+    table_rows,
+    with_half_batches,
+)
 from perfmodel.cost.learn._recipe import Recipe, read_recipe
 from perfmodel.cost.learn._regressor import Regressor
-from perfmodel.cost.learn._rows import Rows, in_16_bits, rows_from_ops, with_half_the_batch
+from perfmodel.cost.learn._rows import Rows, in_16_bits, rows_from_ops
 from perfmodel.cost.learn._stack import Figures
 from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, split
 from perfmodel.cost.learn._weights import (

@@ -30,6 +30,9 @@ def term_constants(
       between devices of one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
     """
     index = {group: i for i, group in enumerate(groups)}
+    of_source: dict[tuple[str, KernelKind], list[int]] = {}
+    for (stack, kind), i in index.items():
+        of_source.setdefault((stacks[stack].source, kind), []).append(i)
     at = np.array([index[(term.stack, term.kind)] for term in terms])
     log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
     for i, term in enumerate(terms):
@@ -39,8 +42,7 @@ def term_constants(
         if "unfused" in term.kind.op and donor.figures.vendor == term.figures.vendor:
             log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
         if donor.host_launch:
-            known = [g for (s, kind), g in index.items() if kind == term.kind and stacks[s].source == donor.source]
-            log_floor[i] = params.log_floor_s[known].mean()
+            log_floor[i] = params.log_floor_s[of_source[donor.source, term.kind]].mean()
     return params._replace(
         log_fixed_s=params.log_fixed_s[at], log_compute=params.log_compute[at],
         log_memory=log_memory, log_floor_s=log_floor,

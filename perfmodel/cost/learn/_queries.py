@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from perfmodel.cost.learn._rows import Rows, physics_of, rows_from_table
 from perfmodel.cost.learn._stack import Figures
@@ -47,6 +47,10 @@ class Prediction(NamedTuple):
         """Times with intervals of one half-width in log time."""
         code = np.full(len(log_time), PROVENANCE.index(provenance))
         return cls(log_time, log_time - half_width, log_time + half_width, code)
+
+    def take(self, index: np.ndarray) -> "Prediction":
+        """The answers at `index`."""
+        return Prediction(*(column[index] for column in self))
 
     def put(self, at: np.ndarray, answers: "Prediction") -> None:
         """Set the answers at positions."""
@@ -100,6 +104,34 @@ class Asked:
         kinds = self.rows.kinds
         pairs, pair_of = np.unique(self.query * len(kinds) + self.rows.kind, return_inverse=True)
         return [(self.queries[p // len(kinds)], kinds[p % len(kinds)]) for p in pairs.tolist()], pair_of
+
+
+def with_half_batches(
+    asked: Asked, divided: Bool[np.ndarray, "n"]
+) -> tuple[Asked, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
+    """Rows together with those of half their batch, of a quarter and so on, as far as it divides.
+
+    Args:
+        divided: of which rows the parts are asked too.
+
+    Returns:
+        `m` different rows, in ascending order of their batches; which of them every row is; and which is half of each,
+        itself where it is not divided.
+    """
+    rows, of, batch = asked.rows, np.arange(len(asked)), asked.rows.shape["batch"]
+    levels = [(of, batch, of.copy())]
+    while len(even := np.flatnonzero(divided[of] & (batch % 2 == 0) & (batch > 1))):
+        halves, whole = levels[-1][2], sum(len(level[0]) for level in levels)
+        halves[even] = whole + np.arange(len(even))
+        of, batch = of[even], batch[even] / 2
+        levels.append((of, batch, whole + np.arange(len(even))))
+    of, batch, half = map(np.concatenate, zip(*levels, strict=True))
+    others = (values[of] for name, values in rows.shape.items() if name != "batch")
+    key = np.column_stack([batch, asked.query[of], rows.kind[of], *others])
+    _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    once = asked.take(of[first])
+    once = once.instead(once.rows.changed({"batch": batch[first]}))
+    return once, place[: len(asked)], place[half[first]]
 
 
 @dataclass(frozen=True)

@@ -147,11 +147,6 @@ def in_16_bits(rows: Rows) -> Rows:
     return rows.changed({"element_bytes": np.full(len(rows), 2.0)}, dtype="half")
 
 
-def with_half_the_batch(rows: Rows) -> Rows:
-    """The same kernels over half of the batch."""
-    return rows.changed({"batch": rows.shape["batch"] / 2})
-
-
 @dataclass(frozen=True)
 class KindCode:
     """Vocabulary of dtype classes, ops and passes of one regressor."""
