@@ -28,7 +28,8 @@ ReportedRanks = Literal["fullest", "first_rank", "first_node"]
 """Ranks whose memory is told: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the
 first node, as nvidia-smi shows it where a job was started."""
 
-_LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
+_OF_TENSOR_PARALLEL: Final = ("sequence_parallel", "tp_overlap")
+_LAYOUT_DEFAULTS: Final = ("zero", "recompute", *_OF_TENSOR_PARALLEL)
 _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
 _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
@@ -275,6 +276,8 @@ class Framework(Stated):
         Nothing is overlapped that cannot be (`hides`).
         """
         found = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
+        if said.get("tp", 1) == 1:
+            found = {name: value for name, value in found.items() if name not in _OF_TENSOR_PARALLEL}
         if said.get("pp", 1) > 1 and self.zero_in_pipelines is not None:
             found["zero"] = self.zero_in_pipelines
         elif said.get("pp", 1) > 1 and found["zero"] not in self.zero_stages_in_pipelines:
