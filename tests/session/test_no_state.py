@@ -19,6 +19,7 @@ CACHED = {
     "catalog._models._catalog": "files of the package",
     "catalog._recipes._recipes": "a file of the package, by name of a framework",
     "catalog._toml._adapter": "a checker of a class",
+    "ops._op._field_names": "fields of a class",
     "planning.layouts._enumerate.enumerate_grids": "local to a call",
     "cost.learn._fabrics._fabric": "links from figures of a cluster and files of the package",
     "cost.learn._fabrics._known_device": "a file of the package, by name of a device",
