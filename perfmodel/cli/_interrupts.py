@@ -26,6 +26,8 @@ def interruptible(command: Callable[[], int]) -> int:
     once, as does one that a library swallows, and one while modules are imported: extension modules that are half
     initialised print tracebacks of their own, or crash. After the command, interrupts are ignored: its result stands.
     """
+    if QUIET_TRACKER not in sys.warnoptions:  # options win over PYTHONWARNINGS
+        sys.warnoptions.append(QUIET_TRACKER)
     inherited = signal.getsignal(signal.SIGINT)
     if inherited is not signal.default_int_handler:  # deaf to it, as in the background of a shell, or somebody else's
         return command()
@@ -44,8 +46,6 @@ def interruptible(command: Callable[[], int]) -> int:
         hook(what)
 
     hook, sys.unraisablehook = sys.unraisablehook, on_unraisable
-    if QUIET_TRACKER not in sys.warnoptions:  # options win over PYTHONWARNINGS
-        sys.warnoptions.append(QUIET_TRACKER)
     try:
         signal.signal(signal.SIGINT, on_interrupt)
         try:

@@ -140,8 +140,9 @@ def test_other_commands_end_in_one_line_too(cache):
         assert err.count("\n") <= 1, err
 
 
+@pytest.mark.parametrize("heard", [signal.SIG_DFL, signal.SIG_IGN], ids=["foreground", "background"])
 @pytest.mark.parametrize("warnings", ["", "default", "ignore:resource_tracker,default"])
-def test_what_an_ended_process_left_is_removed_in_silence(warnings: str):
+def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: signal.Handlers):
     leaves = (
         "import multiprocessing, os\n"
         "from perfmodel.cli._interrupts import interruptible\n"
@@ -152,6 +153,7 @@ def test_what_an_ended_process_left_is_removed_in_silence(warnings: str):
     )  # the semaphores of the queue are removed by a process that outlives this one, and shares its stderr
     environment = {**os.environ, "PYTHONWARNINGS": warnings}
     done = subprocess.run(
-        [sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60, env=environment
-    )
+        [sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60, env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, heard),
+    )  # fmt: skip
     assert done.stderr == ""
