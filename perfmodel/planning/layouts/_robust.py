@@ -6,8 +6,6 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr, ndtri
-from scipy.stats import qmc
 
 from perfmodel.planning.layouts._expression import Interval
 from perfmodel.planning.layouts._objective import STEP_TIME, Goal
@@ -100,6 +98,8 @@ def mixture_draws(
     root: Float[np.ndarray, "nodes rows columns"], weight: Float[np.ndarray, " nodes"]
 ) -> Float[np.ndarray, "draws rows"]:
     """root w with w standard normal, the same draws at every call; one dimension more chooses the node."""
+    from scipy.special import ndtr
+
     if len(weight) == 1:
         return standard_normal(root.shape[2]) @ root[0].T
     normal = standard_normal(root.shape[2] + 1)
@@ -112,6 +112,9 @@ def mixture_draws(
 
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
     """The same draws at every call."""
+    from scipy.special import ndtri
+    from scipy.stats import qmc  # a second of imports, for joint draws alone
+
     if not dimensions:
         return np.zeros((DRAWS, 0))
     uniform = qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.optimise._contiguous import NothingFitsError
@@ -49,6 +47,9 @@ def assign(
         NothingFitsError: no assignment keeps the limits, or none was found in time.
         PerfModelError: arrays that do not belong together.
     """
+    from scipy.optimize import LinearConstraint, milp
+    from scipy.sparse import coo_array
+
     devices, items = seconds.shape
     if (n_bytes is None) != (capacity_bytes is None) or (n_bytes is not None and n_bytes.shape != (items,)):
         raise PerfModelError(f"assign: bytes of {items} items and capacities of {devices} devices come together")

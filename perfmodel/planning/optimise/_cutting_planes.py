@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.optimize import linprog
-from scipy.sparse import csr_array, hstack, vstack
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.optimise._relax import Form, Relaxation, Values, evaluated
@@ -114,6 +112,9 @@ def _least_of_planes(
     problem: Relaxation, polytopes: Sequence[Polytope], planes: list[Float[np.ndarray, "planes 1+unknowns"]]
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Minimise the weighted sum over programs of the largest plane: a variable per unknown and per program."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, hstack, vstack
+
     n, programs = planes[0].shape[1] - 1, len(planes)
     rows, right = [], []
     for i, own in enumerate(planes):

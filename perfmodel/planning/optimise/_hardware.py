@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import LinearConstraint, minimize
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario
@@ -107,6 +106,8 @@ def design_hardware(
     Raises:
         PerfModelError: nothing to design, prices that are not positive, or a budget that buys not even `low`.
     """
+    from scipy.optimize import LinearConstraint, minimize
+
     began = time.perf_counter()
     if not runs or not prices:
         raise PerfModelError("hardware design needs at least one run and one priced parameter")
