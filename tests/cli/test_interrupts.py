@@ -140,11 +140,12 @@ def test_other_commands_end_in_one_line_too(cache):
         assert err.count("\n") <= 1, err
 
 
-@pytest.mark.parametrize("heard", [signal.SIG_DFL, signal.SIG_IGN], ids=["foreground", "background"])
+@pytest.mark.parametrize("heard", ["default_int_handler", "SIG_IGN"], ids=["foreground", "background"])
 @pytest.mark.parametrize("warnings", ["", "default", "ignore:resource_tracker,default"])
-def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: signal.Handlers):
+def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: str):
     leaves = (
-        "import multiprocessing, os\n"
+        "import multiprocessing, os, signal\n"
+        f"signal.signal(signal.SIGINT, signal.{heard})\n"
         "from perfmodel.cli._interrupts import interruptible\n"
         "def command():\n"
         "    queue = multiprocessing.get_context('spawn').Queue()\n"
@@ -153,7 +154,6 @@ def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: 
     )  # the semaphores of the queue are removed by a process that outlives this one, and shares its stderr
     environment = {**os.environ, "PYTHONWARNINGS": warnings}
     done = subprocess.run(
-        [sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60, env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, heard),
-    )  # fmt: skip
+        [sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+    )
     assert done.stderr == ""
