@@ -104,7 +104,8 @@ def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
     assert (layout.zero, layout.sequence_parallel, assumed) == (0, False, "")
     layout, assumed = nemo.layout("pp=2,dp=4")
     assert (layout.sequence_parallel, layout.tp_overlap, layout.remarks) == (False, False, ())
-    assert "tp_overlap" not in assumed and "sequence_parallel" not in assumed
+    assert "tp_overlap" not in assumed
+    assert "sequence_parallel" not in assumed
     with pytest.raises(LayoutError, match="given twice"):
         nemo.layout("8M2P4D,tp=8")
 

@@ -2,12 +2,12 @@
 
 import base64
 import io
-import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from markdown_it import MarkdownIt  # comes with rich
 
 from perfmodel.display import LINES, VERMILLION
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _STYLE = """body{font:15px/1.45 sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
 table{border-collapse:collapse;margin:1em 0;display:block;overflow-x:auto}
-td,th{border-bottom:1px solid #ddd;padding:.25em .7em;text-align:right}td{white-space:nowrap}
-td:first-child,th:first-child{text-align:left;min-width:14em}td:first-child,td:nth-child(2){white-space:normal}
+td,th{border-bottom:1px solid #ddd;padding:.25em .7em;text-align:left}td{white-space:nowrap}
+td:first-child,th:first-child{min-width:14em}td:first-child,td:nth-child(2){white-space:normal}
 img{max-width:100%}"""
 
 _MARKERS = "osv^xD"
@@ -26,38 +26,15 @@ _MARKERS = "osv^xD"
 def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
     """The Markdown report, the runs and `pairs` (of `published_record`) as HTML; plots are drawn with matplotlib."""
     heading, _, rest = text.strip().partition("\n\n")
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     pictures = "".join(
         f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{_png(figure)}">'
         for title, figure in [*_plots(frame), ("Pairs of layouts of one site", _reliability(pairs))]
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Predicted against measured</title>'
-        f"<style>{_STYLE}</style>{_body(heading)}{pictures}{_body(rest)}</html>\n"
+        f"<style>{_STYLE}</style>{markdown.render(heading)}{pictures}{markdown.render(rest)}</html>\n"
     )
-
-
-def _body(text: str) -> str:
-    """HTML of the Markdown that `record_text` writes: headings, paragraphs, tables."""
-    out = []
-    for block in text.strip().split("\n\n"):
-        lines = block.split("\n")
-        if block.startswith("#"):
-            level = len(block) - len(block.lstrip("#"))
-            out.append(f"<h{level}>{_inline(block.lstrip('# '))}</h{level}>")
-        elif lines[0].startswith("| ") and len(lines) > 1:
-            rows = [[_inline(cell.strip()) for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
-            html = [
-                "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in row) + "</tr>"
-                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
-            ]
-            out.append(f"<table>{''.join(html)}</table>")
-        else:
-            out.append(f"<p>{_inline(block)}</p>")
-    return "".join(out)
-
-
-def _inline(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
