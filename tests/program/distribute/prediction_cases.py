@@ -1,7 +1,7 @@
 """The same model, layout and job as a program and as what a prediction composes, written down alike."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -50,6 +50,7 @@ Exchanged = tuple[int, str, int, int, int, int]
 """Pipeline rank, kind of the collective, its ranks, those per node, network level, and like groups beside it."""
 
 
+@cache
 def canonical(op: Op) -> Op | None:
     """The op as both sides write it; None for what one of them fuses."""
     match op:
@@ -102,8 +103,12 @@ def one_device(blocks: Blocks = "none") -> Program:
     return training_step(transformer_loss(replace(SIZE, parallel_blocks=blocks), BATCH), Adam())
 
 
-@cache
 def distributed(layout: Layout, blocks: Blocks = "none") -> Program:
+    return _distributed(layout, blocks)
+
+
+@cache
+def _distributed(layout: Layout, blocks: Blocks) -> Program:
     return distribute(one_device(blocks), replace(Degrees.of(layout, BATCH), send_stream="send"))
 
 
@@ -128,13 +133,21 @@ def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MO
 # --- what programs of the IR do ---------------------------------------------------------------------
 
 
-def works(program: Program) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
-    """Every instruction with its devices, and its kernels and collectives in place."""
-    function, found = program.function, []
+def works(
+    program: Program, wanted: Callable[[Instruction], bool] = lambda instruction: True
+) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
+    """Every instruction that is wanted with its devices, and its kernels and collectives in place."""
+    function, found, known = program.function, [], {}
     for instruction, group in zip(function.instructions, instruction_devices(function), strict=True):
+        if not wanted(instruction):
+            continue
         inputs, outputs = (tuple(function.types[n] for n in side) for side in (instruction.inputs, instruction.outputs))
-        work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
-        found.append((instruction, group, [placed(op, group, CLUSTER, function.n_devices) for op in work]))
+        alike = tuple((t.dtype, t.shape, t.value) for t in (*inputs, *outputs))
+        key = (instruction.op, instruction.attributes, len(inputs), alike, group)
+        if key not in known:
+            work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
+            known[key] = [placed(op, group, CLUSTER, function.n_devices) for op in work]
+        found.append((instruction, group, known[key]))
     return found
 
 
@@ -142,13 +155,17 @@ def is_exchange(instruction: Instruction) -> bool:
     return OPS[instruction.op].collective and instruction.tag.stream == "data_comm"
 
 
+def is_of_pass(instruction: Instruction) -> bool:
+    return not (
+        instruction.tag.phase == "update" or instruction.op in ("send", "accumulate") or is_exchange(instruction)
+    )
+
+
 def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
     """Ops of every pass; all ranks of a stage must agree."""
     of_device: dict[tuple[int, str, int], Counter[Op]] = {}
-    for instruction, group, work in works(program):
+    for instruction, group, work in works(program, is_of_pass):
         tag = instruction.tag
-        if tag.phase == "update" or instruction.op in ("send", "accumulate") or is_exchange(instruction):
-            continue
         known = [op for op in map(canonical, work) if op]
         for device in group:
             of_device.setdefault((device, tag.phase, max(tag.micro_batch, 0)), Counter()).update(known)
@@ -162,9 +179,9 @@ def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
 def program_exchanges(program: Program, layout: Layout) -> Counter[Exchanged]:
     """Bytes that gradients and weights are exchanged with, by pipeline rank and group; the loss left out."""
     found: Counter[Exchanged] = Counter()
-    for instruction, group, work in works(program):
+    for instruction, group, work in works(program, is_exchange):
         for op in work:
-            if is_exchange(instruction) and isinstance(op, Collective) and program.types[instruction.inputs[0]].shape:
+            if isinstance(op, Collective) and program.types[instruction.inputs[0]].shape:
                 for device in group:
                     if device % (layout.devices // layout.pp) == 0:
                         found[exchanged(device // (layout.devices // layout.pp), op)] += round(op.bytes)
