@@ -137,15 +137,16 @@ def works(
     program: Program, wanted: Callable[[Instruction], bool] = lambda instruction: True
 ) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
     """Every instruction that is wanted with its devices, and its kernels and collectives in place."""
-    function, found, known = program.function, [], {}
+    function, types, found, known = program.function, program.types, [], {}
     for instruction, group in zip(function.instructions, instruction_devices(function), strict=True):
         if not wanted(instruction):
             continue
-        inputs, outputs = (tuple(function.types[n] for n in side) for side in (instruction.inputs, instruction.outputs))
-        alike = tuple((t.dtype, t.shape, t.value) for t in (*inputs, *outputs))
-        key = (instruction.op, instruction.attributes, len(inputs), alike, group)
+        operands = [types[name] for name in (*instruction.inputs, *instruction.outputs)]
+        key = (instruction.op, instruction.attributes, tuple(map(id, operands)))  # equal types are one object
         if key not in known:
-            work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
+            inputs = len(instruction.inputs)
+            attributes = dict(instruction.attributes)
+            work = OPS[instruction.op].work(tuple(operands[:inputs]), tuple(operands[inputs:]), attributes)
             known[key] = [placed(op, group, CLUSTER, function.n_devices) for op in work]
         found.append((instruction, group, known[key]))
     return found

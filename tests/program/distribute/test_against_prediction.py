@@ -15,6 +15,7 @@ the difference is stated by a test of its own, exactly:
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -286,10 +287,11 @@ def makespan_s(program: Program, free: Collection[str]) -> float:
     """An event loop in which messages take no time and wait for nothing but what they carry."""
     ready_s: dict[str, float] = {}
     idle_s = [0.0] * program.n_devices
+    priced_s = cache(partial(price_s, free=free))
     for instruction, group, work in works(program):
         end_s = max((ready_s.get(name, 0.0) for name in instruction.inputs), default=0.0)
         if instruction.op != "send":
-            end_s = max(end_s, *(idle_s[device] for device in group)) + sum(price_s(op, free) for op in work)
+            end_s = max(end_s, *(idle_s[device] for device in group)) + sum(map(priced_s, work))
             idle_s = [end_s if device in group else idle_s[device] for device in range(len(idle_s))]
         ready_s.update(dict.fromkeys(instruction.outputs, end_s))
     return max(idle_s)
