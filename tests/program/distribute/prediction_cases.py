@@ -103,12 +103,8 @@ def one_device(blocks: Blocks = "none") -> Program:
     return training_step(transformer_loss(replace(SIZE, parallel_blocks=blocks), BATCH), Adam())
 
 
-def distributed(layout: Layout, blocks: Blocks = "none") -> Program:
-    return _distributed(layout, blocks)
-
-
 @cache
-def _distributed(layout: Layout, blocks: Blocks) -> Program:
+def distributed(layout: Layout, blocks: Blocks) -> Program:
     return distribute(one_device(blocks), replace(Degrees.of(layout, BATCH), send_stream="send"))
 
 

@@ -13,7 +13,7 @@ the difference is stated by a test of its own, exactly:
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -118,6 +118,13 @@ CASES: list[Case] = [
     *[(layout, blocks) for k, blocks in enumerate(PARALLEL) for layout in [*GRID[k::4], *sliced()[k::2]]],
 ]
 """All with sub-layers one after the other, and some with these side by side."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_forgotten() -> Iterator[None]:
+    """Those of all layouts take a third of a gigabyte."""
+    yield
+    distributed.cache_clear()
 
 
 def test_the_grid_has_every_dimension_and_schedule() -> None:
@@ -236,7 +243,7 @@ def test_messages_between_stages_are_the_same(layout: Layout) -> None:
             phase = "forward" if structure.class_kind[number] == Kind.SEND_FORWARD else "backward"
             span = int(structure.class_span[number])
             want[phase, of_class[number] // span] += span
-    program, found = distributed(layout), Counter()
+    program, found = distributed(layout, "none"), Counter()
     for instruction in program.function.instructions:
         sent = program.types[instruction.outputs[0]]
         if instruction.op == "send" and sent.device % (layout.devices // layout.pp) == 0:
@@ -321,7 +328,7 @@ def test_model_states_take_the_same_bytes(layout: Layout, blocks: Blocks) -> Non
 def test_sequence_parallelism_sums_gradients_that_predictions_leave_out() -> None:
     """Norms and the biases of row-parallel products see a rank's tokens alone: a program sums their gradients over the
     tensor-parallel ranks (as Megatron-LM does), a prediction neglects it."""
-    program = distributed(Layout(tp=2, sequence_parallel=True))
+    program = distributed(Layout(tp=2, sequence_parallel=True), "none")
     found: Counter[str] = Counter()
     for instruction, group, work in works(program):
         if instruction.tag.phase == "update" and 0 in group:
@@ -344,7 +351,7 @@ def test_the_loss_is_reduced(sequence_parallel: bool, forward: dict[str, int], b
     of the tokens, a prediction (as Megatron-LM) with a part of the vocabulary."""
     layout = Layout(tp=2, sequence_parallel=sequence_parallel)
     found: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
-    for instruction, group, work in works(distributed(layout)):
+    for instruction, group, work in works(distributed(layout, "none")):
         for op in work:
             if isinstance(op, Collective) and is_of_loss(op) and 0 in group and instruction.tag.micro_batch == 0:
                 found[instruction.tag.phase][op.collective] += 1
@@ -358,7 +365,7 @@ def test_the_loss_is_reduced(sequence_parallel: bool, forward: dict[str, int], b
 def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
     """By live ranges of what the first norm of every stage makes, which its weight gradient is the last to use."""
     problem, bundle = composed(layout)
-    function, types = distributed(layout).function, distributed(layout).types
+    function, types = distributed(layout, "none").function, distributed(layout, "none").types
     made: dict[tuple[int, int, int], tuple[int, str]] = {}
     last_use: dict[str, int] = {}
     for index, instruction in enumerate(function.instructions):
