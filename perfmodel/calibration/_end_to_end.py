@@ -12,8 +12,8 @@ import numpy as np
 from perfmodel.calibration._corrections import Correction
 from perfmodel.calibration._posterior import Posterior, fitted
 from perfmodel.calibration._priors import Prior, corrected, covariance_of, priors
-from perfmodel.calibration._runs import Observations, Report, Run, check_units
-from perfmodel.display import folded, frame_html, paragraph, shows_progress
+from perfmodel.calibration._runs import Observations, Run, check_units
+from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.prediction import (

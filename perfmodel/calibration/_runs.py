@@ -2,13 +2,14 @@
 with their derivatives by the parameters."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import (
     EAGER,
@@ -90,7 +91,6 @@ def arithmetic_s(run: Run) -> float:
 
 _LEAST_SHARE = 0.01
 """Classes that take less of the measured step say little, and mostly about the clock."""
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,14 @@ message that it sends one after another, and all their bytes through its link. F
 bucket has filled), which shortens the call by up to a credit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.display import Report
 from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.execution._rank_events import Kernel, RankEvent, Transfer, rank_events
 from perfmodel.execution._run import Backend, session_class
@@ -68,7 +69,6 @@ _POINTS_PER_DECADE: Final = 3
 _KERNEL_ROUNDS: Final = 30
 _TRANSFER_ROUNDS: Final = 7
 _ROW: Final = 3
-Progress = Callable[[str, int, int], None]
 
 Link = tuple[str, bool]
 """Kind of a transfer, and whether it leaves its host."""
@@ -151,7 +151,7 @@ class PairTimes:
 def measure_pair(
     events: Sequence[RankEvent],
     hosts: Sequence[Host] = (),
-    progress: Progress = lambda *_: None,
+    progress: Report = lambda *_: None,
     backend: Backend = "jax",
 ) -> PairTimes:
     """Measure on two ranks what a set of events needs: each distinct kernel, and curves of each kind of transfer.

@@ -13,7 +13,7 @@ import pandas as pd
 
 from perfmodel import catalog
 from perfmodel.cost.learn import weights_folder
-from perfmodel.display import shows_progress
+from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows, write_table
 from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
@@ -49,7 +49,7 @@ def validate_cases(
     out: Path | None = None,
     *,
     framework: Framework | str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Report | None = None,
 ) -> ValidationReport:
     """Predict every row of published-run tables and compare with what was measured.
 
@@ -120,7 +120,7 @@ def read_rows(path: Path) -> pd.DataFrame:
 def predict_cases(
     runs: pd.DataFrame,
     calibration: Path | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Report | None = None,
     *,
     framework: Framework | str | None = None,
     site_of: Callable[[str], Site] = lambda _: Site(),

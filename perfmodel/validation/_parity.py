@@ -1,13 +1,13 @@
 """Rows of measurement tables and of published runs with their predictions: what a parity plot draws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.display import shows_progress
+from perfmodel.display import Report, shows_progress
 from perfmodel.ingest.tables import COLUMNS, read_table, table_kind
 from perfmodel.measure import NOT_IDENTITY
 from perfmodel.validation._cases import missing_column, predict_cases, read_rows
@@ -19,7 +19,7 @@ def parity_rows(
     files: Sequence[Path | str],
     calibration: Path | None = None,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Report | None = None,
 ) -> pd.DataFrame:
     """Every row that was measured and can be predicted.
 
@@ -39,9 +39,7 @@ def parity_rows(
     return pd.DataFrame(found[["group", "device", "measured_s", "predicted_s", "lo_s", "hi_s"]])
 
 
-def all_rows(
-    files: Sequence[Path | str], calibration: Path | None, progress: Callable[[str, int, int], None] | None = None
-) -> pd.DataFrame:
+def all_rows(files: Sequence[Path | str], calibration: Path | None, progress: Report | None = None) -> pd.DataFrame:
     """Every row of the files, those without a prediction too: the columns of `parity_rows`, and `kind` (kernels,
     collectives or runs), `what` (the row in words), `provenance`, `skipped_reason` (empty where it is predicted)."""
     parts = []
@@ -92,7 +90,7 @@ def row_labels(table: pd.DataFrame) -> pd.Series:
     return words.str.replace("  ", " ").str.strip()
 
 
-def _rows(file: Path, calibration: Path | None, progress: Callable[[str, int, int], None] | None) -> pd.DataFrame:
+def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
     if is_runs(file):
         return _runs(read_rows(file), calibration, progress)
     table = read_table(file)
@@ -114,9 +112,7 @@ def _rows(file: Path, calibration: Path | None, progress: Callable[[str, int, in
     return pd.DataFrame(columns)
 
 
-def _runs(
-    runs: pd.DataFrame, calibration: Path | None, progress: Callable[[str, int, int], None] | None
-) -> pd.DataFrame:
+def _runs(runs: pd.DataFrame, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
     predicted = predict_cases(runs, calibration, progress)
     ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
     columns = {

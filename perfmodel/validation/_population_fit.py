@@ -1,7 +1,7 @@
 """The hierarchical model of sites fitted to published runs (`perfmodel.prediction` has what it says of a site)."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
+from perfmodel.display import Report
 from perfmodel.prediction import CLASSES, key, scales
 from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, mean_error, off_by
 from perfmodel.validation._population_score import (
@@ -57,7 +58,7 @@ class PopulationFit:
         return {name: np.asarray(values) for name, values in unpack(self.state.vector).items()}
 
 
-def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | None = None) -> PopulationFit:
+def fit_population(runs: SiteRuns, progress: Report | None = None) -> PopulationFit:
     """Fit the model to runs, and to those of all groups of sources but one."""
     import jax
 

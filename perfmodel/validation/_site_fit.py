@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfmodel.catalog import DEVICES_PER_NODE
 from perfmodel.cost import has_power_law
-from perfmodel.display import shows_progress
+from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.prediction import (
@@ -47,7 +47,6 @@ from perfmodel.validation._population_fit import PopulationFit, fit_population, 
 from perfmodel.validation._population_score import MOST, SiteRuns
 from perfmodel.validation._row_cells import rows_of
 
-Progress = Callable[[str, int, int], None]
 Medians = dict[str, dict[str, float]]
 """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
 STEP: Final = 0.1
@@ -73,7 +72,7 @@ def fit_sites(
     unstated: Sequence[str] = (),
     skew: bool = False,
     more: Callable[[PopulationFit], str] | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> dict[str, Any]:
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
 
@@ -135,7 +134,7 @@ def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
     return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
 
 
-def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Progress | None = None) -> Medians:
+def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Report | None = None) -> Medians:
     """Medians of the sources that have `LEAST_ROWS` runs of an architecture which say something of products."""
     found: Medians = {}
     for source, medians in _medians(runs, lambda _, case, s: _of_products(case, s), unstated, "products", progress):
@@ -145,7 +144,7 @@ def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress:
 
 
 def fit_skew(
-    runs: pd.DataFrame, *, unstated: Sequence[str], site_of: Callable[[str], Site], progress: Progress | None = None
+    runs: pd.DataFrame, *, unstated: Sequence[str], site_of: Callable[[str], Site], progress: Report | None = None
 ) -> dict[str, float]:
     """By source the median spread in seconds of the times at which ranks reach collectives, of the runs that wait.
 
@@ -167,7 +166,7 @@ def _medians(
     said_by: Callable[[str, Case, float], tuple[str, float] | None],
     unstated: Sequence[str],
     of: str,
-    progress: Progress | None,
+    progress: Report | None,
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """By source, in their order, the medians of what its runs say, by what that is, where `LEAST_ROWS` say it."""
     for source, rows in runs.groupby("source"):
@@ -211,7 +210,7 @@ def _step_s(case: Case, site: Site) -> float:
     return float(step_times_s(problem, [case.layout])[0])
 
 
-def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Progress | None = None) -> SiteRuns:
+def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Report | None = None) -> SiteRuns:
     """What physics alone makes of runs, with the fastest of what each may have been.
 
     Args:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
 from perfmodel.spec import Framework, Layout
@@ -26,7 +27,7 @@ def term_errors(
     *,
     framework: Framework | None = None,
     site_of: Callable[[str], Site] = lambda _: Site(),
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Report | None = None,
 ) -> dict[str, Any]:
     """Errors of predictions with every term and with each of `STEP_TERMS` switched off, on the same layouts.
 

@@ -1,7 +1,7 @@
 """Fitting from tables: kernels and collectives side by side in one calibration directory."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from perfmodel.cost.learn._regressor import Regressor, cell_hash
 from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, table_hashes
 from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
-from perfmodel.display import frame_html, shows_progress
+from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest.tables import read_table, table_kind, text
 from perfmodel.ops import FAMILIES, KernelKind
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from perfmodel.cost.learn._evaluate import Evaluation
 
 _LOG: Final = logging.getLogger(__name__)
-Progress = Callable[[str, int, int], None]
-"""Called with (what is going on, steps done, steps in all)."""
 
 
 def fit(
@@ -48,7 +46,7 @@ def fit(
     recipes: Sequence[Recipe] | None = None,
     seed: int = 0,
     resume: bool = True,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Fit regressors to tables of kernel timings and write them to a calibration directory.
 
@@ -91,7 +89,7 @@ def fit(
 
 def _fit_one(
     frames: Sequence[pd.DataFrame], recipe: Recipe, seed: int, hashes: dict[str, str], out: Path, resume: bool,
-    progress: Progress | None,
+    progress: Report | None,
 ) -> dict[str, Any]:  # fmt: skip
     if progress is not None:
         progress(f"{recipe.name}: reading rows", 0, 1)
@@ -130,7 +128,7 @@ def fit_regressor(
     seed: int = 0,
     hashes: dict[str, str] | None = None,
     checkpoints: Path | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Regressor:
     """Measure a recipe's errors on kept-out data, then fit it to all `samples`."""
     from perfmodel.cost.learn._evaluate import evaluate
@@ -186,7 +184,7 @@ def fit_calibration(
     family: str | None = None,
     seed: int = 0,
     resume: bool = True,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> FitReport:
     """Fit cost models to tables of kernels, collectives or both, and write a calibration directory.
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from perfmodel.display import Report
 from perfmodel.errors import CalibrationError, UnknownNameError
 from perfmodel.ops import FAMILIES
 
@@ -92,19 +93,17 @@ def small_recipe(family: str, rows: int) -> Recipe:
     )  # fmt: skip
 
 
-Report = Callable[[int, int, float], None]
+StepReport = Callable[[int, int, float], None]
 """Called with (step, steps, mean absolute log error on the shapes that stop training early)."""
 
 
 class Stages:
     """Checkpoint files and progress lines of one regressor's trainings."""
 
-    def __init__(
-        self, name: str, checkpoints: Path | None = None, progress: Callable[[str, int, int], None] | None = None
-    ) -> None:
+    def __init__(self, name: str, checkpoints: Path | None = None, progress: Report | None = None) -> None:
         self._name, self._folder, self._progress = name, checkpoints, progress
 
-    def report(self, stage: str) -> Report | None:
+    def report(self, stage: str) -> StepReport | None:
         """Progress callback of one training; `None` if nobody listens."""
         progress = self._progress
         if progress is None:

@@ -15,7 +15,7 @@ from jaxtyping import Float32, Float64
 from perfmodel.cost.learn._base import Base
 from perfmodel.cost.learn._network import Residual, Run, load_run, member, save_run, stack_members
 from perfmodel.cost.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
-from perfmodel.cost.learn._recipe import Recipe, Report
+from perfmodel.cost.learn._recipe import Recipe, StepReport
 from perfmodel.cost.learn._rows import KindCode, machine_of, one_hot, shape_with_flags
 from perfmodel.cost.learn._tables import Samples
 from perfmodel.ops import FAMILIES
@@ -88,7 +88,7 @@ def train(
     steps: int | None = None,
     start: Parameters | None = None,
     seed: int = 0,
-    report: Report | None = None,
+    report: StepReport | None = None,
     checkpoint: Path | None = None,
 ) -> Parameters:
     """Fit the network on the samples `fit_on`; with `check_on`, keep the best weights and stop early.
@@ -188,7 +188,7 @@ def _error(form: Form, frozen: Parameters, state: Any, batch: Design) -> Any:
 def train_members(
     samples: Samples, base: Base, code: KindCode, recipe: Recipe, *, fit_on: np.ndarray,
     check_on: np.ndarray | None = None, steps: int | None = None, start: Parameters | None = None, seed: int = 0,
-    report: Report | None = None, checkpoint: Path | None = None,
+    report: StepReport | None = None, checkpoint: Path | None = None,
 ) -> Parameters:  # fmt: skip
     """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
     trained = [
@@ -202,7 +202,7 @@ def train_members(
     return trained[0] if len(trained) == 1 else stack_members(trained)
 
 
-def _in_turn(report: Report | None, index: int, members: int) -> Report | None:
+def _in_turn(report: StepReport | None, index: int, members: int) -> StepReport | None:
     """Progress of one member as part of that of all."""
     if report is None:
         return None
