@@ -9,7 +9,7 @@ are left as they are: what they leave in the cache the next kernel does find.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from math import gcd
@@ -93,7 +93,7 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     if not samples:
         return None
     axes = [[{name: n} for n in samples], *_other_axes(op)]
-    own = {field.name: getattr(op, field.name) for field in fields(op)}  # `replace` would read them for each
+    own = op.stated()  # `replace` would read them for each
     ops = tuple(type(op)(**reduce(or_, parts, own)) for parts in product(*axes))
     at, over = zip(*(_position(op, axis) for axis in axes), strict=True)
     shape = tuple(len(axis) for axis in axes)

@@ -1,6 +1,6 @@
 """Times of compute kernels: measured, learned, extrapolated or analytical, in that order of trust."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,7 @@ from perfmodel.cost.learn import (
     Prediction,
     Query,
     Regressor,
+    Rows,
     WeightFiles,
     added,
     gradient_products,
@@ -321,17 +322,21 @@ class KernelModel:
 
 def _by_roofline(asked: Asked) -> Prediction:
     """Times by the roofline alone, of what nothing was learned about."""
-    log_time = np.zeros(len(asked))
-    for query, mine in asked.by_query():
-        log_time[mine] = np.log(roofline_time(query.figures, asked.rows.take(mine)))
-    return Prediction.around(log_time, HALF_WIDTH, "analytical")
+    return Prediction.around(_log_by_query(roofline_time, asked), HALF_WIDTH, "analytical")
 
 
 def _log_nominal(asked: Asked) -> Float64[np.ndarray, "n"]:
     """Log seconds of the FLOPs of rows at the nominal rate of their devices."""
+    return _log_by_query(least_of_rows, asked)
+
+
+def _log_by_query(
+    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], asked: Asked
+) -> Float64[np.ndarray, "n"]:
+    """Log of a time that follows from a device's figures and rows."""
     out = np.zeros(len(asked))
     for query, mine in asked.by_query():
-        out[mine] = np.log(least_of_rows(query.figures, asked.rows.take(mine)))
+        out[mine] = np.log(seconds(query.figures, asked.rows.take(mine)))
     return out
 
 

@@ -90,10 +90,13 @@ class KernelOp:
         """Compulsory memory traffic."""
         return self.amounts().bytes
 
+    def stated(self) -> dict[str, Any]:
+        """Fields by name, as the constructor takes them."""
+        return {name: getattr(self, name) for name in _field_names(type(self))}
+
     def shape(self) -> dict[str, Any]:
         """Fields as the formula of the work reads them."""
-        own = {name: getattr(self, name) for name in _field_names(type(self))}
-        return own | {"element_bytes": dtype_bytes(self.dtype), "bwd": int(self.pass_ == "bwd")}
+        return self.stated() | {"element_bytes": dtype_bytes(self.dtype), "bwd": int(self.pass_ == "bwd")}
 
 
 @cache
