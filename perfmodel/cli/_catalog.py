@@ -63,7 +63,7 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
 def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The records as a table for people: heads and cells."""
     if kind == "models":
-        heads = ("model", "kind", "parameters", "layers", "hidden", "tokens per sequence")
+        heads = ("model", "kind", "parameters", "layers", "hidden", "sequence")
         return heads, [
             (r["name"], r["kind"], f"{r['parameters'] / 1e9:,.3g} G", _count(r["layers"]), _count(r["hidden"]),
              _count(r["seq_len"]))

@@ -91,19 +91,26 @@ def new_console() -> "Console":
 
 
 _WORDS = frozenset({
-    "", "options", "device", "kind", "value", "source", "provenance", "network, from the inside",
+    "", "options", "device", "kind", "value", "source", "provenance", "network, from the inside", "steps", "attention",
+    "runs schedules",
 })  # fmt: skip
-"""Heads of columns of words; those of figures are on the right."""
+"""Heads of columns of words, which go on below where the window is narrow; figures are on the right."""
 
 
 def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> "Table":
-    """A table without lines, figures on the right."""
+    """A table without lines, figures on the right; what names a row is never cut, however narrow the window."""
     from rich.markup import escape
     from rich.table import Table
 
+    cells = list(rows)
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i == 0 or head in _WORDS else "right", no_wrap=True)
-    for row in rows:
+        if i == 0:
+            table.add_column(head, no_wrap=True, min_width=max((len(row[0]) for row in cells), default=0))
+        elif head in _WORDS:
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in cells:
         table.add_row(*map(escape, row))  # a bracket is no markup
     return table

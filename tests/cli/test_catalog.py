@@ -16,6 +16,16 @@ def test_every_name_is_listed_with_its_figures(kind, capsys):
     assert [entry["name"] for entry in listed] == list(getattr(catalog, kind)())
 
 
+@pytest.mark.parametrize("kind", ["models", "clusters", "devices", "frameworks"])
+def test_no_name_is_cut_in_a_narrow_window(kind, capsys, monkeypatch):
+    main(["catalog", kind, "--json"])
+    names = {one["name"] for one in json.loads(capsys.readouterr().out)[kind]}
+    monkeypatch.setenv("COLUMNS", "60")
+    main(["catalog", kind])
+    first = {line.split(" ")[0].split("@")[0] for line in capsys.readouterr().out.splitlines()}
+    assert names <= first
+
+
 def test_a_word_narrows_the_list(capsys):
     assert main(["catalog", "models", "GPT3-175"]) == 0
     lines = capsys.readouterr().out.splitlines()
