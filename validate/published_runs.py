@@ -53,6 +53,8 @@ predicted before:
 - attention: FlashAttention-2 takes what its authors published, and training's kernels fill no cache.
 - pipelines: FSDP in torch's pipelines gathers and reduces once (`first` is after this mend); micro-batches: of 2024's
   torchtitan one per stage.
+- products: of MI325X, MI350X and MI355X, which no table times, they reach what the best product of such a device is known
+  to (`reached_share` of the catalog; of MI350X what MI355X reaches, the same die).
 - recompute, overlap, CUDA graph, launches, batch: stated for the run after the first look (batches as the log prints
   them; hosts of BLOOM wait for every kernel, as its launch script says).
 - blocks, replicas, sharding, fused attention: stated by the paper of a run and taken down after the first look.
@@ -90,17 +92,14 @@ def cluster_of(name: str) -> Cluster:
         pods = catalog.cluster("tpu-v4-pod")
         inside, between = pods.levels
         return replace(pods, name=name, levels=(replace(inside, size=3072), replace(between, size=6144)))
-    if name == "gaudi2":  # 21 ports of 100 GbE inside a server of 8, 3 a card to others (Intel Gaudi 2 white paper)
-        inside = replace(node, name="RoCE", bandwidth_bytes_per_s=262.5e9)
-        outside = replace(fabric, name="RoCE", bandwidth_bytes_per_s=37.5e9)
-        return replace(h100, name=name, device=catalog.device("Gaudi2"), levels=(inside, outside))
     return catalog.cluster(name)
 
 
 def predicted(row: Any) -> tuple[Prediction, float]:
     """The prediction and the reported step in seconds."""
     job: Any = dict(word.split("=") for word in row.job.split(",")) if isinstance(row.job, str) else {}
-    job = {name: {"true": True, "false": False}.get(value, value) for name, value in job.items()}
+    job = {name: int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
+           for name, value in job.items()}  # fmt: skip
     problem = catalog.problem(
         model_of(row.model), cluster_of(row.cluster), global_batch=row.global_batch, seq_len=row.seq_len,
         dtype=row.dtype, framework=row.framework, **job,

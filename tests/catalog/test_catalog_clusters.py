@@ -27,6 +27,9 @@ def test_every_listed_cluster_loads_with_sources():
         ("gb200-nvl72", "GB200-NVL72", 72, 900, 50),
         ("jean-zay-a100", "A100-SXM4-80GB", 8, 300, 2.25),
         ("a40x4", "A40", 4, 31.5, 3.125),
+        ("mi355x", "MI355X", 8, 537.6, 50),
+        ("gaudi2", "Gaudi2", 8, 262.5, 37.5),
+        ("gaudi3", "Gaudi3", 8, 525, 75),
     ],
 )
 def test_nominal_figures(name, device, node, intra_gb, inter_gb):

@@ -14,14 +14,15 @@ GAUDI = device("Gaudi2")
 SIZES = (256, 1024, 4096, 8192, 16384)
 
 
+@pytest.mark.parametrize("name", ["Gaudi2", "MI325X", "MI350X", "MI355X"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-def test_the_best_product_reaches_its_share_and_others_gain_as_much(dtype):
+def test_the_best_product_reaches_its_share_and_others_gain_as_much(name, dtype):
     products = [Gemm(dtype=dtype, m=size, n=size, k=size) for size in SIZES]
-    model = KernelModel.load()
-    reached = model.times(GAUDI, products).time_s
-    plain = model.times(replace(GAUDI, reached_share=None), products).time_s
+    model, told = KernelModel.load(), device(name)
+    reached = model.times(told, products).time_s
+    plain = model.times(replace(told, reached_share=None), products).time_s
     rates = np.array([op.flops for op in products]) / reached
-    assert rates.max() == pytest.approx(GAUDI.reached_share * getattr(GAUDI.peak, dtype), rel=1e-6)
+    assert rates.max() == pytest.approx(told.reached_share * getattr(told.peak, dtype), rel=1e-6)
     assert np.ptp(plain / reached) < 1e-6
     assert (plain > reached).all()
 
