@@ -53,8 +53,8 @@ predicted before:
 - attention: FlashAttention-2 takes what its authors published, and training's kernels fill no cache.
 - pipelines: FSDP in torch's pipelines gathers and reduces once (`first` is after this mend); micro-batches: of 2024's
   torchtitan one per stage.
-- products: of MI325X, MI350X and MI355X, which no table times, they reach what the best product of such a device is known
-  to (`reached_share` of the catalog; of MI350X what MI355X reaches, the same die).
+- products: of MI325X, MI350X and MI355X, which no table times, they reach what the best product of such a device is
+  known to (`reached_share` of the catalog; of MI350X what MI355X reaches, the same die).
 - recompute, overlap, CUDA graph, launches, batch: stated for the run after the first look (batches as the log prints
   them; hosts of BLOOM wait for every kernel, as its launch script says).
 - blocks, replicas, sharding, fused attention: stated by the paper of a run and taken down after the first look.
