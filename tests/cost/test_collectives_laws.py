@@ -203,6 +203,8 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
     np.testing.assert_array_equal(by_op.lo_s, by_row.lo_s)
     np.testing.assert_array_equal(by_op.hi_s, by_row.hi_s)
     assert by_op.provenance == by_row.provenance
+    if cluster.levels[0].name == cluster.levels[1].name:
+        return  # Gaudi's ports, inside nodes and between: the words of a row cannot tell their rates apart
     # and those figures are the ones that the catalog states, to rounding (PCIe 4.0: 31.5 or 32 GB/s)
     for level, x in zip(cluster.levels, told.levels, strict=True):
         assert x.bandwidth == pytest.approx(level.bandwidth_bytes_per_s, rel=0.02)
