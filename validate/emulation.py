@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from emulation_turns import come_before_others, in_turn
+from studies.emulation_report import emulation_report
+from studies.emulation_runs import MALLOC, SCRIPTS, come_before_others, in_turn, script
 
 from perfmodel import catalog
 from perfmodel.execution.emulation import (
@@ -37,10 +38,6 @@ from perfmodel.prediction import EAGER, predict
 from perfmodel.program import Kind
 from perfmodel.spec import Job, Layout
 
-SCRIPTS = Path(__file__).parent / "emulated_scripts"
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
-on what a process did before, and makes large messages up to half slower or not."""
 SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 """Scripts that the method was made with, and others that it was not."""
 MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
@@ -52,12 +49,6 @@ LEAST = 30
 """Iterations of each kind that a median is of."""
 LINK_BYTES_PER_S = 5e6
 MICRO_ROUNDS = 5
-
-
-def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
-    """A command with environment variables of its own."""
-    words = [f"{key}={value}" for key, value in options.items()]
-    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
 
 
 def prices_of(out: Path, name: str = "prices") -> PriceTable:
@@ -348,10 +339,9 @@ def main() -> int:
     report: dict[str, Any] = saved(arguments.out, "prices", {})
     for part in chosen:
         report = saved(arguments.out, part, PARTS[part](arguments.out, arguments))
-    from emulation_report import text
-
-    write_text(arguments.out / "emulation.md", text(report))
-    print(text(report))
+    text = emulation_report(report)
+    write_text(arguments.out / "emulation.md", text)
+    print(text)
     return 0
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from studies.live import validate_live
-from studies.live_cases import live_cases
-from studies.live_collectives import collective_cases
-from studies.live_report import live_report
+from studies.live import live_report, validate_live
+from studies.live_cases import collective_cases, live_cases
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_json, write_text

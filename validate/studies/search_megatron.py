@@ -1,6 +1,5 @@
 """The layouts of Megatron-LM's weak scaling (Narayanan et al. 2021, arXiv 2104.04473, table 1) in searches of ours."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ ROWS: Final = "megatron-sc21-t1"
 NODE: Final = 8
 
 
-def megatron_table(data: Path, progress: Callable[[str, int, int], None] | None = None) -> pd.DataFrame:
+def megatron_table(data: Path) -> pd.DataFrame:
     """Each row of table 1: where its layout ranks, and what it takes more than our best, in two spaces.
 
     `all`: tp up to a node, pp, dp, micro-batch up to 16 and interleaving, with what the authors always had (full
@@ -32,9 +31,7 @@ def megatron_table(data: Path, progress: Callable[[str, int, int], None] | None 
     rows_of: Any = chosen.astype(object).where(chosen.notna(), None)
     cases = [read_case(row) for row in rows_of.to_dict("records")]
     rows = []
-    for done, (case, measured_s) in enumerate(zip(cases, chosen["measured_iter_time_s"], strict=True)):
-        if progress:
-            progress("Megatron", done, len(cases))
+    for case, measured_s in zip(cases, chosen["measured_iter_time_s"], strict=True):
         found = megatron_search(case)
         place = found.place(case.layout)
         row: dict[str, Any] = {

@@ -11,7 +11,7 @@ _KNEE_BAR: Final = 0.2
 _CALLS_BAR: Final = 200
 
 
-def text(report: Mapping[str, Any]) -> str:
+def emulation_report(report: Mapping[str, Any]) -> str:
     """Every part that was run."""
     lines = ["# Emulation against reality", "", "`python validate/emulation.py --out validate` printed this."]
     for part, section in _SECTIONS.items():

@@ -1,6 +1,6 @@
-"""The searches of papers and the study over published runs as Markdown."""
+"""Tables of reports as Markdown."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,18 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of cells as they are, all but the first column right-aligned."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+
+
+def percent(value: float | None, sign: bool = False) -> str:
+    """A share, to a tenth of a per cent; a dash for None."""
+    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f} %"
+
+
 def held(rows: Iterable[bool]) -> str:
     """How many of some rows meet their bar."""
     rows = list(rows)
     return f"**{sum(rows)} of {len(rows)}**"
-
-
-def percent(share: float | None) -> str:
-    """A share, to a tenth of a per cent."""
-    return "-" if share is None else f"{share:.1%}"

@@ -1,10 +1,11 @@
-"""Runs of several kinds, of which one at a time is awake, in short turns.
+"""Scripts to emulate; and runs of several kinds, of which one at a time is awake, in short turns.
 
 The speed of a shared machine drifts by several per cent within a minute. What is compared is awake within seconds.
 """
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,17 @@ import pandas as pd
 
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation import Emulation, EmulationError, emulate, read_run
+
+SCRIPTS = Path(__file__).parents[1] / "emulated_scripts"
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
+on what a process did before, and makes large messages up to half slower or not."""
+
+
+def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
+    """A command with environment variables of its own beside `MALLOC`, which they go before."""
+    words = [f"{key}={value}" for key, value in (MALLOC | options).items()]
+    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
 
 
 def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float) -> pd.DataFrame:
