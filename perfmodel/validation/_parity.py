@@ -10,8 +10,9 @@ import pandas as pd
 from perfmodel.display import Report, shows_progress
 from perfmodel.ingest.tables import COLUMNS, read_table, table_kind
 from perfmodel.measure import NOT_IDENTITY
-from perfmodel.validation._cases import missing_column, predict_cases, read_rows
+from perfmodel.validation._cases import predict_cases
 from perfmodel.validation._kernels import SKIPPED, predicted_times
+from perfmodel.validation._row_cells import missing_column, read_rows
 
 
 @shows_progress("parity")

@@ -12,8 +12,9 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
 from perfmodel.validation import predict_cases, read_case, read_rows, validate_cases
-from perfmodel.validation._case_rows import read_cases, recipe_of
+from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import counter_of, unstated_share
+from perfmodel.validation._row_recipe import recipe_of
 from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, overlaps_experts
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
