@@ -22,6 +22,7 @@ from studies.selection_tables import (
     prefill_case,
     training_case,
 )
+from studies.tables import rows_table
 
 from perfmodel.ingest.tables import write_text
 
@@ -65,16 +66,15 @@ def selection_report(runs: Sequence[Run]) -> str:
         chosen = [run for run in runs if run["run"][4] == held_out]
         if not chosen:
             continue
-        lines += [f"\n## {title}\n", *_grids(chosen), "\n### Interval and error of ours\n", *_intervals(chosen)]
+        lines += [f"\n## {title}\n", *_grids(chosen), "\n### Interval and error of ours\n", _intervals(chosen)]
     return "\n".join(lines) + "\n"
 
 
 def _grids(runs: Sequence[Run]) -> list[str]:
     """Per device and grid: points and error of the grid, and points at which a strategy is as good."""
-    lines = ["| step, device | runs | grid: points | grid: error | ours: points | share | uncertainty | random |"]
-    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|")
+    head = ("step, device", "runs", "grid: points", "grid: error", "ours: points", "share", "uncertainty", "random")
+    rows, devices = [], _devices(runs)
     shares: list[tuple[float, float]] = []
-    devices = _devices(runs)
     for name, members in [*devices.items(), ("all", list(runs))]:
         curves = {s: _mean([run["points"][s] for run in members]) for s in STRATEGIES}
         for points, error in zip(*_mean([run["points"]["grid"] for run in members]), strict=True):
@@ -84,26 +84,23 @@ def _grids(runs: Sequence[Run]) -> list[str]:
             if name in devices:
                 shares.append((points, ours / points if ours else np.inf))
             cells = [f"{needed[s]:.0f}" if needed[s] else f"over {curves[s][0][-1]:.0f}" for s in STRATEGIES]
-            row = [name, str(len(members)), f"{points:.0f}", f"{error:.2%}", cells[0], share, *cells[1:]]
-            lines.append(f"| {' | '.join(row)} |")
+            rows.append((name, len(members), f"{points:.0f}", f"{error:.2%}", cells[0], share, *cells[1:]))
     few = [share for points, share in shares if points < CORNERS]
     more = [share for points, share in shares if points >= CORNERS]
     return [
-        *lines,
+        rows_table(head, rows),
         f"\nOurs needs at most a third of the grid's points in {sum(s <= 1 / 3 for s in more)} of {len(more)} pairs of "
         f"device and grid with {CORNERS} points or more, and in {sum(s <= 1 / 3 for s in few)} of {len(few)} with "
         "fewer (two levels per size: the corners of the range).",
     ]
 
 
-def _intervals(runs: Sequence[Run]) -> list[str]:
-    lines = ["| points | mean error | mean half-width of the 90 % interval | layouts inside it |", "|--:|--:|--:|--:|"]
-    table = np.array([run["points"]["ours"][: _shortest(runs)] for run in runs]).mean(axis=0)
-    return lines + [f"| {n:.0f} | {error:.2%} | {half:.2%} | {inside:.0%} |" for n, error, half, inside in table[::2]]
-
-
-def _shortest(runs: Sequence[Run]) -> int:
-    return min(len(run["points"]["ours"]) for run in runs)
+def _intervals(runs: Sequence[Run]) -> str:
+    head = ("points", "mean error", "mean half-width of the 90 % interval", "layouts inside it")
+    shortest = min(len(run["points"]["ours"]) for run in runs)
+    table = np.array([run["points"]["ours"][:shortest] for run in runs]).mean(axis=0)
+    rows = [(f"{n:.0f}", f"{error:.2%}", f"{half:.2%}", f"{inside:.0%}") for n, error, half, inside in table[::2]]
+    return rows_table(head, rows, left=0)
 
 
 def _devices(runs: Sequence[Run]) -> dict[str, list[Run]]:

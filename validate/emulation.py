@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from studies.emulation_report import emulation_report
-from studies.emulation_runs import MALLOC, SCRIPTS, come_before_others, in_turn, script
+from studies.emulation_runs import (
+    MALLOC,
+    SCRIPTS,
+    come_before_others,
+    compared,
+    compared_in_turn,
+    in_turn,
+    priced,
+    prices_of,
+    run_emulated,
+    run_real,
+    script,
+)
 
 from perfmodel import catalog
 from perfmodel.execution.emulation import (
     EmulatedRun,
     Emulation,
     Prices,
-    PriceTable,
     emulate,
     emulated_curve,
     measure_prices,
@@ -43,37 +54,9 @@ SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
 STEPS = 13
 ENDLESS = 10**6
-KINDS = ("real", "both", "each")
 TURN_S, START_S = 1.5, 12.0
-LEAST = 30
-"""Iterations of each kind that a median is of."""
 LINK_BYTES_PER_S = 5e6
 MICRO_ROUNDS = 5
-
-
-def prices_of(out: Path, name: str = "prices") -> PriceTable:
-    return PriceTable.read(out / f"emulation_{name}.csv")
-
-
-def priced(table: PriceTable) -> Prices:
-    """What the table holds, times and core seconds."""
-    return Prices(catalog.cluster("localhost"), table.time_s, table)
-
-
-def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
-    return emulate(Emulation(
-        command=tuple(command), world_size=world_size, real_ranks=tuple(range(world_size)), cores=usable_cores(), **more
-    ))  # fmt: skip
-
-
-def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
-    """Rank 0 alone, on the first core."""
-    conditions = table.conditions | more.pop("conditions", {})
-    prices = priced(table)
-    return emulate(Emulation(
-        command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
-        conditions=conditions, **more,
-    ))  # fmt: skip
 
 
 def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -142,36 +125,6 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         print(name, result[name], file=sys.stderr)
         saved(out, "steps", result)
     return result
-
-
-def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
-    """Medians over all iterations of turns that others left alone, as far as there are enough of them."""
-    for most in (0.03, 0.06, 0.1, 0.2, 2.0):
-        kept: Any = table[table.stolen <= most]
-        if kept.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
-            break
-    medians: Any = kept.groupby("kind")[["time_s", "forward_s", "backward_s", "optimizer_s"]].median()
-    real: Any = kept[kept.kind == "real"]
-    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
-    errors = medians / medians.loc["real"] - 1
-    return {
-        **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
-        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
-        "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
-        "stolen_at_most": float(kept.stolen.max()),
-        **{f"{part}_error": float(errors[part]["both"]) for part in ("forward_s", "backward_s", "optimizer_s")},
-    }  # fmt: skip
-
-
-def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Medians over all iterations, and by launch."""
-    real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
-    by_launch = [float(np.median(s)) for s in real]
-    return {
-        "real_s": real_s, "emulated_s": emulated_s, "error": emulated_s / real_s - 1,
-        "noise": (max(by_launch) - min(by_launch)) / real_s, "iterations": sum(map(len, real)),
-        "real_launches_s": by_launch, "emulated_launches_s": [float(np.median(s)) for s in emulated],
-    }  # fmt: skip
 
 
 def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -252,8 +205,7 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 0.5 * passes_s),
     ):
         predicted_s = replace(found, durations_s=found.durations_s + more_s).time_s()
-        emulated_s = float(np.median(emulated.iteration_s()))
-        result[name] = {"emulated_s": emulated_s, "predicted_s": predicted_s}
+        result[name] = {"emulated_s": float(np.median(emulated.iteration_s())), "predicted_s": predicted_s}
     return result
 
 
@@ -288,8 +240,7 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     for how, zero in (("ddp", 0), ("fsdp", 3)):
         options |= {"FSDP": 1} if zero else {}
-        small = script("gpt", 4, SMALL=1, **options)
-        own_bytes = taken(emulate(Emulation(command=small, world_size=2, prices=none)))
+        own_bytes = taken(emulate(Emulation(command=script("gpt", 4, SMALL=1, **options), world_size=2, prices=none)))
         for ranks in (2, 8):
             command = script("gpt", 4, **options)
             job = Job(global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False)

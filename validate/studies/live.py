@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 from studies.live_cases import CollectiveCase, LiveCase, check_cases, live_cases
+from studies.tables import rows_table
 
 from perfmodel import catalog
 from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
@@ -274,13 +275,14 @@ def live_report(report: LiveReport) -> str:
         f"long as by itself; they are then off by {checks}, which gives the 90 % interval of "
         f"±{figures['interval_half_width']:.1%}.",
         "",
-        "| configuration | ranks | predicted ms | measured ms | error | noise | device | stage | set aside |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for r in report.results:
-        stage = "" if r.stage_error != r.stage_error else f"{r.stage_error:.1%}"
-        lines.append(
-            f"| {r.case} | {r.ranks} | {1e3 * r.predicted_s:.1f} | {1e3 * r.measured_s:.1f} | {r.error:+.1%} "
-            f"| {r.noise:.1%} | {r.device_error:.1%} | {stage} | {r.set_aside} |"
+    head = ("configuration", "ranks", "predicted ms", "measured ms", "error", "noise", "device", "stage", "set aside")
+    rows = [
+        (
+            r.case, r.ranks, f"{1e3 * r.predicted_s:.1f}", f"{1e3 * r.measured_s:.1f}", f"{r.error:+.1%}",
+            f"{r.noise:.1%}", f"{r.device_error:.1%}", "" if np.isnan(r.stage_error) else f"{r.stage_error:.1%}",
+            r.set_aside,
         )
-    return "\n".join(lines) + "\n"
+        for r in report.results
+    ]  # fmt: skip
+    return "\n".join([*lines, rows_table(head, rows)]) + "\n"

@@ -25,9 +25,9 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as they are, all but the first column right-aligned."""
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
+def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """Rows of cells as they are; the first `left` columns stand on the left, the others on the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---" * left + "|--:" * (len(head) - left) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
