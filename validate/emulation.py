@@ -24,6 +24,7 @@ from studies.emulation_runs import (
     come_before_others,
     compared,
     compared_in_turn,
+    data_file,
     in_turn,
     priced,
     prices_of,
@@ -62,7 +63,7 @@ MICRO_ROUNDS = 5
 def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     table = measure_prices(2, kinds, calls=32)
-    write_text(out / "emulation_prices.csv", table.to_csv(index=False))
+    write_text(data_file(out, "prices"), table.to_csv(index=False))
     return {"jitter": float(table.jitter.iloc[0]), "rows": len(table)}
 
 
@@ -74,7 +75,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for number in range(MICRO_ROUNDS):
         real = measure_prices(2, kinds, sizes, calls=24)
         with tempfile.TemporaryDirectory() as folder:
-            write_text(Path(folder) / "emulation_micro.csv", real.to_csv(index=False))
+            write_text(data_file(Path(folder), "micro"), real.to_csv(index=False))
             table = prices_of(Path(folder), "micro")
         told = priced(table)
         emulated = measure_prices(2, kinds, sizes, calls=24, prices=told)
@@ -83,7 +84,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     rows["overhead"] = rows.emulated_s / rows.time_s - 1
     same: Any = rows.groupby(["collective", "bytes"], sort=False)
     rows["change"] = same.time_s.pct_change().abs()
-    write_text(out / "emulation_micro.csv", rows.to_csv(index=False, float_format="%.6g"))
+    write_text(data_file(out, "micro"), rows.to_csv(index=False, float_format="%.6g"))
     medians = same[["time_s", "emulated_s", "overhead", "change"]].median().reset_index()
     names = {"time_s": "told_s", "change": "noise"}
     return {"rounds": MICRO_ROUNDS, "rows": medians.rename(columns=names).to_dict("records")}
@@ -116,7 +117,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             "each": [emulated(command, 0), emulated(command, 1)],
         }  # fmt: skip
         found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S)
-        path = out / f"emulation_steps_{name.replace(' ', '_')}.csv"
+        path = data_file(out, f"steps_{name.replace(' ', '_')}")
         former = pd.read_csv(path) if path.exists() else pd.DataFrame()
         found = found.assign(turn=found.turn + (former.turn.max() + 1 if len(former) else 0))
         table_of_all = pd.concat([former, found], ignore_index=True)
@@ -133,7 +134,7 @@ def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for ranks in arguments.ranks:
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
             table = measure_prices(ranks, kinds, sizes, calls=12, hosts=emulated.hosts)
-        write_text(out / f"emulation_hosts{ranks}.csv", table.assign(jitter=0.0).to_csv(index=False))
+        write_text(data_file(out, f"hosts{ranks}"), table.assign(jitter=0.0).to_csv(index=False))
     return {}
 
 
@@ -161,8 +162,6 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The paper's figure 4."""
-    from perfmodel.viz import draw_emulated_curve, save_figure
-
     delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
     table = prices_of(out)
     for name, occupancy in (("library on the core (gloo)", table), ("library beside it (GPU)", None)):
@@ -171,9 +170,7 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             prices=Prices(catalog.cluster("localhost"), table.time_s, occupancy), cores=usable_cores()[:1],
             conditions={"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every},
         ))  # fmt: skip
-        one = emulated_curve(found, "all_reduce", delays_s, every)
-        save_figure(draw_emulated_curve(one), out / f"emulation_curve_{'gpu' if occupancy is None else 'gloo'}.png")
-        result[name] = one.to_dict()
+        result[name] = emulated_curve(found, "all_reduce", delays_s, every).to_dict()
     return result
 
 
@@ -275,7 +272,7 @@ def saved(out: Path, part: str, found: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Run the parts, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv, png)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv)")
     parser.add_argument("--only", nargs="*", choices=tuple(PARTS), help="some of the parts, or none")
     parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
@@ -286,7 +283,6 @@ def main() -> int:
     chosen = tuple(PARTS) if arguments.only is None else arguments.only
     if chosen:
         come_before_others()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = saved(arguments.out, "prices", {})
     for part in chosen:
         report = saved(arguments.out, part, PARTS[part](arguments.out, arguments))

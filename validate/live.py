@@ -23,7 +23,6 @@ def main() -> int:
     parser.add_argument("--only", choices=("steps", "collectives"), help="one of the two sets of configurations")
     arguments = parser.parse_args()
     sets = {"steps": ("live", live_cases), "collectives": ("live_collectives", collective_cases)}
-    arguments.out.mkdir(parents=True, exist_ok=True)
     for chosen in [arguments.only] if arguments.only else sets:
         name, cases = sets[chosen]
         try:

@@ -28,7 +28,6 @@ CLOSE = 0.01
 
 
 def main(chosen: list[str]) -> None:
-    PARTS.mkdir(parents=True, exist_ok=True)
     for name in chosen or SECTIONS:
         write_text(PARTS / f"{name}.md", SECTIONS[name]())
     done = [PARTS / f"{name}.md" for name in SECTIONS]

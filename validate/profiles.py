@@ -188,7 +188,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps of a configuration in a turn")
     arguments = parser.parse_args()
     study = profile_study(arguments.rounds, arguments.steps)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out / "profile.json", study.to_dict())
     write_text(arguments.out / "profile.md", study.text())
     print(study.text())

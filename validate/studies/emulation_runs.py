@@ -48,8 +48,13 @@ def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
     return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
 
 
+def data_file(out: Path, name: str) -> Path:
+    """A table of what was measured, beside the reports."""
+    return out / "emulation_data" / f"{name}.csv"
+
+
 def prices_of(out: Path, name: str = "prices") -> PriceTable:
-    return PriceTable.read(out / f"emulation_{name}.csv")
+    return PriceTable.read(data_file(out, name))
 
 
 def priced(table: PriceTable) -> Prices:
