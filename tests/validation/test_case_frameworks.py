@@ -11,7 +11,7 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
-from perfmodel.validation import predict_cases, read_case, read_rows, validate_cases
+from perfmodel.validation import predict_cases, read_case, read_rows, rows_of, validate_cases
 from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import counter_of, unstated_share
 from perfmodel.validation._row_recipe import recipe_of
@@ -149,7 +149,7 @@ def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
         table = read_rows(file)
         if "micro_batch" not in table:
             continue
-        for row in table.astype(object).where(table.notna(), None).to_dict("records"):
+        for row in rows_of(table):
             try:
                 cases = read_cases(row)
             except PerfModelError:

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import pytest
+import search
 from studies import search_distir as distir
-from studies import search_megatron as megatron
 from studies.search_rank import USUAL, rank
 from studies.tables import markdown_table
 
@@ -102,12 +102,12 @@ def test_megatron_searches_transformers_only():
     case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8),
                 catalog.framework("generic"))  # fmt: skip
     with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"):
-        megatron.megatron_search(case)
+        search.megatron_search(case)
 
 
 @pytest.mark.slow
 def test_megatron_layouts_are_in_the_space_searched(data_dir):
-    table = megatron.megatron_table(data_dir)
+    table = search.megatron_table(data_dir)
     assert len(table) == 10
     assert table["all, rank"].notna().all()
     assert (table["rule, of"] <= table["all, of"]).all()
