@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perfmodel import catalog
-from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device, Framework, Model, Transformer
 from perfmodel.validation._row_cells import Row, count, text
-from perfmodel.validation._row_model import model_of
+from perfmodel.validation._row_model import known_model, model_of
 from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, recompute_of
 
 _IN_RECIPE: Final = "in the recipe"
@@ -80,10 +79,7 @@ def _recipe_release(row: Row) -> str | None:
 
 def _usual_name(model: Model) -> str:
     """The catalog's name of a model, or the model's, where the catalog has none."""
-    try:
-        return catalog.model(model.name).name
-    except PerfModelError:
-        return model.name
+    return (known_model(model.name) or model).name
 
 
 def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
