@@ -127,7 +127,7 @@ def distsim_page(_folder: Path) -> str:
 ### BERT-exLarge on 16 A10 (section 6, table 2)
 
 | | paper (measured) | ours | bar |
-| --- | --- | --- | --- |
+|---|---|---|---|
 | best | {paper["best"]} | {ours["best"]} | the same |
 | worst | {paper["worst"]} | {ours["worst"]} | the same |
 | best over worst | {paper["best/worst"]:.2f} | {ours["best/worst"]:.2f} ({off:+.0%}) | {WITHIN:.0%} |

@@ -10,9 +10,8 @@ import pandas as pd
 def markdown_table(table: pd.DataFrame) -> str:
     """A frame as a Markdown table: numbers right-aligned, four digits."""
     numeric = [pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes]
-    rule = ["--:" if right else "---" for right in numeric]
     rows = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [list(map(str, table.columns)), rule, *rows]) + "\n"
+    return _lines(list(map(str, table.columns)), ["--:" if right else "---" for right in numeric], rows) + "\n"
 
 
 def _cell(value: Any) -> str:
@@ -27,8 +26,21 @@ def _cell(value: Any) -> str:
 
 def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
     """Rows of cells as they are; the first `left` columns stand on the left, the others on the right."""
-    lines = ["| " + " | ".join(head) + " |", "|---" * left + "|--:" * (len(head) - left) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+    return _lines(head, ["---"] * left + ["--:"] * (len(head) - left), rows)
+
+
+def frame_table(table: pd.DataFrame, digits: str) -> str:
+    """A frame with all cells on the left, its floats in a format such as `.4f`."""
+    rows = [
+        [f"{value:{digits}}" if isinstance(value, float) else value for value in row]
+        for row in table.itertuples(index=False)
+    ]
+    return rows_table(list(map(str, table.columns)), rows, left=len(table.columns)) + "\n"
+
+
+def _lines(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    rows_text = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "|".join(rule) + "|", *rows_text])
 
 
 def percent(value: float | None, sign: bool = False) -> str:
