@@ -41,7 +41,7 @@ docs: $(VENV)/.docs ## the documentation site in out/docs, notebooks run; a warn
 bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 	$(BIN)/python benchmarks/run.py
 
-validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md, .html, .json
+validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md and .json, out/report.html
 	$(BIN)/python validate/run.py --data $(DATA)
 
 papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them, runs on ranks as measured; 10 minutes

@@ -1,17 +1,15 @@
 """The evaluator against a Python event loop and a compiled loop, as ratios within one run.
 
-`python benchmarks/evaluator.py` adds its entries to out/bench.json; `run()` returns them. "Large" is
-1F1B with 64 stages, 512 micro-batches and explicit sends: 130,000 ops.
+"Large" is 1F1B with 64 stages, 512 micro-batches and explicit sends: 130,000 ops.
 """
 
 import heapq
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from unittest.mock import patch
 
 import jax
 import numba
@@ -33,7 +31,6 @@ from perfmodel.timeline import (
     times,
 )
 
-OUT = Path(__file__).parent.parent / "out" / "bench.json"
 LARGE = ProgramSpec(stages=64, micro_batches=512, sends="op")
 HUGE = ProgramSpec(stages=64, micro_batches=2048, sends="op")
 MANY_LANES = 512
@@ -175,7 +172,7 @@ def _many_structures() -> dict[str, Result]:
 
 def _building(large: Structure) -> dict[str, Result]:
     build_s = _best_s(lambda: compile_structure(build(LARGE)), 3)
-    with tempfile.TemporaryDirectory() as folder, _environment("PERFMODEL_CACHE", folder):
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"PERFMODEL_CACHE": folder}):
         load_or_compile("large", lambda: large)
         load_s = _best_s(lambda: load_or_compile("large", lambda: large), 5)
     huge = build(HUGE)
@@ -257,35 +254,3 @@ def _slower(seconds: float, baseline_s: float, baseline: str, target: str) -> Re
 
 def _limit(value: float, limit: float, unit: str) -> Result:
     return {"ratio": value / limit, "baseline": f"{limit:g} {unit}", "unit": "x", "target": "<= 1", "value": value}
-
-
-class _environment:
-    """An environment variable set for a while."""
-
-    def __init__(self, name: str, value: str) -> None:
-        self.name, self.value = name, value
-
-    def __enter__(self) -> None:
-        self.before = os.environ.get(self.name)
-        os.environ[self.name] = self.value
-
-    def __exit__(self, *_: object) -> None:
-        if self.before is None:
-            del os.environ[self.name]
-        else:
-            os.environ[self.name] = self.before
-
-
-def main() -> None:
-    """Measure, print, and merge into out/bench.json."""
-    results = run()
-    for name, result in results.items():
-        target = f" (target {result['target']})" if "target" in result else ""
-        print(f"{name:55s} {result['ratio']:10.4g} {result['unit']}, against {result['baseline']}{target}")
-    OUT.parent.mkdir(exist_ok=True)
-    merged = json.loads(OUT.read_text()) if OUT.exists() else {}
-    OUT.write_text(json.dumps(merged | results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Simulating distributed programs: speed against a line-by-line interpreter of cost, growth, and memory.
 
-`python benchmarks/ir.py` prints the ratios; `run()` returns them.
+As a script it prints the entry of a million instructions alone.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from timing import best_s, show
+from timing import best_s
 
 from perfmodel.execution import durations, program_structure
 from perfmodel.ops import Collective, Op
@@ -107,12 +107,9 @@ def million() -> dict[str, dict[str, object]]:
 
 def run() -> dict[str, dict[str, object]]:
     """All ratios; the million in a process of its own, whose peak memory is its own."""
-    done = subprocess.run([sys.executable, __file__, "million"], capture_output=True, check=True, text=True)
+    done = subprocess.run([sys.executable, __file__], capture_output=True, check=True, text=True)
     return json.loads(done.stdout) | speed_and_growth()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["million"]:
-        print(json.dumps(million()))
-    else:
-        show(run())
+    print(json.dumps(million()))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from timing import seconds_of, show
+from timing import seconds_of
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
@@ -46,7 +46,3 @@ def run() -> dict[str, dict[str, Any]]:
         },
         "kernels: known ops again": {"ratio": batch / known, "baseline": text, "unit": "x faster"},
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    show(run())

@@ -1,12 +1,9 @@
-"""Optimisers of `perfmodel.planning.optimise`: time of the exact partition, and of gradients against other methods.
-
-`python benchmarks/optimise.py` prints the ratios; `run()` returns them.
-"""
+"""Optimisers of `perfmodel.planning.optimise`: time of the exact partition, and of gradients against other methods."""
 
 import numpy as np
 from studies.optimise_tables import continuous_study, mixed_study, partition_study
 from studies.optimisers import OPTIMISERS
-from timing import show
+from timing import entry
 
 
 def run() -> dict[str, dict[str, object]]:
@@ -14,25 +11,17 @@ def run() -> dict[str, dict[str, object]]:
     parts = partition_study()
     above = parts.relaxed_s / parts.exact_s - 1
     results: dict[str, dict[str, object]] = {
-        "optimise_partition_longest": _entry(parts.exact_ms.max(), "nothing; 96 layers, 16 stages", "ms", "<= 100"),
-        "optimise_partition_relaxed_above_exact": _entry(above.median(), "dynamic programming", "share", "<= 0.01"),
+        "optimise_partition_longest": entry(parts.exact_ms.max(), "nothing; 96 layers, 16 stages", "ms", "<= 100"),
+        "optimise_partition_relaxed_above_exact": entry(above.median(), "dynamic programming", "share", "<= 0.01"),
     }
     for row in continuous_study(limit_s=5.0).to_dict("records"):
         for other in OPTIMISERS:
             key = f"optimise_{str(row['problem']).replace(', ', '_').replace(' ', '_')}_{other.lower()}"
             unit = "x time" if np.isfinite(row[other]) else "x time, at least"
             ratio = min(row[other], 5.0) / row["relaxation"]
-            results[key] = _entry(ratio, "the relaxation, to the same value", unit, ">= 5")
+            results[key] = entry(ratio, "the relaxation, to the same value", unit, ">= 5")
     mixed = mixed_study(range(3), patience=1.0)
     for name in ("uniform_s", "annealed_s"):
         share = (1 - mixed.found_s / mixed[name]).mean()
-        results[f"optimise_mixed_below_{name[:-2]}"] = _entry(share, f"{name[:-2]} layouts", "share", ">= 0.03")
+        results[f"optimise_mixed_below_{name[:-2]}"] = entry(share, f"{name[:-2]} layouts", "share", ">= 0.03")
     return results
-
-
-def _entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, object]:
-    return {"ratio": float(ratio), "baseline": baseline, "unit": unit, "target": target}
-
-
-if __name__ == "__main__":
-    show(run())

@@ -1,7 +1,7 @@
 """All benchmarks, as ratios within one run: `make bench` writes out/bench.json.
 
 Every module beside this one has `run() -> {name: {"ratio": .., "baseline": .., "unit": ..}}`; names
-given on the command line run alone.
+given on the command line run alone: `python benchmarks/run.py search`.
 """
 
 import importlib
@@ -9,22 +9,19 @@ import json
 import sys
 from pathlib import Path
 
+from timing import show
+
 HERE = Path(__file__).parent
 OUT = HERE.parent / "out" / "bench.json"
 
 
 def main(chosen: list[str]) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "validate")]  # benchmarks, and the studies that some time
-    from timing import show
-
-    names = chosen or sorted(p.stem for p in HERE.glob("*.py") if p.stem not in ("run",))
+    sys.path.append(str(HERE.parent / "validate"))  # the studies that some time
+    names = chosen or sorted(p.stem for p in HERE.glob("*.py") if p.stem not in ("run", "timing"))
     results = json.loads(OUT.read_text()) if chosen and OUT.exists() else {}
     for name in names:
-        module = importlib.import_module(name)
-        if not hasattr(module, "run"):
-            continue
         print(f"{name} ...", file=sys.stderr, flush=True)
-        found = module.run()
+        found = importlib.import_module(name).run()
         show(found)
         results |= found
         OUT.parent.mkdir(exist_ok=True)

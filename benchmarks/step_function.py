@@ -1,8 +1,7 @@
 """The differentiable step time: descent on a layout's continuous parameters, and gradients against predictions.
 
-`python benchmarks/step_function.py` prints the entries; `run()` returns them. GPT-3 175B on 1,024 A100: 16 stages of
-8-way tensor parallelism, 192 micro-batches; unknown are the layers of every stage, the size of a micro-batch, and how a
-budget is spent on the links inside and between nodes.
+GPT-3 175B on 1,024 A100: 16 stages of 8-way tensor parallelism, 192 micro-batches; unknown are the layers of every
+stage, the size of a micro-batch, and how a budget is spent on the links inside and between nodes.
 """
 
 import time
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from timing import show
+from timing import entry
 
 import perfmodel as pm
 
@@ -67,19 +66,11 @@ def run() -> dict[str, dict[str, object]]:
     n = sum(np.size(leaf) for leaf in jax.tree.leaves(x))
     gradient_s = descent_s / STEPS
     return {
-        "step_function_prices": _entry(made, "nothing known before", "s", "<= 5"),
-        "step_function_compile": _entry(compile_s, f"{compile_cpu_s:.1f} s of processors", "s", "<= 20"),
-        "step_function_2000_steps": _entry(descent_s, f"{n} parameters, 19 unknowns", "s", "<= 10"),
-        "step_function_descent_saves": _entry(1 - found_s / given_s, "even stages, links as they are", "share", ">= 0"),
-        "step_function_gradient": _entry(
+        "step_function_prices": entry(made, "nothing known before", "s", "<= 5"),
+        "step_function_compile": entry(compile_s, f"{compile_cpu_s:.1f} s of processors", "s", "<= 20"),
+        "step_function_2000_steps": entry(descent_s, f"{n} parameters, 19 unknowns", "s", "<= 10"),
+        "step_function_descent_saves": entry(1 - found_s / given_s, "even stages, links as they are", "share", ">= 0"),
+        "step_function_gradient": entry(
             2 * n * predict_s / gradient_s, f"central differences of predict, {n} parameters", "x time", ">= 100"
         ),
     }
-
-
-def _entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, object]:
-    return {"ratio": float(ratio), "baseline": baseline, "unit": unit, "target": target}
-
-
-if __name__ == "__main__":
-    show(run())

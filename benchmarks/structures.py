@@ -1,15 +1,13 @@
-"""Time to build structures: the vectorised builder against one that walks op by op in plain Python.
-
-`python benchmarks/structures.py` prints the ratios; `run()` returns them.
-"""
+"""Time to build structures: the vectorised builder against one that walks op by op in plain Python; and every schedule,
+and how it grows: 32 stages, 512 micro-batches."""
 
 from collections import deque
 from itertools import pairwise
 
-from timing import best_s, show
+from timing import best_s
 
 from perfmodel.program import ProgramSpec, build
-from perfmodel.schedule import Phase, Schedule
+from perfmodel.schedule import Phase, Schedule, get_schedule, schedule_names
 
 LARGE = "1f1b_p64_m512_sends"
 CASES = {
@@ -18,6 +16,7 @@ CASES = {
     "1f1b_p16_m192": ProgramSpec(stages=16, micro_batches=192),
     "interleaved_p16_m192_v6": ProgramSpec(schedule="interleaved", stages=16, micro_batches=192, chunks=6),
 }
+STAGES, MICRO_BATCHES = 32, 512
 
 
 def plain_build(spec: ProgramSpec) -> list[tuple[int, Phase, int, int, int]]:
@@ -77,8 +76,31 @@ def run() -> dict[str, dict[str, object]]:
         "unit": "x",
         "target": "<= 1",
     }
+    return results | of_schedules()
+
+
+def seconds(name: str, micro_batches: int) -> tuple[float, int]:
+    """Least of three builds, and the ops of the structure."""
+    chunks = get_schedule(name).chunks or 2
+    spec = ProgramSpec(schedule=name, stages=STAGES, micro_batches=micro_batches, chunks=chunks)
+    return best_s(lambda: build(spec), 3), build(spec).n_ops
+
+
+def of_schedules() -> dict[str, dict[str, object]]:
+    """For each schedule the seconds of a build, and the time per op against a build of half as many micro-batches."""
+    results: dict[str, dict[str, object]] = {}
+    for name in schedule_names():
+        (half_s, half_ops), (whole_s, ops) = seconds(name, MICRO_BATCHES // 2), seconds(name, MICRO_BATCHES)
+        results[f"schedule_{name}_build"] = {
+            "ratio": whole_s,
+            "baseline": f"nothing; {ops:,} ops",
+            "unit": "s",
+            "target": "<= 1",
+        }
+        results[f"schedule_{name}_growth"] = {
+            "ratio": whole_s / ops / (half_s / half_ops),
+            "baseline": "half as many micro-batches",
+            "unit": "x time per op",
+            "target": "<= 1.5",
+        }
     return results
-
-
-if __name__ == "__main__":
-    show(run())

@@ -29,6 +29,11 @@ def best_cpu_s(call: Callable[[], object], repeats: int) -> float:
     return min(once() for _ in range(repeats))
 
 
+def entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, object]:
+    """What `run` of a benchmark returns by name."""
+    return {"ratio": float(ratio), "baseline": baseline, "unit": unit, "target": target}
+
+
 def show(results: dict[str, dict[str, Any]]) -> None:
     """A line per ratio."""
     for key, entry in results.items():

@@ -16,7 +16,7 @@ from perfmodel.cli._parser import parser, parsers
 
 HERE = Path(__file__).parent
 MADE = ("notebooks", "accuracy", "reference")
-_COPIES = {"notebooks/*.ipynb": "notebooks", "validate/*.md": "accuracy", "validate/*.png": "accuracy"}
+_COPIES = {"notebooks/*.ipynb": "notebooks", "validate/*.md": "accuracy"}
 _RENAMED = {
     "training/report.md": "accuracy/kernels.md",
     "training/kinds_left_out.md": "accuracy/kinds_left_out.md",

@@ -1,7 +1,7 @@
 """Fit the shipped kernel weights: `PERFMODEL_DATA=DIR python training/fit.py [RECIPE ...] [--out DIR]`.
 
 About two hours on two cores for all recipes; stops and resumes at any time. Afterwards
-`python benchmarks/kernel_baselines.py` and `python training/report.py` renew the report and cards.
+`python training/baselines.py` and `python training/report.py` renew the report and cards.
 """
 
 import argparse

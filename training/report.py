@@ -1,7 +1,7 @@
 """Errors of the shipped kernel weights beside the baselines: `python training/report.py`.
 
 Reads the records that training left in the weights and training/baselines.json (from
-benchmarks/kernel_baselines.py, same kept-out shapes); writes training/report.md and cards/*.md.
+training/baselines.py, same kept-out shapes); writes training/report.md and cards/*.md.
 """
 
 import json

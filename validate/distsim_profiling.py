@@ -5,6 +5,8 @@ python validate/distsim_profiling.py
 
 from pathlib import Path
 
+from studies.tables import rows_table
+
 from perfmodel.calibration import ModelPlan, model_plan
 from perfmodel.ingest.tables import write_text
 from perfmodel.spec import Job
@@ -30,35 +32,37 @@ def main() -> None:
     search = plans["search of section 6"]
     per_step_s = search.run_device_s / search.iterations
     text = HEAD.format(**PAPER, ours=search.relative_scale, steps=PAPER["direct"] / per_step_s, per_step_s=per_step_s)
-    text += "\n".join(saving(plans)) + "\n\n## The search, layout by layout\n\n" + "\n".join(layouts(search)) + "\n"
+    text += f"{saving(plans)}\n\n## The search, layout by layout\n\n{layouts(search)}\n"
     write_text(HERE / "distsim_profiling.md", text)
     print(text)
 
 
-def saving(plans: dict[str, ModelPlan]) -> list[str]:
-    names = ("case", "layouts", "events of a step of each, in all", "measurements", "extrapolated",
-             "without a collector", "relative scale", "measuring, device-s",
-             "running 100 steps of each, device-s", "saving")  # fmt: skip
-    lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
+def saving(plans: dict[str, ModelPlan]) -> str:
+    head = ("case", "layouts", "events of a step of each, in all", "measurements", "extrapolated",
+            "without a collector", "relative scale", "measuring, device-s",
+            "running 100 steps of each, device-s", "saving")  # fmt: skip
+    rows = []
     for title, plan in plans.items():
         d = plan.to_dict()
-        cells = (
+        rows.append((
             title, d["layouts"], f"{d['executions']:,.0f}", d["measurements"], d["extrapolated"],
             f"{d['unmeasured']} ({d['unmeasured_share']:.0%} of the step)", f"{d['relative_scale']:.4f}",
             f"{d['measure_device_s']:,.0f} to {d['measure_device_most_s']:,.0f}", f"{d['run_device_s']:,.0f}",
             f"{d['saving']:.1%}",
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        ))  # fmt: skip
+    return rows_table(head, rows)
 
 
-def layouts(plan: ModelPlan) -> list[str]:
-    lines = ["| layout | step, s | events run | distinct | new to measure | device-s |", "|---" + "|--:" * 5 + "|"]
-    return lines + [
-        f"| {c.layout} | {c.step_time_s:.3f} | {c.executions:,.0f} | {c.distinct} | {c.new} | "
-        f"{c.measure_device_s[0]:.1f} to {c.measure_device_s[1]:.1f} |"
+def layouts(plan: ModelPlan) -> str:
+    head = ("layout", "step, s", "events run", "distinct", "new to measure", "device-s")
+    rows = [
+        (
+            c.layout, f"{c.step_time_s:.3f}", f"{c.executions:,.0f}", c.distinct, c.new,
+            f"{c.measure_device_s[0]:.1f} to {c.measure_device_s[1]:.1f}",
+        )
         for c in plan.layouts
-    ]
+    ]  # fmt: skip
+    return rows_table(head, rows)
 
 
 HEAD = """# What measuring events only saves (DistSim, table 3)

@@ -10,21 +10,34 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from emulation_turns import come_before_others, in_turn
+from studies.emulation_report import emulation_report
+from studies.emulation_runs import (
+    MALLOC,
+    SCRIPTS,
+    come_before_others,
+    compared,
+    compared_in_turn,
+    data_file,
+    in_turn,
+    priced,
+    prices_of,
+    run_emulated,
+    run_real,
+    script,
+)
 
 from perfmodel import catalog
 from perfmodel.execution.emulation import (
     EmulatedRun,
     Emulation,
     Prices,
-    PriceTable,
     emulate,
     emulated_curve,
     measure_prices,
@@ -37,58 +50,20 @@ from perfmodel.prediction import EAGER, predict
 from perfmodel.program import Kind
 from perfmodel.spec import Job, Layout
 
-SCRIPTS = Path(__file__).parent / "emulated_scripts"
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
-on what a process did before, and makes large messages up to half slower or not."""
 SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 """Scripts that the method was made with, and others that it was not."""
 MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
 STEPS = 13
 ENDLESS = 10**6
-KINDS = ("real", "both", "each")
 TURN_S, START_S = 1.5, 12.0
-LEAST = 30
-"""Iterations of each kind that a median is of."""
 LINK_BYTES_PER_S = 5e6
 MICRO_ROUNDS = 5
-
-
-def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
-    """A command with environment variables of its own."""
-    words = [f"{key}={value}" for key, value in options.items()]
-    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
-
-
-def prices_of(out: Path, name: str = "prices") -> PriceTable:
-    return PriceTable.read(out / f"emulation_{name}.csv")
-
-
-def priced(table: PriceTable) -> Prices:
-    """What the table holds, times and core seconds."""
-    return Prices(catalog.cluster("localhost"), table.time_s, table)
-
-
-def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
-    return emulate(Emulation(
-        command=tuple(command), world_size=world_size, real_ranks=tuple(range(world_size)), cores=usable_cores(), **more
-    ))  # fmt: skip
-
-
-def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
-    """Rank 0 alone, on the first core."""
-    conditions = table.conditions | more.pop("conditions", {})
-    prices = priced(table)
-    return emulate(Emulation(
-        command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
-        conditions=conditions, **more,
-    ))  # fmt: skip
 
 
 def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     table = measure_prices(2, kinds, calls=32)
-    write_text(out / "emulation_prices.csv", table.to_csv(index=False))
+    write_text(data_file(out, "prices"), table.to_csv(index=False))
     return {"jitter": float(table.jitter.iloc[0]), "rows": len(table)}
 
 
@@ -100,7 +75,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for number in range(MICRO_ROUNDS):
         real = measure_prices(2, kinds, sizes, calls=24)
         with tempfile.TemporaryDirectory() as folder:
-            write_text(Path(folder) / "emulation_micro.csv", real.to_csv(index=False))
+            write_text(data_file(Path(folder), "micro"), real.to_csv(index=False))
             table = prices_of(Path(folder), "micro")
         told = priced(table)
         emulated = measure_prices(2, kinds, sizes, calls=24, prices=told)
@@ -109,7 +84,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     rows["overhead"] = rows.emulated_s / rows.time_s - 1
     same: Any = rows.groupby(["collective", "bytes"], sort=False)
     rows["change"] = same.time_s.pct_change().abs()
-    write_text(out / "emulation_micro.csv", rows.to_csv(index=False, float_format="%.6g"))
+    write_text(data_file(out, "micro"), rows.to_csv(index=False, float_format="%.6g"))
     medians = same[["time_s", "emulated_s", "overhead", "change"]].median().reset_index()
     names = {"time_s": "told_s", "change": "noise"}
     return {"rounds": MICRO_ROUNDS, "rows": medians.rename(columns=names).to_dict("records")}
@@ -142,7 +117,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             "each": [emulated(command, 0), emulated(command, 1)],
         }  # fmt: skip
         found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S)
-        path = out / f"emulation_steps_{name.replace(' ', '_')}.csv"
+        path = data_file(out, f"steps_{name.replace(' ', '_')}")
         former = pd.read_csv(path) if path.exists() else pd.DataFrame()
         found = found.assign(turn=found.turn + (former.turn.max() + 1 if len(former) else 0))
         table_of_all = pd.concat([former, found], ignore_index=True)
@@ -153,43 +128,13 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
-    """Medians over all iterations of turns that others left alone, as far as there are enough of them."""
-    for most in (0.03, 0.06, 0.1, 0.2, 2.0):
-        kept: Any = table[table.stolen <= most]
-        if kept.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
-            break
-    medians: Any = kept.groupby("kind")[["time_s", "forward_s", "backward_s", "optimizer_s"]].median()
-    real: Any = kept[kept.kind == "real"]
-    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
-    errors = medians / medians.loc["real"] - 1
-    return {
-        **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
-        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
-        "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
-        "stolen_at_most": float(kept.stolen.max()),
-        **{f"{part}_error": float(errors[part]["both"]) for part in ("forward_s", "backward_s", "optimizer_s")},
-    }  # fmt: skip
-
-
-def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Medians over all iterations, and by launch."""
-    real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
-    by_launch = [float(np.median(s)) for s in real]
-    return {
-        "real_s": real_s, "emulated_s": emulated_s, "error": emulated_s / real_s - 1,
-        "noise": (max(by_launch) - min(by_launch)) / real_s, "iterations": sum(map(len, real)),
-        "real_launches_s": by_launch, "emulated_launches_s": [float(np.median(s)) for s in emulated],
-    }  # fmt: skip
-
-
 def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Of collectives between hosts in namespaces with shaped links; sizes are not those of the script."""
     kinds, sizes = ("all_reduce", "broadcast", "all_gather"), (1 << 8, 1 << 14, 1 << 18, 1 << 20)
     for ranks in arguments.ranks:
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
             table = measure_prices(ranks, kinds, sizes, calls=12, hosts=emulated.hosts)
-        write_text(out / f"emulation_hosts{ranks}.csv", table.assign(jitter=0.0).to_csv(index=False))
+        write_text(data_file(out, f"hosts{ranks}"), table.assign(jitter=0.0).to_csv(index=False))
     return {}
 
 
@@ -217,8 +162,6 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The paper's figure 4."""
-    from perfmodel.viz import draw_emulated_curve, save_figure
-
     delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
     table = prices_of(out)
     for name, occupancy in (("library on the core (gloo)", table), ("library beside it (GPU)", None)):
@@ -227,9 +170,7 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             prices=Prices(catalog.cluster("localhost"), table.time_s, occupancy), cores=usable_cores()[:1],
             conditions={"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every},
         ))  # fmt: skip
-        one = emulated_curve(found, "all_reduce", delays_s, every)
-        save_figure(draw_emulated_curve(one), out / f"emulation_curve_{'gpu' if occupancy is None else 'gloo'}.png")
-        result[name] = one.to_dict()
+        result[name] = emulated_curve(found, "all_reduce", delays_s, every).to_dict()
     return result
 
 
@@ -261,8 +202,7 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 0.5 * passes_s),
     ):
         predicted_s = replace(found, durations_s=found.durations_s + more_s).time_s()
-        emulated_s = float(np.median(emulated.iteration_s()))
-        result[name] = {"emulated_s": emulated_s, "predicted_s": predicted_s}
+        result[name] = {"emulated_s": float(np.median(emulated.iteration_s())), "predicted_s": predicted_s}
     return result
 
 
@@ -297,8 +237,7 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     for how, zero in (("ddp", 0), ("fsdp", 3)):
         options |= {"FSDP": 1} if zero else {}
-        small = script("gpt", 4, SMALL=1, **options)
-        own_bytes = taken(emulate(Emulation(command=small, world_size=2, prices=none)))
+        own_bytes = taken(emulate(Emulation(command=script("gpt", 4, SMALL=1, **options), world_size=2, prices=none)))
         for ranks in (2, 8):
             command = script("gpt", 4, **options)
             job = Job(global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False)
@@ -333,7 +272,7 @@ def saved(out: Path, part: str, found: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Run the parts, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv, png)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv)")
     parser.add_argument("--only", nargs="*", choices=tuple(PARTS), help="some of the parts, or none")
     parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
@@ -344,14 +283,12 @@ def main() -> int:
     chosen = tuple(PARTS) if arguments.only is None else arguments.only
     if chosen:
         come_before_others()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = saved(arguments.out, "prices", {})
     for part in chosen:
         report = saved(arguments.out, part, PARTS[part](arguments.out, arguments))
-    from emulation_report import text
-
-    write_text(arguments.out / "emulation.md", text(report))
-    print(text(report))
+    text = emulation_report(report)
+    write_text(arguments.out / "emulation.md", text)
+    print(text)
     return 0
 
 

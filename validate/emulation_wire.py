@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from emulation_turns import come_before_others, in_turn
+from studies.emulation_runs import come_before_others, in_turn, script
 
 from perfmodel.execution.emulation import EmulatedRun, Emulation, Network, emulate, measure_prices
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.measure import usable_cores
 
-SCRIPTS = Path(__file__).parent / "emulated_scripts"
 SMALL, LARGE = tuple(1 << n for n in (10, 12, 15, 18, 21, 24)), (1 << 27, 1 << 30)
 """Sizes of the paper's table 1; of the large ones few calls are made."""
 ROUNDS = 3
@@ -32,12 +31,6 @@ DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16)
 TURNS = tuple(f"{model} {how}" for model in ("resnet", "bert", "recommend", "vit") for how in ("ddp", "fsdp"))
 TURN_S, START_S, TOTAL_S = 1.5, 15.0, 45.0
 ENDLESS = 10**6
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-
-
-def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
-    words = [f"{key}={value}" for key, value in (MALLOC | options).items()]
-    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
 
 
 def both(command: tuple[str, ...]) -> dict[str, Emulation]:

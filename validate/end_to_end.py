@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from studies.tables import rows_table
 
 from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
 from perfmodel.ingest.tables import write_text
@@ -99,14 +100,11 @@ def figures(name: str, runs: list[Run], splits: Iterator[tuple[np.ndarray, np.nd
 
 
 def table(rows: list[dict]) -> str:
-    lines = [
-        "| runs | n | mean before | mean after | median before | median after | inside 90 % before | after |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in rows:
-        pairs = [100 * row[when][i] for i in range(3) for when in ("before", "after")]
-        lines.append(f"| {row['runs']} | {row['n']} | " + " | ".join(f"{value:.1f}" for value in pairs) + " |")
-    return "\n".join(lines)
+    head = (
+        "runs", "n", "mean before", "mean after", "median before", "median after", "inside 90 % before", "after",
+    )  # fmt: skip
+    pairs = [[f"{100 * row[when][i]:.1f}" for i in range(3) for when in ("before", "after")] for row in rows]
+    return rows_table(head, [(row["runs"], row["n"], *cells) for row, cells in zip(rows, pairs, strict=True)])
 
 
 def worst(runs: list[Run]) -> str:
@@ -122,9 +120,8 @@ def worst(runs: list[Run]) -> str:
     lines = [
         "Runs of vTrain on several nodes that the parameters, fitted to all of them, leave off by most: they took far",
         "longer than runs beside them that differ in micro-batch or in one degree, and no hardware figure tells why.",
-        "", "| run | off by |", "|---|--:|",
+        "", rows_table(("run", "off by"), [(runs[i].name, f"{100 * errors[i]:.0f} %") for i in order[:5]]),
     ]  # fmt: skip
-    lines += [f"| {runs[i].name} | {100 * errors[i]:.0f} % |" for i in order[:5]]
     share, rest = sum(errors[i] for i in order[:5]) / len(runs), np.mean([errors[i] for i in order[5:]])
     lines += [
         "",
@@ -137,10 +134,12 @@ def parameters(runs: list[Run]) -> str:
     """Parameters from all runs of vTrain on several nodes."""
     (fitted,) = calibrate_end_to_end(runs).values()
     lines = ["Parameters from all of them (logs of factors; losses as amounts), those that the runs narrowed:", ""]
-    lines += ["| parameter | prior, standard deviation | posterior | 90 % |", "|---|--:|--:|--:|"]
-    for p in fitted.parameters:
-        if p.informed:
-            lines.append(f"| {p.name} | {p.prior_sd:.3f} | {p.value:+.3f} | {p.lo:+.3f} to {p.hi:+.3f} |")
+    rows = [
+        (p.name, f"{p.prior_sd:.3f}", f"{p.value:+.3f}", f"{p.lo:+.3f} to {p.hi:+.3f}")
+        for p in fitted.parameters
+        if p.informed
+    ]
+    lines.append(rows_table(("parameter", "prior, standard deviation", "posterior", "90 %"), rows))
     return "\n".join([*lines, "", *(f"- {text}" for text in fitted.contradictions)])
 
 

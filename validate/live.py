@@ -9,10 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from studies.live import validate_live
-from studies.live_cases import live_cases
-from studies.live_collectives import collective_cases
-from studies.live_report import live_report
+from studies.live import live_report, validate_live
+from studies.live_cases import collective_cases, live_cases
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_json, write_text
@@ -25,7 +23,6 @@ def main() -> int:
     parser.add_argument("--only", choices=("steps", "collectives"), help="one of the two sets of configurations")
     arguments = parser.parse_args()
     sets = {"steps": ("live", live_cases), "collectives": ("live_collectives", collective_cases)}
-    arguments.out.mkdir(parents=True, exist_ok=True)
     for chosen in [arguments.only] if arguments.only else sets:
         name, cases = sets[chosen]
         try:

@@ -18,6 +18,7 @@ from studies.optimise_tables import (
     size_table,
 )
 from studies.optimisers import OPTIMISERS
+from studies.tables import frame_table
 
 from perfmodel.ingest.tables import write_text
 
@@ -28,7 +29,6 @@ CLOSE = 0.01
 
 
 def main(chosen: list[str]) -> None:
-    PARTS.mkdir(parents=True, exist_ok=True)
     for name in chosen or SECTIONS:
         write_text(PARTS / f"{name}.md", SECTIONS[name]())
     done = [PARTS / f"{name}.md" for name in SECTIONS]
@@ -42,12 +42,13 @@ def models() -> str:
     table["gain"] = 1 - table.found_s / table.even_s
     return (
         "## Uneven stages of real layouts\n\n`even_s`: the layout as given (nan: does not fit); `gap`: to the lower "
-        "bound over all partitions and recompute choices. ZeRO-3's gathers are not in the bound.\n\n" + markdown(table)
+        "bound over all partitions and recompute choices. ZeRO-3's gathers are not in the bound.\n\n"
+        + frame_table(table, ".4g")
     )
 
 
 def devices() -> str:
-    return "## Stages on devices of several kinds\n\n" + markdown(mixed_device_table())
+    return "## Stages on devices of several kinds\n\n" + frame_table(mixed_device_table(), ".4g")
 
 
 def partition() -> str:
@@ -67,7 +68,7 @@ def partition() -> str:
         f"{of} small instances. Makespans below are relative to it (both improved by the same moves); relaxation takes "
         f"{table.relax_seconds.median():.2f} s (median), {table.relax_seconds.max():.1f} s with compilation, and is "
         f"within {CLOSE:.0%} in {within} of {len(table)}. `auto` uses dynamic programming.\n\n"
-        + markdown(pd.DataFrame(rows))
+        + frame_table(pd.DataFrame(rows), ".4g")
     )
 
 
@@ -78,7 +79,7 @@ def continuous() -> str:
     return (
         "## Continuous unknowns: bandwidth split over links\n\nSeconds until 99 % of the relaxation's gain over equal "
         "shares (inf: not in 10 s); `gap` to the certified bound. All evaluate the same compiled timeline; CMA-ES its "
-        "population in one call.\n\n" + markdown(times) + "\n" + markdown(shares)
+        "population in one call.\n\n" + frame_table(times, ".4g") + "\n" + frame_table(shares, ".4g")
     )
 
 
@@ -91,28 +92,25 @@ def mixed() -> str:
     return (
         "## Cuts, recompute and bandwidth together: 192 layers, 32 stages\n\nHow much shorter the step is "
         f"({len(table)} random instances, {table.seconds.median():.1f} s each; gap to a bound that leaves bandwidth "
-        f"nearly free {table.gap.median():.0%}).\n\n" + markdown(pd.DataFrame(better)) + "\n" + markdown(table)
+        f"nearly free {table.gap.median():.0%}).\n\n"
+        + frame_table(pd.DataFrame(better), ".4g")
+        + "\n"
+        + frame_table(table, ".4g")
     )
 
 
 def sizes() -> str:
     return (
         "## Unequal micro-batches and gradient buckets\n\n`usual_s`: the best equal micro-batches of any size; equal "
-        "buckets, at most four per stage.\n\n" + markdown(size_table())
+        "buckets, at most four per stage.\n\n" + frame_table(size_table(), ".4g")
     )
 
 
 def hardware() -> str:
     return (
         "## A machine for two training runs\n\nMultiples of a DGX A100 for gpt3-13b and llama3-8b, against all "
-        "parameters grown alike at the same price.\n\n" + markdown(hardware_table())
+        "parameters grown alike at the same price.\n\n" + frame_table(hardware_table(), ".4g")
     )
-
-
-def markdown(table: pd.DataFrame) -> str:
-    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in table.itertuples(index=False)]
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 SECTIONS = {"models": models, "devices": devices, "partition": partition, "continuous": continuous, "mixed": mixed,

@@ -6,9 +6,9 @@ python validate/papers.py [SYSTEM ...]
 import argparse
 from pathlib import Path
 
-from studies.paper_chimera import chimera_page
-from studies.paper_distsim import distsim_page
-from studies.paper_timeprest import timeprest_page
+from studies.chimera_page import chimera_page
+from studies.distsim import distsim_page
+from studies.timeprest import timeprest_page
 
 from perfmodel.ingest.tables import write_text
 

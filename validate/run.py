@@ -1,4 +1,5 @@
-"""Everything measured against everything predicted: writes validate/report.json, report.md and report.html.
+"""Everything measured against everything predicted: writes validate/report.json and report.md, and out/report.html, the
+same with plots.
 
 python validate/run.py --data DIR [--runs-only]
 """
@@ -36,7 +37,7 @@ def main() -> None:
     text = record_text(record, kernels, live)
     write_text(HERE / "report.json", json.dumps({"cases": record, "kernels": kernels}, indent=1) + "\n")
     write_text(HERE / "report.md", text)
-    write_text(HERE / "report.html", record_html(text, frame, record["pairs"]))
+    write_text(HERE.parent / "out" / "report.html", record_html(text, frame, record["pairs"]))
     print(text.partition("## Kernels")[0])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 from studies.schedule_tables import bubble_table, memory_table, zero_bubble_table
+from studies.tables import frame_table
 
 from perfmodel.ingest.tables import write_text
 
@@ -27,9 +28,9 @@ def sections(data: Path | None) -> list[str]:
     parts = [
         "# Schedules against their papers\n\nWritten by `python validate/schedules.py --data DIR`.\n",
         "## Bubble fractions (Chimera, table 2 and sections 3.1, 3.5)\n",
-        markdown(bubble_table()),
+        frame_table(bubble_table(), ".4f"),
         "## Weights and activations per device, m = 2 p (Chimera, table 2)\n",
-        markdown(memory_table()),
+        frame_table(memory_table(), ".4f"),
     ]
     if data is not None:
         runs = zero_bubble_table(data / "published" / "zero_bubble.csv")
@@ -44,20 +45,13 @@ def sections(data: Path | None) -> list[str]:
             "## Zero-bubble runs from the stage times that they state\n",
             f"{len(runs)} rows: mean absolute error {mean_abs(runs.stated_only_error):.1%} from the stated times "
             f"alone, {mean_abs(runs.error):.1%} with the host's time per transfer.\n",
-            markdown(pd.DataFrame(columns).reset_index()),
+            frame_table(pd.DataFrame(columns).reset_index(), ".4f"),
         ]
     return parts
 
 
 def mean_abs(errors: pd.Series) -> float:
     return float(errors.abs().mean())
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table of figures with three digits behind the point."""
-    cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in row] for row in table.itertuples(index=False)]
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 if __name__ == "__main__":

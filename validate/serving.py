@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
+from studies.tables import frame_table
 
 import perfmodel as pm
 from perfmodel.cost.learn import Recipe, fit, load_family, weight_files
@@ -72,10 +73,10 @@ def published() -> str:
     return (
         "## Published servers\n\nRows of `serving_published.csv`, to which nothing is fitted; `inside`: within the "
         f"90 % interval. All {len(table)}: mean {table.ape.mean():.1%}, median {table.ape.median():.1%}, "
-        f"{table.inside.mean():.0%} inside.\n\n{markdown(rows)}\n"
+        f"{table.inside.mean():.0%} inside.\n\n{frame_table(rows, '.1%')}\n"
         "Rows that are more than 30 % off. TensorRT-LLM 0.6 had no kernels for key heads that query heads share, which "
         "made Llama 2 70B up to 2.4 times as fast in 0.8 (its docs/source/blogs/XQA-kernel.md); what short prompts "
-        "take beyond their kernels is not modelled.\n\n" + markdown(shown)
+        "take beyond their kernels is not modelled.\n\n" + frame_table(shown, ".1%")
     )
 
 
@@ -108,16 +109,8 @@ def kernels() -> str:
         "## Decode attention\n\nThe regressor of attention (wave-quantised roofline with split keys under a network), "
         "trained on decode rows of TensorRT-LLM and vLLM (aiconfigurator) without what is left out. A near relative "
         "shares its multiprocessors with a measured device; of a far one only data-sheet figures are known.\n\n"
-        + markdown(table)
+        + frame_table(table, ".1%")
     )
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table with shares as percentages."""
-    shares = {"mean", "median", "bias", "inside", "error"} & set(table)
-    text = table.assign(**{name: table[name].map(lambda v: f"{v:.1%}") for name in shares})
-    lines = [" | ".join(map(str, row)) for row in (text.columns, ["---"] * len(text.columns), *text.to_numpy())]
-    return "".join(f"| {line} |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,36 @@
-"""A published row -> model, cluster, job and layout, or the reason why it cannot be."""
+"""A published row -> model, cluster, job and layout, or the reason why it cannot be; a table of them -> what end-to-end
+calibration takes."""
 
-import re
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import pandas as pd
+
 from perfmodel import catalog
-from perfmodel.errors import PerfModelError
-from perfmodel.prediction import check_machine
+from perfmodel.calibration import Run
+from perfmodel.errors import PerfModelError, TableError
+from perfmodel.prediction import check_layout, check_machine
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Transformer, schedule_name
-from perfmodel.validation._row_cells import FROM_OTHERS, Row, Spread, Unusable, count, number, spread_of, text
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name
+from perfmodel.validation._row_cells import (
+    FROM_OTHERS,
+    Row,
+    Spread,
+    Unusable,
+    count,
+    missing_column,
+    number,
+    read_rows,
+    rows_of,
+    spread_of,
+    text,
+)
 from perfmodel.validation._row_choices import plausible_rows
 from perfmodel.validation._row_model import model_of
+from perfmodel.validation._row_recipe import RowRecipe, recipe_of, with_shards_of_recipe
 from perfmodel.validation._row_words import (
     adapter_rank_of,
     attends_in_8_bits,
@@ -80,91 +99,6 @@ _SCHEDULES = {
 }  # fmt: skip
 
 
-_IN_RECIPE: Final = "in the recipe"
-_OF_RECIPE: Final = (
-    "used by that recipe", "default config of that release", "framework NGC ", "train/tr11-176B-ml",
-)  # fmt: skip
-_UNKNOWN: Final = "launch blocking state not stated"
-_IN_SCRIPTS: Final = "in the launch scripts of the tag"
-_LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
-_JOB: Final = (
-    "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts",
-    "wide_modules", "wide_last_layers",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RowRecipe:
-    """Fields of a layout and of a job that a row leaves to its recipe."""
-
-    layout: dict[str, Any] = field(default_factory=dict)
-    job: dict[str, Any] = field(default_factory=dict)
-
-
-def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
-    """The recipe of a row, as the catalog has it; nothing where the row does not refer to one. Cells of the row go
-    before it."""
-    if (release := _recipe_release(row)) is None:
-        return RowRecipe()
-    plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
-    narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
-    set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
-    layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
-    job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
-    if plain and not fp8_recipe_of(row):
-        job["fp8_recipe"] = plain
-    if dispatcher_of(row):
-        job.pop("expert_dispatcher", None)
-    fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
-    if isinstance(model, Transformer) and fewer and stages > 1:
-        each, rest = divmod(model.layers + fewer, stages)
-        if rest == 0 and each >= fewer:
-            layout["partition"] = "-".join(map(str, (*[each] * (stages - 1), each - fewer)))
-    if not recompute_of(row):
-        if modules := set_by.get("recompute_modules"):
-            layout["recompute"], job["recompute_modules"] = "selective", modules
-        elif modules is not None:
-            layout["recompute"] = "none"
-        if isinstance(model, Transformer) and (layers := set_by.get("recompute_layers")):
-            layout |= {"recompute": "none", "recompute_full_layers": layers}
-        if "offload_layers" in set_by and count(row, "pp", 1) == 1:  # recompute would be refused beside it
-            layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
-    return RowRecipe(layout, job)
-
-
-def _recipe_release(row: Row) -> str | None:
-    """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
-    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside
-    it, a container of NGC its examples, BigScience its launch scripts), None where the row refers to none."""
-    notes = text(row, "notes")
-    found = re.search(r"release (\d+\.\d+)", notes)
-    if found and _IN_RECIPE in notes and "pre-training" in notes:
-        return found[1]
-    found = re.search(r"\(tag v(\d+\.\d+)", text(row, "url_or_repo"))
-    if found and _IN_SCRIPTS in notes:
-        return found[1]
-    said = f"{notes} {text(row, 'url_or_repo')}"
-    return "" if any(words in said for words in _OF_RECIPE) and _UNKNOWN not in notes else None
-
-
-def _usual_name(model: Model) -> str:
-    """The catalog's name of a model, or the model's, where the catalog has none."""
-    try:
-        return catalog.model(model.name).name
-    except PerfModelError:
-        return model.name
-
-
-def _with_shards_of_recipe(row: Row, framework: Framework) -> Row:
-    """With the devices over which FSDP shards weights, where the row's recipe tells them and the row does not."""
-    release = _recipe_release(row)
-    if not release or text(row, "sharding").lower() != "fsdp":
-        return row
-    model, device = _usual_name(model_of(row, framework).model), catalog.device(text(row, "device")).name
-    shards = catalog.recipe(framework.name, model, device, "", release).get("shards")
-    return {**row, "sharding": f"FSDP over {shards} devices"} if shards else row
-
-
 def read_case(row: Row, framework: Framework | None = None) -> Case:
     """Build the case of one row: what it states, completed by the framework of its column of that name.
 
@@ -228,7 +162,7 @@ def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
     """
     runs = framework or framework_of(framework_name(row))[0]
     usual = runs.micro_batch if runs.micro_batch != Framework.micro_batch else None
-    row = _with_shards_of_recipe(row, runs)
+    row = with_shards_of_recipe(row, runs)
     rows, names = plausible_rows(row, usual, _narrow_dtype(row, runs), runs.layer_graphs)
     cases, refused = [], []
     for one in rows:
@@ -315,3 +249,48 @@ def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
         return 0
     layers = model.layers if isinstance(model, Transformer) else 0
     return round(min(1.0, max(0.0, 3 * (hardware / useful - 1))) * layers)
+
+
+def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int]]:
+    """Timed runs of a table, and why other rows are none (reason -> rows).
+
+    Args:
+        file: csv with the columns of `data/published/README.md`, or such a frame.
+
+    Raises:
+        TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
+    """
+    table, name = (file, "table of runs") if isinstance(file, pd.DataFrame) else (read_rows(Path(file)), str(file))
+    if (missing := missing_column(table)) is not None:
+        raise TableError(f"{name}: not a table of runs (no column {missing}); see the columns of validate cases")
+    runs, skipped = [], Counter()
+    for row in rows_of(table):
+        try:
+            runs.append(_run(row))
+        except PerfModelError as reason:
+            skipped[str(reason)] += 1
+    if not runs:
+        reason, _ = skipped.most_common(1)[0] if skipped else ("it is empty", 0)
+        raise TableError(f"{name}: no row can be used; mostly because: {reason}")
+    return runs, dict(skipped.most_common())
+
+
+def _run(row: Row) -> Run:
+    measured = row["measured_iter_time_s"]
+    if measured is None or row.get("status") not in (None, "ok"):
+        raise Unusable("no step time was measured")
+    case = read_case(row)
+    check_layout(case.model, case.cluster, case.job, case.layout)
+    try:
+        measured_s = float(measured)
+    except ValueError:
+        measured_s = np.nan
+    return Run(
+        name=case.case_id,
+        model=case.model,
+        cluster=case.cluster,
+        job=case.job,
+        layout=case.layout,
+        measured_s=measured_s,
+        framework=case.framework,
+    )

@@ -14,14 +14,14 @@ import pandas as pd
 from perfmodel import catalog
 from perfmodel.cost.learn import weights_folder
 from perfmodel.display import Report, shows_progress
-from perfmodel.errors import PerfModelError, TableError
-from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows, write_table
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.tables import write_table
 from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Case, read_cases
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
-from perfmodel.validation._row_cells import Unusable, rows_of, with_heads
+from perfmodel.validation._row_cells import Unusable, read_tables, rows_of
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
@@ -73,48 +73,6 @@ def validate_cases(
     if out is not None:
         write_table(out, predicted)
     return ValidationReport(cases_report(runs, predicted) | {"skipped_files": ignored})
-
-
-def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, str]]:
-    """All rows of the tables of runs among some files, and why other files are none.
-
-    Raises:
-        TableError: if a file is missing, unreadable or no file is a table of runs.
-    """
-    tables, ignored = [], {}
-    for file in files:
-        table = read_rows(Path(file))
-        missing = missing_column(table)
-        if missing:
-            ignored[str(file)] = f"not a table of runs (no column {missing})"
-        else:
-            tables.append(table)
-    if not tables:
-        raise TableError(f"{files[0]}: {next(iter(ignored.values()))}" if files else "no file given")
-    return pd.concat(tables, ignore_index=True), ignored
-
-
-def missing_column(table: pd.DataFrame) -> str | None:
-    """The first column that a table of runs needs and this one lacks."""
-    return next((name for name in NEEDED_OF_RUNS if name not in table), None)
-
-
-def read_rows(path: Path) -> pd.DataFrame:
-    """Any csv file; of tables of runs with the heads that other rows tell (`with_heads`).
-
-    Raises:
-        TableError: a file that is missing or no table.
-    """
-    if not path.is_file():
-        raise TableError(f"{path}: no such file")
-    try:
-        if path.suffix == ".csv":
-            require_whole_rows(path)
-        return with_heads(pd.read_csv(path, low_memory=False))
-    except TableError:
-        raise
-    except (ValueError, pd.errors.ParserError, OSError) as error:
-        raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
 
 
 def predict_cases(

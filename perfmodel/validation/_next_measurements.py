@@ -16,8 +16,7 @@ from perfmodel.measure import INTERCONNECT, MEASURED_FAMILIES, Plan, StoppingRul
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import event_shares, layout_of, priced_events, step_problem_of
 from perfmodel.spec import Layout, Problem
-from perfmodel.validation._kernels import predicted_times
-from perfmodel.validation._parity import is_runs, row_labels, sizes_of
+from perfmodel.validation._parity import is_runs, predicted_times, row_labels, sizes_of
 
 MOST: Final = 24
 """Measurements that are proposed."""

@@ -1,17 +1,112 @@
-"""Rows of measurement tables and of published runs with their predictions: what a parity plot draws."""
+"""Rows of measurement tables and of published runs beside their predictions: figures of errors, and what a parity plot
+draws."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
 from perfmodel.display import Report, shows_progress
-from perfmodel.ingest.tables import COLUMNS, read_table, table_kind
+from perfmodel.ingest import clean_collectives
+from perfmodel.ingest.tables import COLUMNS, read_table, table_kind, write_table
 from perfmodel.measure import NOT_IDENTITY
-from perfmodel.validation._cases import missing_column, predict_cases, read_rows
-from perfmodel.validation._kernels import SKIPPED, predicted_times
+from perfmodel.validation._cases import predict_cases
+from perfmodel.validation._report import ValidationReport, errors
+from perfmodel.validation._row_cells import missing_column, read_rows
+
+_SKIPPED: Final = "skipped: "
+
+
+def validate_kernels(
+    files: Sequence[Path | str],
+    calibration: Path | str | None = None,
+    out: Path | str | None = None,
+    *,
+    marked: bool = True,
+) -> ValidationReport:
+    """Predict every row of measurement tables and compare with what was measured.
+
+    Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason.
+
+    Args:
+        calibration: directory made by `perfmodel fit`; the shipped one for `None` or `"default"`.
+        out: file for one prediction per row (csv, csv.gz or parquet): `file`, `row` (0-based),
+            `predicted_time_us`, `lo_us`, `hi_us`, `provenance`, `skipped_reason`.
+        marked: with the collectives that their table marks as wrong (`check`) or that count a test once more
+            (`in_place`); nothing is fitted to them.
+
+    Returns:
+        `families`: op family or collective -> device -> `n`, `median_ape`, `mean_ape`, `p90_ape`,
+        `bias`, `coverage_90` (fractions), with the device `all`; `all` the same of all rows, `None` where `n` is 0;
+        `provenance` and `skipped` counts.
+
+    Raises:
+        TableError: for a missing, malformed, NaN, negative or unit-less table.
+        CalibrationError: for missing or unreadable weights.
+    """
+    measured, predicted = [], []
+    for file in files:
+        table = read_table(file)
+        kind = table_kind(table, file)
+        if kind == "collective" and not marked:
+            table = pd.DataFrame(table[~clean_collectives(table)["doubtful"].to_numpy(bool)]).reset_index(drop=True)
+        times = predicted_times(table, kind, calibration)
+        family = table["collective"] if kind == "collective" else table["op_family"]
+        measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
+        predicted.append(_frame(Path(file), times))
+    rows, predictions = pd.concat(measured, ignore_index=True), pd.concat(predicted, ignore_index=True)
+    if out is not None:
+        write_table(out, predictions)
+    return ValidationReport(_report(rows, predictions))
+
+
+def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
+    """Times of a checked table's rows; NaN and `skipped: reason` where they cannot be priced."""
+    return (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
+
+
+def _origins(times: EventTimes) -> dict[str, list[str]]:
+    """`provenance` of every time, and the `skipped_reason` why there is none: one of the two is empty."""
+    reasons = [text.removeprefix(_SKIPPED) if text.startswith(_SKIPPED) else "" for text in times.provenance]
+    known = ["" if why else origin for origin, why in zip(times.provenance, reasons, strict=True)]
+    return {"provenance": known, "skipped_reason": reasons}
+
+
+def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
+    columns = {
+        "file": str(file),
+        "row": np.arange(len(times.time_s)),
+        "predicted_time_us": times.time_s * 1e6,
+        "lo_us": times.lo_s * 1e6,
+        "hi_us": times.hi_s * 1e6,
+    }
+    return pd.DataFrame(columns | _origins(times))
+
+
+def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
+    good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
+    both: Any = pd.concat([rows, predictions], axis=1)
+    families: dict[str, dict[str, Any]] = {}
+    for family, members in both[good].groupby("family", sort=True):
+        devices = {
+            str(device): _error_figures(pd.DataFrame(part)) for device, part in members.groupby("device", sort=True)
+        }
+        families[str(family)] = {"all": _error_figures(pd.DataFrame(members))} | devices
+    return {
+        "families": families,
+        "all": _error_figures(both[good]),
+        "provenance": dict(Counter(predictions["provenance"][good].tolist())),
+        "skipped": dict(Counter(predictions["skipped_reason"][~good].tolist())),
+    }
+
+
+def _error_figures(part: Any) -> dict[str, Any]:
+    figures = errors(part["time_us"], part["predicted_time_us"], part["lo_us"], part["hi_us"])
+    return {name: value for name, value in figures.items() if name != "spearman"}
 
 
 @shows_progress("parity")
@@ -96,7 +191,6 @@ def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.D
     table = read_table(file)
     kind = table_kind(table, file)
     times = predicted_times(table, kind, calibration)
-    said = [text.removeprefix(SKIPPED) if text.startswith(SKIPPED) else "" for text in times.provenance]
     columns = {
         "group": table["collective"] if kind == "collective" else table["op_family"],
         "device": table["device"],
@@ -106,10 +200,8 @@ def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.D
         "hi_s": times.hi_s,
         "kind": "collectives" if kind == "collective" else "kernels",
         "what": row_labels(table),
-        "provenance": ["" if why else origin for origin, why in zip(times.provenance, said, strict=True)],
-        "skipped_reason": said,
     }
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns | _origins(times))
 
 
 def _runs(runs: pd.DataFrame, calibration: Path | None, progress: Report | None) -> pd.DataFrame:

@@ -24,8 +24,8 @@ from perfmodel.prediction import (
 )
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._cases import predict_cases, read_tables
-from perfmodel.validation._row_cells import Row, rows_of
+from perfmodel.validation._cases import predict_cases
+from perfmodel.validation._row_cells import Row, read_tables, rows_of
 
 MOST_EVENTS = 8
 WORST = 5

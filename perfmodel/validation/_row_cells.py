@@ -1,13 +1,15 @@
-"""Cells of a row of published runs, and the degrees and batch that they state or leave open."""
+"""Tables of published runs, cells of their rows, and the degrees and batch that these state or leave open."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, TableError
+from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows
 
 MOST: Final = 10**9
 """More than any size, degree or batch."""
@@ -17,6 +19,48 @@ Row = Mapping[str, Any]
 
 FROM_OTHERS: Final = "cells_of_other_rows"
 """Column that names the cells which `with_heads` filled."""
+
+
+def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, str]]:
+    """All rows of the tables of runs among some files, and why other files are none.
+
+    Raises:
+        TableError: if a file is missing, unreadable or no file is a table of runs.
+    """
+    tables, ignored = [], {}
+    for file in files:
+        table = read_rows(Path(file))
+        missing = missing_column(table)
+        if missing:
+            ignored[str(file)] = f"not a table of runs (no column {missing})"
+        else:
+            tables.append(table)
+    if not tables:
+        raise TableError(f"{files[0]}: {next(iter(ignored.values()))}" if files else "no file given")
+    return pd.concat(tables, ignore_index=True), ignored
+
+
+def missing_column(table: pd.DataFrame) -> str | None:
+    """The first column that a table of runs needs and this one lacks."""
+    return next((name for name in NEEDED_OF_RUNS if name not in table), None)
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """Any csv file; of tables of runs with the heads that other rows tell (`with_heads`).
+
+    Raises:
+        TableError: a file that is missing or no table.
+    """
+    if not path.is_file():
+        raise TableError(f"{path}: no such file")
+    try:
+        if path.suffix == ".csv":
+            require_whole_rows(path)
+        return with_heads(pd.read_csv(path, low_memory=False))
+    except TableError:
+        raise
+    except (ValueError, pd.errors.ParserError, OSError) as error:
+        raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:

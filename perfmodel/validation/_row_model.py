@@ -47,7 +47,7 @@ def model_of(row: Row, framework: Framework) -> RowModel:
         Unusable: the row states too little, or another kind of network.
     """
     name, family = text(row, "model"), _family(row)
-    named = _named(name)
+    named = known_model(name)
     one_of = any(number(row, n) is not None for n in ("heads", "layers", "params_b"))
     stated = one_of and number(row, "hidden") is not None
     if named is not None and _same_shape(named, row):
@@ -56,7 +56,9 @@ def model_of(row: Row, framework: Framework) -> RowModel:
         raise Unusable("model shape is not stated and the name is not in the catalog")
     if (relative := _of_shape(family, row)) is not None:
         return RowModel(_shorter_decoder(relative, row))
-    base = named or next((m for cut in (r"[- ]cut\b", r"-L\d", r" ") if (m := _named(re.split(cut, name)[0]))), None)
+    base = named or next(
+        (m for cut in (r"[- ]cut\b", r"-L\d", r" ") if (m := known_model(re.split(cut, name)[0]))), None
+    )
     if isinstance(base, Transformer) and (base.experts or base.latent_attention or family not in _FAMILY or not stated):
         return _reshaped(base, row)
     if family not in _FAMILY:
@@ -71,7 +73,8 @@ def _family(row: Row) -> str:
     return words[0] if words else "gpt"
 
 
-def _named(name: str) -> Model | None:
+def known_model(name: str) -> Model | None:
+    """The catalog's model of a name, None where it has none."""
     try:
         return catalog.model(name) if name else None
     except PerfModelError:
@@ -191,7 +194,7 @@ def _shorter_decoder(model: Model, row: Row) -> Model:
 def _further_tokens(model: Model, row: Row) -> Model:
     """With its modules for multi-token prediction (the catalog's model of the name and `-mtp`) or without them,
     whichever comes nearer to the FLOPs per token that a row states by both its rates, visible attention counted."""
-    further = _named(f"{model.name}-mtp")
+    further = known_model(f"{model.name}-mtp")
     tflops, tokens_per_s = (number(row, f"measured_{what}_per_device") for what in ("tflops", "tokens_per_s"))
     if further is None or tflops is None or tokens_per_s is None:
         return model

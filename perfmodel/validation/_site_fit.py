@@ -33,19 +33,11 @@ from perfmodel.prediction import (
     sustained_from,
 )
 from perfmodel.validation._case_rows import Case, read_case, read_cases
-from perfmodel.validation._cases import (
-    explained,
-    memory_bytes,
-    missing_column,
-    predict_cases,
-    read_rows,
-    read_tables,
-    unstated_share,
-)
+from perfmodel.validation._cases import explained, memory_bytes, predict_cases, unstated_share
 from perfmodel.validation._population_card import population_card
 from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
 from perfmodel.validation._population_score import MOST, SiteRuns
-from perfmodel.validation._row_cells import rows_of
+from perfmodel.validation._row_cells import missing_column, read_rows, read_tables, rows_of
 
 Medians = dict[str, dict[str, float]]
 """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""

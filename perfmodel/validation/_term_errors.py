@@ -1,7 +1,6 @@
 """What each term of the physics contributes to predictions of published runs: errors with the term switched off."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +9,7 @@ import pandas as pd
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
-from perfmodel.spec import Framework, Layout
+from perfmodel.spec import Layout
 from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import explained, measured_times_s
 from perfmodel.validation._row_cells import Row, rows_of
@@ -23,9 +22,7 @@ MOST_ROWS: Final = 40
 
 def term_errors(
     runs: pd.DataFrame,
-    calibration: Path | None = None,
     *,
-    framework: Framework | None = None,
     site_of: Callable[[str], Site] = lambda _: Site(),
     progress: Report | None = None,
 ) -> dict[str, Any]:
@@ -35,7 +32,6 @@ def term_errors(
     of a source are drawn.
 
     Args:
-        framework: instead of the rows' own.
         site_of: as `predict_cases` takes it.
 
     Returns:
@@ -50,7 +46,7 @@ def term_errors(
     by_source: dict[str, list[np.ndarray]] = {}
     for done, row in enumerate(rows_of(timed)):
         try:
-            times_s = _times_s(row, calibration, framework, site_of(str(row["source"])))
+            times_s = _times_s(row, site_of(str(row["source"])))
         except PerfModelError:
             times_s = None
         if times_s is not None:
@@ -61,10 +57,10 @@ def term_errors(
     return {"over_sources": _over(list(sources.values())), "sources": sources}
 
 
-def _times_s(row: Row, calibration: Path | None, framework: Framework | None, site: Site) -> np.ndarray:
+def _times_s(row: Row, site: Site) -> np.ndarray:
     """Step time with every term, with each term off in turn, and with all of them off."""
-    case, _ = explained(read_cases(row, framework), calibration, site)
-    problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+    case, _ = explained(read_cases(row), None, site)
+    problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     names = [term.name for term in STEP_TERMS]
     whole_s = _step_s(problem, case.layout)
     return np.array([whole_s, *(_without_s(problem, case.layout, off, whole_s) for off in (*zip(names), names))])

@@ -10,18 +10,22 @@ Of several measured runs the batch time is the mean (5.2, "the average batch-tim
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
+from perfmodel.ingest import PHASES
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
+
+PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
+"""Phases that are a forward or backward pass of a stage, or part of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +37,6 @@ class Activities:
     phase: np.ndarray
     """What is computed: forward, backward, ... (text)."""
     micro_batch: Int[np.ndarray, " activities"]
-    is_pass: Bool[np.ndarray, " activities"]
-    """Part of a forward or backward pass of a stage."""
     predicted_s: Float[np.ndarray, "activities 2"]
     """Start and end."""
     measured_s: Float[np.ndarray, "runs activities 2"]
@@ -163,15 +165,16 @@ def _stage_errors(
     import pandas as pd
 
     names = ["device", "stage", "phase", "micro_batch"]
-    keys = pd.DataFrame({name: getattr(activities, name)[activities.is_pass] for name in names})
+    is_pass = np.isin(activities.phase, PASSES)
+    keys = pd.DataFrame({name: getattr(activities, name)[is_pass] for name in names})
     groups = keys.groupby(names, sort=True)
     number = groups.ngroup().to_numpy()
     rows = keys.assign(number=number).drop_duplicates("number").sort_values("number")[names].reset_index(drop=True)
 
     def spans(stamps_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         start_s, end_s = np.full(len(rows), np.inf), np.full(len(rows), -np.inf)
-        np.minimum.at(start_s, number, stamps_s[activities.is_pass, 0])
-        np.maximum.at(end_s, number, stamps_s[activities.is_pass, 1])
+        np.minimum.at(start_s, number, stamps_s[is_pass, 0])
+        np.maximum.at(end_s, number, stamps_s[is_pass, 1])
         return start_s, end_s
 
     start_s, end_s = spans(predicted_s)
@@ -190,9 +193,6 @@ def _stage_errors(
 
 def _number(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-_PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timeline]) -> TimelineErrors:
@@ -217,13 +217,11 @@ def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timelin
         _require_same(s, run.structure)
     takes_time = (s.kind != Kind.ZERO) & (predicted.end_s > predicted.start_s)
     ops = np.flatnonzero((s.stream >= 0) & (s.stream % N_STREAMS == Stream.COMPUTE) & takes_time)
-    names = np.array([kind.name.lower() for kind in Kind])
     activities = Activities(
         device=s.device[ops],
         stage=s.class_stage[s.duration[ops]],
-        phase=names[s.kind[ops]],
+        phase=np.array(PHASES)[s.kind[ops]],
         micro_batch=s.micro_batch[ops],
-        is_pass=np.isin(s.kind[ops], _PASSES),
         predicted_s=_stamps(predicted, ops),
         measured_s=np.stack([_stamps(run, ops) for run in runs]),
     )

@@ -9,7 +9,7 @@ compared.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,12 +19,11 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest import PHASES, ActivityKind, MeasuredTrace
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import Timeline
-from perfmodel.validation._timeline_errors import Activities, TimelineErrors, timeline_errors
+from perfmodel.validation._timeline_errors import PASSES, Activities, TimelineErrors, timeline_errors
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
 Key = tuple[Any, ...]
 
 
@@ -154,14 +153,12 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             measured = [_stamps(step, each, single) for step, each in zip(steps, found, strict=True)]
             stamps.append((_stamps(predicted, ops, single), np.stack(measured)))
     devices, ops = np.array(rows, int).reshape(-1, 2).T
-    phase = np.array(PHASES)[predicted.phase[ops]]
     return _Matching(
         Activities(
             device=devices,
             stage=predicted.stage[ops],
-            phase=phase,
+            phase=np.array(PHASES)[predicted.phase[ops]],
             micro_batch=predicted.micro_batch[ops] if "micro_batch" in by or by == "name" else np.full(len(ops), -1),
-            is_pass=np.isin(phase, _PASSES),
             predicted_s=np.concatenate([p for p, _ in stamps]) if stamps else np.zeros((0, 2)),
             measured_s=np.concatenate([m for _, m in stamps], axis=1) if stamps else np.zeros((len(steps), 0, 2)),
         ),
@@ -203,7 +200,7 @@ def _groups(trace: MeasuredTrace, device: int, by: str) -> dict[Key, Int[np.ndar
         phase = PHASES[trace.phase[op]]
         tags = [int(getattr(trace, tag)[op]) for tag in ("stage", "micro_batch") if tag in by or by == "name"]
         # an optimizer step belongs to no micro-batch, and profilers do not say its stage
-        key = (trace.names[trace.name[op]], *tags) if by == "name" else (phase, *(tags if phase in _PASSES else ()))
+        key = (trace.names[trace.name[op]], *tags) if by == "name" else (phase, *(tags if phase in PASSES else ()))
         if by == "name" or phase:
             found.setdefault(key, []).append(op)
     return {key: np.array(each) for key, each in found.items()}

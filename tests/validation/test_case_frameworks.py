@@ -11,9 +11,10 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
-from perfmodel.validation import predict_cases, read_case, read_rows, validate_cases
-from perfmodel.validation._case_rows import read_cases, recipe_of
+from perfmodel.validation import predict_cases, read_case, read_rows, rows_of, validate_cases
+from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import counter_of, unstated_share
+from perfmodel.validation._row_recipe import recipe_of
 from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, overlaps_experts
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
@@ -148,7 +149,7 @@ def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
         table = read_rows(file)
         if "micro_batch" not in table:
             continue
-        for row in table.astype(object).where(table.notna(), None).to_dict("records"):
+        for row in rows_of(table):
             try:
                 cases = read_cases(row)
             except PerfModelError:

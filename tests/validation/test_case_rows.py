@@ -11,7 +11,7 @@ from perfmodel.catalog import cluster_for, compute_network
 from perfmodel.errors import PerfModelError
 from perfmodel.validation import validate_cases
 from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._row_cells import with_heads
+from perfmodel.validation._row_cells import rows_of, with_heads
 
 ROW = KORTHIKANTI_22B | {
     "source": "a table", "framework": None, "family": "llama", "model": "m", "device": "H100-SXM5-80GB",
@@ -73,9 +73,7 @@ def test_an_open_batch_follows_from_the_throughput():
 def test_heads_are_those_of_the_table_s_other_rows_of_that_width_where_these_agree():
     sizes = ROW | {"model": "ours", "kv_heads": None}
     table = [sizes | {"heads": 32}, sizes | {"heads": None}, sizes | {"heads": None, "source": "another"}]
-    filled_in = with_heads(pd.DataFrame(table))
-    rows = filled_in.astype(object).where(filled_in.notna(), None).to_dict("records")
-    alone, filled, other = map(read_case, rows)
+    alone, filled, other = map(read_case, rows_of(with_heads(pd.DataFrame(table))))
     assert (alone.model.heads, filled.model.heads) == (32, 32)
     assert ("heads" in alone.assumed, "heads" in filled.assumed) == (False, True)
     assert other.model.heads == 48  # the nearest to 128 elements each

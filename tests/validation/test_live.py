@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from studies.live import LiveSettings, validate_live
-from studies.live_cases import LiveCase, live_cases
-from studies.live_report import live_report
+from studies.live import LiveSettings, live_report, validate_live
+from studies.live_cases import LiveCase, check_cases, live_cases
 
 from perfmodel.measure._hosts import unavailable
 from perfmodel.program.distribute import Degrees
@@ -14,8 +13,6 @@ needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be e
 
 
 def test_there_are_forty_configurations_and_none_belongs_to_the_calibration():
-    from studies.live_cases import check_cases
-
     cases = live_cases()
     assert len(set(cases)) == len(cases) >= 40
     assert {case.ranks for case in cases} == {2, 4, 8}

@@ -1,4 +1,4 @@
-"""Searches of papers and choices among runs: published figures typed in, and a table of our own."""
+"""Searches of papers: published figures typed in."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,12 +7,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import pytest
+import search
 from studies import search_distir as distir
-from studies import search_groups as groups
-from studies import search_megatron as megatron
 from studies.search_rank import USUAL, rank
-from studies.search_report import markdown_table
-from studies.search_sections import SEARCH_SECTIONS
+from studies.tables import markdown_table
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
@@ -99,49 +97,17 @@ def test_plain_sgd_keeps_no_states():
     assert np.allclose(np.diff(peaks), [8 * parameters, 4 * parameters], rtol=0.01)
 
 
-def _runs() -> pd.DataFrame:
-    common = {
-        "source": "s", "model": "m", "layers": 2, "hidden": 8, "seq_len": 4, "dtype": "bf16", "device": "d",
-        "global_batch": 8, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch": 1, "zero_stage": 0, "recompute": "none",
-        "sequence_parallel": 0, "skipped_reason": None,
-    }  # fmt: skip
-    rows = [
-        # tp, devices, measured, predicted, status, fits
-        (1, 4, 1.0, 3.0, "ok", True), (2, 4, 1.5, 2.0, "ok", True), (4, 4, 4.0, 4.0, "ok", True),
-        (1, 8, 5.0, 1.0, "ok", True), (1, 8, 7.0, 1.0, "ok", True), (2, 8, 8.0, 2.0, "ok", False),
-        (4, 8, None, 1.0, "oom", False), (8, 8, None, 1.0, "oom_or_crash", True), (1, 16, 1.0, 1.0, "ok", True),
-    ]  # fmt: skip
-    names = ("tp", "n_devices", "measured_iter_time_s", "predicted_iter_time_s", "status", "fits")
-    return pd.DataFrame([common | dict(zip(names, row, strict=True)) | {"dp": row[1] // row[0]} for row in rows])
-
-
-def test_regret_is_what_our_choice_costs():
-    table = groups.group_table(_runs())
-    assert table["n_devices"].tolist() == [4, 8]  # one run is no choice
-    assert table["runs"].tolist() == [3, 2]  # repeats are one run
-    assert table["regret"].tolist() == pytest.approx([0.5, 0.0])
-    assert table["spearman"].iloc[0] == pytest.approx(0.5)
-    assert groups.group_summary(table)["regret, median"] == pytest.approx(0.25)
-
-
-def test_fit_is_right_where_runs_ran_and_failed_as_said():
-    figures = groups.fit_figures(_runs())
-    assert figures["n"] == 9
-    assert figures["accuracy"] == pytest.approx(7 / 9)
-    assert (figures["ran, said not to"], figures["failed, said to fit"]) == (1, 1)
-
-
 def test_megatron_searches_transformers_only():
     job = Job(global_batch=8, seq_len=1)
     case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8),
                 catalog.framework("generic"))  # fmt: skip
     with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"):
-        megatron.megatron_search(case)
+        search.megatron_search(case)
 
 
 @pytest.mark.slow
 def test_megatron_layouts_are_in_the_space_searched(data_dir):
-    table = megatron.megatron_table(data_dir)
+    table = search.megatron_table(data_dir)
     assert len(table) == 10
     assert table["all, rank"].notna().all()
     assert (table["rule, of"] <= table["all, of"]).all()
@@ -151,4 +117,3 @@ def test_megatron_layouts_are_in_the_space_searched(data_dir):
 def test_markdown_says_what_a_cell_is():
     text = markdown_table(pd.DataFrame({"a": [1.23456, np.inf], "b": [True, False], "c": ["x", None]}))
     assert text.splitlines()[2:] == ["| 1.235 | yes | x |", "| does not fit | **no** | - |"]
-    assert set(SEARCH_SECTIONS) == {"distir", "megatron", "groups"}

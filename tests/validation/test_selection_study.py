@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from active_selection import _as_good, selection_report
 from studies import selection_study as study_module
-from studies.selection_report import _as_good, selection_report
 from studies.selection_study import Case, Entry, grids, within
 from studies.selection_study import study as selection_study
 from studies.selection_tables import halved_backward, training_case

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from studies.groups import group_means
+from studies.bars import group_means
 
 from perfmodel.prediction import Site
 from perfmodel.validation import EVERY_TERM, predict_cases, term_errors

@@ -40,14 +40,14 @@ class ChainResult:
     seconds: float
 
 
-def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
+def optimise_chain(chain: Chain) -> ChainResult:
     """Minimise the chain's makespan over contiguous stages, recompute by stage, and a split of the bandwidth.
 
     Raises:
         NothingFitsError: no partition fits into memory.
     """
     began = time.perf_counter()
-    everything = relax(chain.relaxation(links=True), n_starts=_BATCH, seed=seed)
+    everything = relax(chain.relaxation(links=True), n_starts=_BATCH)
     rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in everything.starts]
     front = [cuts.partition for cuts in chain.exact()[: _BATCH // 2]]
     start = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
@@ -63,7 +63,7 @@ def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
         order = np.argsort(makespan_lanes(chain.program, chain.durations_s(promising, links)))
         chosen = [promising[i] for i in order[:_BATCH]]
         tried.update(chosen)
-        shares, spans_s = share_links(chain, chosen, seed=seed)
+        shares, spans_s = share_links(chain, chosen)
         found = int(np.argmin(spans_s))
         if spans_s[found] >= value * (1 - _EQUAL):
             in_vain += 1
@@ -75,7 +75,7 @@ def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
     if best is None:
         raise NothingFitsError("no way to cut the layers into these stages fits")
     partition, mode = best
-    shares, _ = share_links(chain, [partition], steps=1000, seed=seed)
+    shares, _ = share_links(chain, [partition], steps=1000)
     step_s, links = min(
         (float(makespan(chain.program, chain.durations_s([partition], x)[0])), tuple(x)) for x in (links, shares[0])
     )
@@ -90,15 +90,13 @@ def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
 
 
 def share_links(
-    chain: Chain, partitions: Sequence[tuple[int, ...]], *, steps: int = 150, seed: int = 0
+    chain: Chain, partitions: Sequence[tuple[int, ...]], *, steps: int = 150
 ) -> tuple[Float[np.ndarray, "partitions hops"], Float[np.ndarray, " partitions"]]:
     """The best split of the bandwidth for each of at most 16 partitions, and the makespans."""
     padded = [*partitions, *[partitions[0]] * (_BATCH - len(partitions))]
     modes = [chain.mode_of(partition) for partition in padded]
     given = {"layers": np.array(padded, float), "mode": np.array(modes, float)}
-    found = relax(
-        chain.relaxation(links=True, stages=False), n_starts=_BATCH, steps=steps, seed=seed, given=given, spread=0.0
-    )
+    found = relax(chain.relaxation(links=True, stages=False), n_starts=_BATCH, steps=steps, given=given, spread=0.0)
     links = np.array([values["links"] for values, *_ in found.starts])[: len(partitions)]
     return links, makespan_lanes(chain.program, chain.durations_s(partitions, links))
 

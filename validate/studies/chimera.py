@@ -188,7 +188,7 @@ def written(choice: Choice) -> str:
     return f"{choice[0]}, {choice[1]}" + (", R" if choice[2] == "full" else "")
 
 
-def name_load_s(layers: int = 8) -> float:
+def name_load_s() -> float:
     """`NAME_LOAD_S` on this machine; needs torch."""
     from time import perf_counter
 
@@ -202,7 +202,7 @@ def name_load_s(layers: int = 8) -> float:
         found.register_buffer("masked_bias", torch.ones(1))
         return found
 
-    stage = torch.nn.ModuleList([block() for _ in range(layers)])
+    stage = torch.nn.ModuleList([block() for _ in range(8)])
     values = {name: value.clone() for name, value in stage.state_dict().items()}
     times = []
     for _ in range(5):

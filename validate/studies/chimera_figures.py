@@ -195,14 +195,14 @@ def memory_table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def v100_table(batch: int = 256, seq_len: int = 512) -> pd.DataFrame:
+def v100_table() -> pd.DataFrame:
     """Section 4.2.3 on 32 V100 of 32 GB: every scheme at its own best layout by our evaluation.
 
     Stated are speed-ups of 1.10 to 2.39 over synchronous and 1.05 to 1.89 over asynchronous schemes; model, length and
     batch are not in the text at hand: Bert-48 at its full length and 8 sequences a device are taken.
     """
-    study = replace(STUDIES[0], nodes=32, batch=batch, seq_len=seq_len)
-    device = replace(catalog.device("V100-SXM2-32GB"))
+    study = replace(STUDIES[0], nodes=32, batch=256, seq_len=512)
+    device = catalog.device("V100-SXM2-32GB")
     rows = []
     for name, rate in RATES.items():
         on = Conditions().at_rate(rate)

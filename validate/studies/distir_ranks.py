@@ -10,7 +10,7 @@ from typing import Final
 
 import pandas as pd
 from scipy.stats import spearmanr
-from studies.search_report import markdown_table
+from studies.tables import markdown_table
 
 from perfmodel import catalog
 from perfmodel.execution import (

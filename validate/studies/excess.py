@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
-from studies.ranking import ranking
+from studies.pairs import ranking
+from studies.tables import percent, rows_table
 
 LEAST_MICRO_BATCHES = 8
 """From here on filling the pipeline and the optimizer are a small part of the step."""
@@ -81,3 +82,55 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
         more_s = float(np.median(slow)) if len(slow) else None
         by_pp.append({"pp": int(n), "runs": int((pp == n).sum()), "slow": len(slow), "more_s": more_s})
     return {"by_tp": by_tp, "by_pp": by_pp}
+
+
+def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What the playbook's sweep takes beyond its prediction, which is most of the sweep's error."""
+    if not excess["by_tp"]:
+        return []
+
+    def number(value_ms: float | None) -> str:
+        return "-" if value_ms is None else f"{value_ms:.1f} ms"
+
+    return [
+        "## Pipelines of nanotron",
+        "Most of the playbook's time error, of its ranking and of its coverage comes from pipelined runs that take "
+        "much longer than others of the same layout, by the same time per micro-batch whatever its size, the model and "
+        "tp: as if every transfer between stages waited a quarter of a second (stages within have twice the transfers "
+        "of the first and the last). The more devices, the more runs do; those on most devices, and pipelines of the "
+        "largest tp, all. Where memory tells the two versions of the framework apart, they are of the one that gathers "
+        "inputs again in backward, and nearly none is of the other. Nothing else in a row tells which will, and no "
+        "other source has it, so that no term for it can be held against rows that it was not fitted on.",
+        rows_table(
+            ("stages", "runs", "slow ones", "more per micro-batch"),
+            (
+                (row["pp"], row["runs"], row["slow"], "-" if row["more_s"] is None else f"{row['more_s']:.2f} s")
+                for row in excess["by_pp"]
+            ),
+        ),
+        "The others, measured less predicted, runs of at least 8 micro-batches: a layer takes so many milliseconds "
+        "more per micro-batch that three quarters of the runs take still more. Hosts of pipelines check every "
+        "collective, and so do those of some runs of one stage, which are among the slow ones above where tp is high.",
+        rows_table(
+            ("tp", "runs", "one stage", "several stages"),
+            (
+                (row["tp"], row["runs"], *(number(row[k]) for k in ("one_stage_ms", "several_stages_ms")))
+                for row in excess["by_tp"]
+            ),
+        ),
+        "What choosing by prediction costs on so many devices: most of it on the most, where runs of any layout are "
+        "slow or not whatever it is, so that which is the fastest measured is chance.",
+        rows_table(
+            ("devices", "one stage", "several", "slow, one stage", "slow, several", "groups", "regret", "largest"),
+            (
+                (
+                    row["devices"],
+                    *row["runs"],
+                    *("-" if share is None else percent(share) for share in row["slow"]),
+                    row["groups"],
+                    *("-" if row[k] is None else percent(row[k]) for k in ("regret", "worst_regret")),
+                )
+                for row in excess["by_devices"]
+            ),
+        ),
+    ]

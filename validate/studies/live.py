@@ -3,15 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
-from studies.live_cases import LiveCase, check_cases, live_cases
-from studies.live_collectives import CollectiveCase
+from studies.live_cases import CollectiveCase, LiveCase, check_cases, live_cases
+from studies.tables import rows_table
 
 from perfmodel import catalog
-from perfmodel.display import frame_html
 from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
 from perfmodel.execution import run as run_program
 from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait_until_quiet
@@ -20,14 +19,19 @@ from perfmodel.spec import Cluster, NetworkLevel
 from perfmodel.timeline import Timeline
 from perfmodel.validation import compare_timelines
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 INTERFERENCE_LIMIT: Final = 0.06
 """Share of the processor time that others may take during an iteration before it is set aside."""
 _ATTEMPTS: Final = 3
 _FACTORS: Final = (0.5, 8.0)
 """Between which work on cores may take longer than measured."""
+_BARS: Final = (
+    ("mean_step_error", "step time, mean error", 0.04, "at most"),
+    ("largest_step_error", "step time, largest error", 0.10, "at most"),
+    ("mean_device_error", "activity of a device, mean error", 0.05, "at most"),
+    ("median_stage_error", "start and end of a stage, median error", 0.02, "at most"),
+    ("spearman", "rank correlation of step times", 0.98, "at least"),
+    ("coverage_90", "inside the 90 % interval", 0.85, "at least"),
+)
 Progress = Callable[[str, int, int], None]
 Case = LiveCase | CollectiveCase
 
@@ -83,15 +87,6 @@ class LiveReport:
     half_width: float
     """Of the 90 % interval, in log time."""
     calibration: PairTimes
-
-    def to_frame(self) -> "pd.DataFrame":
-        """One row per configuration."""
-        import pandas as pd
-
-        return pd.DataFrame([asdict(r) | {"error": r.error} for r in self.results])
-
-    def _repr_html_(self) -> str:
-        return frame_html(self.to_frame())
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the whole, and the rows."""
@@ -251,3 +246,43 @@ def _result(case: Case, predicted: Timeline, runs: Sequence[Run], half_width: fl
         set_aside=sum(len(r.timelines) for r in runs) - len(timelines),
         disturbed=disturbed,
     )
+
+
+def live_report(report: LiveReport) -> str:
+    """The report as Markdown."""
+    figures = report.to_dict()
+    lines = [
+        "# Live validation",
+        "",
+        f"Calibrated on two ranks, then {figures['configurations']} configurations predicted and run on 2 to 8 ranks "
+        "in network namespaces (`make live`).",
+        "",
+        "| figure | reached | to reach | |",
+        "|---|--:|--:|---|",
+    ]
+    for key, name, bar, sense in _BARS:
+        reached = figures[key]
+        met = reached <= bar if sense == "at most" else reached >= bar
+        shown, wanted = (f"{x:.3f}" if key == "spearman" else f"{x:.1%}" for x in (reached, bar))
+        lines.append(f"| {name} | {shown} | {sense} {wanted} | {'met' if met else 'not met'} |")
+    checks = ", ".join(f"{error:+.1%}" for error in figures["check_errors"])
+    lines += [
+        "",
+        f"Noise floor, the same configuration measured twice: mean {figures['mean_noise']:.1%}, largest "
+        f"{figures['largest_noise']:.1%}. Iterations set aside for interference: {figures['iterations_set_aside']}; "
+        f"configurations without an undisturbed one: {figures['disturbed_configurations']}.",
+        f"The calibration's own two-rank programs say that work on cores takes {figures['core_factor']:.2f} times as "
+        f"long as by itself; they are then off by {checks}, which gives the 90 % interval of "
+        f"±{figures['interval_half_width']:.1%}.",
+        "",
+    ]
+    head = ("configuration", "ranks", "predicted ms", "measured ms", "error", "noise", "device", "stage", "set aside")
+    rows = [
+        (
+            r.case, r.ranks, f"{1e3 * r.predicted_s:.1f}", f"{1e3 * r.measured_s:.1f}", f"{r.error:+.1%}",
+            f"{r.noise:.1%}", f"{r.device_error:.1%}", "" if np.isnan(r.stage_error) else f"{r.stage_error:.1%}",
+            r.set_aside,
+        )
+        for r in report.results
+    ]  # fmt: skip
+    return "\n".join([*lines, rows_table(head, rows)]) + "\n"

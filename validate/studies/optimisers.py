@@ -86,12 +86,12 @@ def run_optimiser(name: str, problem: Relaxation, target: float, limit_s: float)
     return timed.seconds, timed.best
 
 
-def anneal(chain: Chain, seconds: float, seed: int = 0) -> float:
+def anneal(chain: Chain, seconds: float) -> float:
     """Simulated annealing of cuts and links by exact evaluation, sixteen walks at a time; the best makespan.
 
     A step moves a layer to the next stage or changes one link's share; the temperature falls with the time used.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     stages = chain.stages
     even = np.diff(np.linspace(0, chain.layers, stages + 1).round().astype(int))
     walks, shares = np.repeat(even[None], _CHAINS, axis=0), np.zeros((_CHAINS, stages - 1))

@@ -1,4 +1,5 @@
-"""Layouts of one site in pairs: is the probability that one is faster right, and what does choosing by it cost?"""
+"""Choices between layouts of one job at one site: does the model order them as measurements do, is the probability that
+one is faster right, and what does choosing by it cost?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from scipy.stats import spearmanr
+from studies.tables import percent, rows_table
 
 from perfmodel.planning.layouts import expected_given, runs_and_pairs, square_root, weighed
 from perfmodel.prediction import (
@@ -24,11 +27,38 @@ from perfmodel.validation import Case
 NANOTRON: Final = "ultrascale-playbook sweep (nanotron)"
 """Whose pipelines take longer than anything explains (`studies.excess`): reported apart."""
 LEAST, MOST = 5, 12
-"""Layouts of a group from which the next run is chosen: at least, and the first by prediction at most."""
+"""Layouts of a group that are ranked, and from which the next run is chosen: at least; of the latter the first by
+prediction at most."""
 ONE_JOB: Final = ("source", "device", "model", "n_devices", "seq_len", "global_batch", "dtype")
 """What runs have in common between which a user chooses."""
 BINS: Final = (0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Of the probability that the layout predicted faster is faster."""
+
+
+def ranking(runs: pd.DataFrame, measured_s: np.ndarray, predicted_s: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Per source, over its groups of one job on one number of devices with at least 5 layouts.
+
+    `spearman`: mean rank correlation of groups. `regret`: mean of (measured time of the layout predicted fastest /
+    that of the fastest measured) - 1; `worst_regret` the largest.
+    """
+    good = np.isfinite(measured_s) & np.isfinite(predicted_s)
+    frame = runs.assign(_measured=measured_s, _predicted=predicted_s)[good]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for key, group in frame.groupby([name for name in ONE_JOB if name in frame], dropna=False):
+        measured, predicted = np.asarray(group["_measured"], float), np.asarray(group["_predicted"], float)
+        if len(group) < LEAST or np.ptp(measured) == 0 or np.ptp(predicted) == 0:
+            continue
+        regret = measured[predicted.argmin()] / measured.min() - 1
+        found.setdefault(str(key[0]), []).append((float(spearmanr(measured, predicted)[0]), float(regret)))  # pyright: ignore
+    return {
+        source: {
+            "groups": len(pairs),
+            "spearman": float(np.mean([rank for rank, _ in pairs])),
+            "regret": float(np.mean([regret for _, regret in pairs])),
+            "worst_regret": float(np.max([regret for _, regret in pairs])),
+        }
+        for source, pairs in found.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,3 +214,50 @@ def next_run(some: Sequence[Choice]) -> dict[str, Any]:
 
 def _loss(measured: np.ndarray, chosen: int) -> float:
     return float(np.expm1(measured[chosen] - measured.min()))
+
+
+def pairs_text(pairs: dict[str, Any]) -> list[str]:
+    """Reliability and regret of choosing between layouts of one site, of `pairs_report` with `next_run`."""
+    figures = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
+    rows = [
+        (name, f"{one['from']:.0%} to {one['to']:.0%}", f"{one['n']:,}", percent(one["probability"]),
+         percent(one["faster"]))
+        for name, of in figures for one in of["bins"]
+    ]  # fmt: skip
+    errors = "; ".join(f"{name}: {of['pairs']:,} pairs, {percent(of['error'])}" for name, of in figures)
+    chosen = [
+        (name, of["groups"], f"{of['pairs']:,}", percent(of["error"]), percent(of["regret"]), percent(of["random"]))
+        for name, of in sorted(pairs["sources"].items(), key=lambda one: one[1]["apart"])
+    ]
+    parts = [
+        "## Pairs of layouts of one site",
+        "Runs of one job of a source on as many devices, its source left out: the probability that the layout "
+        "predicted faster is faster (joint, with heavy tails, as searches print it), and how often it was. Pairs of a "
+        f"source count as many as the square root of their number. Mean distance of the two: {errors}.",
+        rows_table(("runs", "probability", "pairs", "mean probability", "faster"), rows),
+        f"Regret of trying first the layout that is most probably faster than any other: mean over {pairs['groups']} "
+        f"groups of at least two layouts {percent(pairs['regret'])} (to reach 3.0 %; nanotron's pipelines apart). "
+        "At random: of a layout drawn from the group.",
+        rows_table(("source", "groups", "pairs", "distance", "mean regret", "at random"), chosen),
+    ]
+    if pairs["next_run"]:
+        parts += [
+            f"One more measurement, of the first {MOST} layouts of a group of at least {LEAST}, then the layout of the "
+            "least expected step: mean regret now, after a run of the layout predicted fastest, after the measurement "
+            "of the least expected regret (`calibrate --for-decision`: a run, or one beside a run of the first), and "
+            "after one of as many runs drawn at random.",
+            rows_table(
+                ("source", "groups", "now", "the first", "least expected regret", "its runs", "at random"),
+                (
+                    (
+                        name,
+                        of["groups"],
+                        *(percent(of[key]) for key in ("now", "first", "chosen")),
+                        f"{of['runs']:.1f}",
+                        percent(of["random"]),
+                    )
+                    for name, of in pairs["next_run"].items()
+                ),
+            ),
+        ]
+    return parts

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from studies.bars import BARS, Bar, playbook
-from studies.baselines import naive_times_s, reference_predictions
+from jaxtyping import Float
+from studies.bars import BARS, Bar, group_means, playbook
 from studies.excess import by_devices, pipeline_excess
-from studies.groups import group_means
-from studies.pairs import NANOTRON, PredictedRun, choices, next_run, pairs_report, predicted_run
-from studies.ranking import interval_scores, ranking
+from studies.pairs import NANOTRON, PredictedRun, choices, next_run, pairs_report, predicted_run, ranking
 
 from perfmodel.prediction import Prediction, Site
 from perfmodel.validation import (
@@ -26,13 +24,11 @@ from perfmodel.validation import (
 )
 
 NAIVE = "one FLOP rate"
+REFERENCE_FILE = "predictor_reference.csv"
 
 
 def published_record(
-    files: Sequence[Path | str],
-    calibration: Path | None = None,
-    *,
-    progress: Callable[[str, int, int], None] | None = None,
+    files: Sequence[Path | str], progress: Callable[[str, int, int], None] | None = None
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Everything that is known of predictions of published runs.
 
@@ -58,8 +54,8 @@ def published_record(
     def keep(at: int, case: Case, prediction: Prediction) -> None:
         told[at] = predicted_run(case, prediction, Site.without(str(runs["source"].iloc[at])))
 
-    predicted = predict_cases(runs, calibration, progress, site_of=Site.without, keep=keep)
-    generic = predict_cases(runs, calibration, progress, framework="generic", site_of=Site.without)
+    predicted = predict_cases(runs, None, progress, site_of=Site.without, keep=keep)
+    generic = predict_cases(runs, None, progress, framework="generic", site_of=Site.without)
     measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
     time_s, peak = (
         np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "predicted_peak_memory_bytes")
@@ -74,7 +70,7 @@ def published_record(
         "generic": _of_generic(cases_report(runs, generic)),
         "skipped_files": ignored,
         "groups": group_means(frame),
-        "terms": term_errors(runs, calibration, site_of=Site.without, progress=progress),
+        "terms": term_errors(runs, site_of=Site.without, progress=progress),
         "bars": {bar.name: _reached(bar, frame) for bar in BARS if bar.rows(runs).any()},
         "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
@@ -128,3 +124,59 @@ def _beside(
                 "theirs": float(np.abs(theirs[at] / measured[at] - 1).mean()),
             }
     return found
+
+
+def naive_times_s(
+    runs: pd.DataFrame, measured_s: Float[np.ndarray, " n"], flops: Float[np.ndarray, " n"]
+) -> np.ndarray:
+    """Step time at the median rate of model FLOPs per device over the other runs of the same source, device and dtype.
+
+    Leave-one-out; NaN where a run has no others.
+    """
+    rate = flops / measured_s
+    found = np.full(len(runs), np.nan)
+    keys = [runs[name].astype(str) for name in ("source", "device", "dtype") if name in runs]
+    for members in runs.reset_index(drop=True).groupby([key.to_numpy() for key in keys]).indices.values():
+        known = members[np.isfinite(rate[members])]
+        for i in known:
+            others = known[known != i]
+            if len(others):
+                found[i] = flops[i] / np.median(rate[others])
+    return found
+
+
+def reference_predictions(folder: Path, case_ids: Any) -> dict[str, pd.DataFrame]:
+    """By predictor, `time_s` and `peak_bytes` for each case (NaN where it has none); empty without the table."""
+    path = folder / REFERENCE_FILE
+    if not path.is_file():
+        return {}
+    table = pd.read_csv(path)
+    unit = np.where(table["memory_unit"] == "GiB", 2.0**30, 1e9)
+    cells = {"case_id": table["case_id"], "predictor": table["predictor"], "time_s": table["predicted_iter_time_s"]}
+    frame = pd.DataFrame(cells | {"peak_bytes": table["predicted_memory"] * unit})
+    columns = ["time_s", "peak_bytes"]
+    return {
+        str(name): pd.DataFrame(part.set_index("case_id")[columns].reindex(case_ids))
+        for name, part in frame.groupby("predictor")
+    }
+
+
+def interval_scores(source: Any, measured_s: np.ndarray, predicted: pd.DataFrame) -> dict[str, float]:
+    """Interval scores of log step times (Gneiting and Raftery, JASA 102, 2007, equation 43, at 90 %), means over
+    sources: `ours`; and `fixed`, of the one factor above and below our predictions that scores best on the same runs,
+    which is told what ours is not."""
+    names = ("predicted_iter_time_s", "lo_s", "hi_s")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at, lo, hi = (np.log(np.asarray(predicted[name], float)) for name in names)
+        y = np.log(measured_s)
+    good = np.isfinite(y) & np.isfinite(lo) & np.isfinite(hi)
+    named = np.asarray(source, str)[good]
+    y, at, lo, hi = (part[good] for part in (y, at, lo, hi))
+
+    def score(lower: np.ndarray, upper: np.ndarray) -> float:
+        each = upper - lower + 20 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
+        return float(pd.Series(each).groupby(named).mean().mean())
+
+    fixed = {half: score(at - half, at + half) for half in np.linspace(0.05, 0.6, 111).tolist()}
+    best = min(fixed, key=fixed.__getitem__)
+    return {"ours": score(lo, hi), "fixed": fixed[best], "fixed_ratio": float(np.exp(2 * best))}

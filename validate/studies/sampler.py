@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction import CLASSES, OUTLIERS, key
+from perfmodel.validation._population_card import _table
 from perfmodel.validation._population_fit import PopulationFit, posterior
 from perfmodel.validation._population_score import (
     DEGREES_OF_FREEDOM,
@@ -131,12 +132,11 @@ def of_fit(fit: PopulationFit) -> str:
         for at, name in enumerate(found.names)
         for of in [(found.mean[0][at], found.sd[0][at], found.mean[1][at], found.sd[1][at])]
     ]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---", *["--:"] * (len(heads) - 1)], *rows])
     return (
         "## Against a sampler\n\nLog factors that sites of a framework and architecture share, mean ± standard "
         f"deviation as fitted / as sampled by NUTS (numpyro, {DRAWS} draws), from at most {RUNS} runs each of "
         f"{'; '.join(SOURCES)}, under the same variances: the fit puts at one value by how much a source scatters and "
         "how far a run lies off, the sampler integrates over them. Means differ by at most "
         f"{found.furthest_mean:.2f} standard deviations, standard deviations by {100 * found.furthest_sd:.1f} %.\n\n"
-        f"{table}\n"
+        f"{_table(heads, rows)}\n"
     )

@@ -1,6 +1,6 @@
 """What hosts that agree on a collective first hold it up (`perfmodel.prediction._blocks.COLLECTIVE_CHECK_S`).
 
-python validate/studies/collective_checks.py [--ranks 2] [--calls 400]
+python validate/collective_checks.py [--ranks 2] [--calls 400]
 
 With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps process groups: each collective begins with a barrier and two gathers
 over TCP. Times an all-reduce of one number over gloo with and without, on processes of this machine (no more than it

@@ -1,6 +1,6 @@
 """Baselines of the kernel regressors on the same kept-out shapes.
 
-    PERFMODEL_DATA=DIR python benchmarks/kernel_baselines.py [RECIPE ...]
+    PERFMODEL_DATA=DIR python training/baselines.py [RECIPE ...]
 
 Plain roofline: max(FLOPs / peak, bytes / bandwidth). Trees: gradient boosting (scikit-learn) of log
 time on log shapes, FLOPs, bytes, device figures and kind; once as is, once told the software. Writes
@@ -27,7 +27,7 @@ from perfmodel.cost.learn._rows import KindCode, one_hot
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_json
 
-TRAINING = Path(__file__).parents[1] / "training"
+TRAINING = Path(__file__).parent
 OUT = TRAINING / "baselines.json"
 MOST_ROWS = 150_000
 """Rows that the trees are grown on (sampled), to keep a family under about two minutes."""

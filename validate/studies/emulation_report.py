@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from studies.tables import rows_table
+
 _STEP_BAR: Final = 0.02
 _HOST_BAR: Final = 0.05
 _MICRO_BAR: Final = 0.04
@@ -11,7 +13,7 @@ _KNEE_BAR: Final = 0.2
 _CALLS_BAR: Final = 200
 
 
-def text(report: Mapping[str, Any]) -> str:
+def emulation_report(report: Mapping[str, Any]) -> str:
     """Every part that was run."""
     lines = ["# Emulation against reality", "", "`python validate/emulation.py --out validate` printed this."]
     for part, section in _SECTIONS.items():
@@ -30,17 +32,19 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
         "a rank that is not in step with its neighbour runs faster whenever that one waits, which is none of the "
         "emulation's doing. Noise: half of the real run's turns against the other half. Parts: errors of forward, "
         "backward and optimizer.", "",
-        "| script | real | both emulated | error | each alone | noise | iterations | turns | taken at most | parts |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
+    head = (
+        "script", "real", "both emulated", "error", "each alone", "noise", "iterations", "turns", "taken at most",
+        "parts",
+    )  # fmt: skip
+    rows = []
     for name, r in found.items():
         parts = ", ".join(f"{r[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer"))
-        lines.append(
-            f"| {name} | {1e3 * r['real_s']:.1f} ms | {1e3 * r['both_s']:.1f} ms | {r['both_error']:+.1%} "
-            f"| {r['each_error']:+.1%} | {r['noise']:.1%} | {r['iterations']} | {r['turns']} "
-            f"| {r['stolen_at_most']:.2f} | {parts} |"
-        )
-    return lines
+        rows.append((
+            name, _ms(r["real_s"]), _ms(r["both_s"]), f"{r['both_error']:+.1%}", f"{r['each_error']:+.1%}",
+            f"{r['noise']:.1%}", r["iterations"], r["turns"], f"{r['stolen_at_most']:.2f}", parts,
+        ))  # fmt: skip
+    return [*lines, rows_table(head, rows)]
 
 
 def _hosts(found: Mapping[str, Any]) -> list[str]:
@@ -50,14 +54,15 @@ def _hosts(found: Mapping[str, Any]) -> list[str]:
         "emulated others are told to be stragglers by ranks over cores, and beside that all ranks, which "
         "exchange nothing but wait for one another (`--apart`). Noise: largest difference between real launches (none "
         "with one).", "",
-        "| script | real | emulated | error | all apart | noise | iterations |",
-        "|---|--:|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
-    return lines + [
-        f"| {name} | {1e3 * r['real_s']:.1f} ms | {1e3 * r['emulated_s']:.1f} ms | {r['error']:+.1%} "
-        f"| {r['apart_error']:+.1%} | {r['noise']:.1%} | {r['iterations']} |"
+    rows = [
+        (
+            name, _ms(r["real_s"]), _ms(r["emulated_s"]), f"{r['error']:+.1%}", f"{r['apart_error']:+.1%}",
+            f"{r['noise']:.1%}", r["iterations"],
+        )
         for name, r in found.items()
-    ]
+    ]  # fmt: skip
+    return [*lines, rows_table(("script", "real", "emulated", "error", "all apart", "noise", "iterations"), rows)]
 
 
 def _micro(found: Mapping[str, Any]) -> list[str]:
@@ -67,15 +72,15 @@ def _micro(found: Mapping[str, Any]) -> list[str]:
         f"before it, exactly for its sizes), as the script sees both, from before the call to its return; "
         f"bar {_MICRO_BAR:.0%}. Medians of {found['rounds']} rounds of a real and an emulated run. Noise: by how "
         "much two real runs in succession differ.", "",
-        "| collective | bytes | told (real) | emulated | overhead | noise |",
-        "|---|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
-    lines += [
-        f"| {r['collective']} | {r['bytes']} | {1e3 * r['told_s']:.3f} ms | {1e3 * r['emulated_s']:.3f} ms "
-        f"| {r['overhead']:+.1%} | {r['noise']:.1%} |"
+    rows = [
+        (
+            r["collective"], r["bytes"], _ms(r["told_s"], 3), _ms(r["emulated_s"], 3), f"{r['overhead']:+.1%}",
+            f"{r['noise']:.1%}",
+        )
         for r in found["rows"]
-    ]
-    return lines
+    ]  # fmt: skip
+    return [*lines, rows_table(("collective", "bytes", "told (real)", "emulated", "overhead", "noise"), rows)]
 
 
 def _curve(found: Mapping[str, Any]) -> list[str]:
@@ -89,15 +94,13 @@ def _curve(found: Mapping[str, Any]) -> list[str]:
             f"{1e3 * curve['predicted_knee_s']:.2f} ms predicted, {knees:+.0%} (bar {_KNEE_BAR:.0%}). By the "
             f"timeline's gradients {curve['felt']:.0f} all-reduces are felt at first and {curve['felt_at_most']:.0f} "
             f"at last; {1e3 * curve['hidden_s']:.2f} ms are hidden behind backward.", "",
-            "| delay | emulated | predicted | error |", "|--:|--:|--:|--:|",
         ]  # fmt: skip
-        for delay_s, emulated_s, predicted_s in zip(
-            curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True
-        ):
-            lines.append(
-                f"| {1e3 * delay_s:.0f} ms | {1e3 * emulated_s:.1f} ms | {1e3 * predicted_s:.1f} ms "
-                f"| {predicted_s / emulated_s - 1:+.1%} |"
-            )
+        stamps = zip(curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True)
+        rows = [
+            (_ms(delay_s, 0), _ms(emulated_s), _ms(predicted_s), f"{predicted_s / emulated_s - 1:+.1%}")
+            for delay_s, emulated_s, predicted_s in stamps
+        ]
+        lines.append(rows_table(("delay", "emulated", "predicted", "error"), rows, left=0))
     return lines
 
 
@@ -105,23 +108,20 @@ def _what_if(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Other conditions", "",
         "Predicted from the first run alone; no bar. All-reduces at first take three times what gloo's do here.", "",
-        "| condition | emulated | predicted | error |", "|---|--:|--:|--:|",
     ]  # fmt: skip
-    return lines + [
-        f"| {name} | {1e3 * r['emulated_s']:.1f} ms | {1e3 * r['predicted_s']:.1f} ms "
-        f"| {r['predicted_s'] / r['emulated_s'] - 1:+.1%} |"
+    rows = [
+        (name, _ms(r["emulated_s"]), _ms(r["predicted_s"]), f"{r['predicted_s'] / r['emulated_s'] - 1:+.1%}")
         for name, r in found.items()
     ]
+    return [*lines, rows_table(("condition", "emulated", "predicted", "error"), rows)]
 
 
 def _scale(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Scale", "", f"Small all-reduces that take no time in the model; bar {_CALLS_BAR} per second.", "",
-        "| ranks | calls per second | peak memory |", "|--:|--:|--:|",
     ]  # fmt: skip
-    return lines + [
-        f"| {ranks} | {r['calls_per_s']:.0f} | {r['peak_memory_bytes'] / 2**20:.0f} MiB |" for ranks, r in found.items()
-    ]
+    rows = [(ranks, f"{r['calls_per_s']:.0f}", _mib(r["peak_memory_bytes"])) for ranks, r in found.items()]
+    return [*lines, rows_table(("ranks", "calls per second", "peak memory"), rows, left=0)]
 
 
 def _memory(found: Mapping[str, Any]) -> list[str]:
@@ -130,16 +130,25 @@ def _memory(found: Mapping[str, Any]) -> list[str]:
         "Since it joined its world, without the code of libraries: resident memory of a real and of an emulated run, "
         "and what was predicted. Of the prediction, what libraries take for themselves is measured on the same script "
         "with a model of next to no size.", "",
-        "| script | real | emulated | predicted | of it the libraries' own | predicted over emulated |",
-        "|---|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
-    for name, r in found.items():
-        sizes = [f"{r[key] / 2**20:.0f} MiB" if key in r else "" for key in ("real_bytes", "emulated_bytes")]
-        lines.append(
-            f"| {name} | {' | '.join(sizes)} | {r['predicted_bytes'] / 2**20:.0f} MiB "
-            f"| {r['context_bytes'] / 2**20:.0f} MiB | {r['predicted_bytes'] / r['emulated_bytes'] - 1:+.1%} |"
+    head = ("script", "real", "emulated", "predicted", "of it the libraries' own", "predicted over emulated")
+    rows = [
+        (
+            name, _mib(r["real_bytes"]) if "real_bytes" in r else "", _mib(r["emulated_bytes"]),
+            _mib(r["predicted_bytes"]), _mib(r["context_bytes"]),
+            f"{r['predicted_bytes'] / r['emulated_bytes'] - 1:+.1%}",
         )
-    return lines
+        for name, r in found.items()
+    ]  # fmt: skip
+    return [*lines, rows_table(head, rows)]
+
+
+def _ms(seconds: float, digits: int = 1) -> str:
+    return f"{1e3 * seconds:.{digits}f} ms"
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"
 
 
 def _missed(report: Mapping[str, Any]) -> list[str]:

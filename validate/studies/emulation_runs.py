@@ -1,10 +1,12 @@
-"""Runs of several kinds, of which one at a time is awake, in short turns.
+"""Scripts to emulate, real and emulated runs of them, and how they compare; kinds of runs of which one at a time is
+awake, in short turns.
 
 The speed of a shared machine drifts by several per cent within a minute. What is compared is awake within seconds.
 """
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,10 +17,65 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation import Emulation, EmulationError, emulate, read_run
+from perfmodel.execution.emulation import (
+    EmulatedRun,
+    Emulation,
+    EmulationError,
+    Prices,
+    PriceTable,
+    emulate,
+    read_run,
+)
+from perfmodel.measure import usable_cores
+
+SCRIPTS = Path(__file__).parents[1] / "emulated_scripts"
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
+on what a process did before, and makes large messages up to half slower or not."""
+KINDS = ("real", "both", "each")
+LEAST = 30
+"""Iterations of each kind that a median is of."""
+
+
+def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
+    """A command with environment variables of its own beside `MALLOC`, which they go before."""
+    words = [f"{key}={value}" for key, value in (MALLOC | options).items()]
+    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
+
+
+def data_file(out: Path, name: str) -> Path:
+    """A table of what was measured, beside the reports."""
+    return out / "emulation_data" / f"{name}.csv"
+
+
+def prices_of(out: Path, name: str = "prices") -> PriceTable:
+    return PriceTable.read(data_file(out, name))
+
+
+def priced(table: PriceTable) -> Prices:
+    """What the table holds, times and core seconds."""
+    return Prices(catalog.cluster("localhost"), table.time_s, table)
+
+
+def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
+    return emulate(Emulation(
+        command=tuple(command), world_size=world_size, real_ranks=tuple(range(world_size)), cores=usable_cores(), **more
+    ))  # fmt: skip
+
+
+def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
+    """Rank 0 alone, on the first core."""
+    conditions = table.conditions | more.pop("conditions", {})
+    prices = priced(table)
+    return emulate(Emulation(
+        command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
+        conditions=conditions, **more,
+    ))  # fmt: skip
 
 
 def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float) -> pd.DataFrame:
@@ -57,6 +114,36 @@ def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s:
         tables = [_awake(read_run(found[name][0].out).iterations(), turns[name]).assign(kind=name) for name in kinds]
     table = pd.concat(tables, ignore_index=True)
     return table.sort_values("time_s").groupby(["kind", "turn", "iteration"], as_index=False).last()
+
+
+def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
+    """Medians over all iterations of turns that others left alone, as far as there are enough of them."""
+    for most in (0.03, 0.06, 0.1, 0.2, 2.0):
+        kept: Any = table[table.stolen <= most]
+        if kept.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
+            break
+    medians: Any = kept.groupby("kind")[["time_s", "forward_s", "backward_s", "optimizer_s"]].median()
+    real: Any = kept[kept.kind == "real"]
+    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
+    errors = medians / medians.loc["real"] - 1
+    return {
+        **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
+        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
+        "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
+        "stolen_at_most": float(kept.stolen.max()),
+        **{f"{part}_error": float(errors[part]["both"]) for part in ("forward_s", "backward_s", "optimizer_s")},
+    }  # fmt: skip
+
+
+def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Medians over all iterations, and by launch."""
+    real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
+    by_launch = [float(np.median(s)) for s in real]
+    return {
+        "real_s": real_s, "emulated_s": emulated_s, "error": emulated_s / real_s - 1,
+        "noise": (max(by_launch) - min(by_launch)) / real_s, "iterations": sum(map(len, real)),
+        "real_launches_s": by_launch, "emulated_launches_s": [float(np.median(s)) for s in emulated],
+    }  # fmt: skip
 
 
 def come_before_others() -> None:

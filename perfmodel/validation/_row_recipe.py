@@ -1,0 +1,92 @@
+"""What a row of published runs leaves to the recipe of its framework or release, as the catalog has it."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.spec import Device, Framework, Model, Transformer
+from perfmodel.validation._row_cells import Row, count, text
+from perfmodel.validation._row_model import known_model, model_of
+from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, recompute_of
+
+_IN_RECIPE: Final = "in the recipe"
+_OF_RECIPE: Final = (
+    "used by that recipe", "default config of that release", "framework NGC ", "train/tr11-176B-ml",
+)  # fmt: skip
+_UNKNOWN: Final = "launch blocking state not stated"
+_IN_SCRIPTS: Final = "in the launch scripts of the tag"
+_LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
+_JOB: Final = (
+    "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts",
+    "wide_modules", "wide_last_layers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowRecipe:
+    """Fields of a layout and of a job that a row leaves to its recipe."""
+
+    layout: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+
+
+def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
+    """The recipe of a row, as the catalog has it; nothing where the row does not refer to one. Cells of the row go
+    before it."""
+    if (release := _recipe_release(row)) is None:
+        return RowRecipe()
+    plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
+    narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
+    set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
+    layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
+    job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
+    if plain and not fp8_recipe_of(row):
+        job["fp8_recipe"] = plain
+    if dispatcher_of(row):
+        job.pop("expert_dispatcher", None)
+    fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
+    if isinstance(model, Transformer) and fewer and stages > 1:
+        each, rest = divmod(model.layers + fewer, stages)
+        if rest == 0 and each >= fewer:
+            layout["partition"] = "-".join(map(str, (*[each] * (stages - 1), each - fewer)))
+    if not recompute_of(row):
+        if modules := set_by.get("recompute_modules"):
+            layout["recompute"], job["recompute_modules"] = "selective", modules
+        elif modules is not None:
+            layout["recompute"] = "none"
+        if isinstance(model, Transformer) and (layers := set_by.get("recompute_layers")):
+            layout |= {"recompute": "none", "recompute_full_layers": layers}
+        if "offload_layers" in set_by and count(row, "pp", 1) == 1:  # recompute would be refused beside it
+            layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
+    return RowRecipe(layout, job)
+
+
+def _recipe_release(row: Row) -> str | None:
+    """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
+    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside
+    it, a container of NGC its examples, BigScience its launch scripts), None where the row refers to none."""
+    notes = text(row, "notes")
+    found = re.search(r"release (\d+\.\d+)", notes)
+    if found and _IN_RECIPE in notes and "pre-training" in notes:
+        return found[1]
+    found = re.search(r"\(tag v(\d+\.\d+)", text(row, "url_or_repo"))
+    if found and _IN_SCRIPTS in notes:
+        return found[1]
+    said = f"{notes} {text(row, 'url_or_repo')}"
+    return "" if any(words in said for words in _OF_RECIPE) and _UNKNOWN not in notes else None
+
+
+def _usual_name(model: Model) -> str:
+    """The catalog's name of a model, or the model's, where the catalog has none."""
+    return (known_model(model.name) or model).name
+
+
+def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
+    """With the devices over which FSDP shards weights, where the row's recipe tells them and the row does not."""
+    release = _recipe_release(row)
+    if not release or text(row, "sharding").lower() != "fsdp":
+        return row
+    model, device = _usual_name(model_of(row, framework).model), catalog.device(text(row, "device")).name
+    shards = catalog.recipe(framework.name, model, device, "", release).get("shards")
+    return {**row, "sharding": f"FSDP over {shards} devices"} if shards else row

@@ -1,0 +1,54 @@
+"""Tables of reports as Markdown."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """A frame as a Markdown table: numbers right-aligned, four digits."""
+    numeric = [pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes]
+    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
+    return _lines(list(map(str, table.columns)), ["--:" if right else "---" for right in numeric], rows) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "**no**"
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "-"
+    if isinstance(value, float):
+        return "does not fit" if np.isinf(value) else f"{value:.4g}"
+    return str(value)
+
+
+def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """Rows of cells as they are; the first `left` columns stand on the left, the others on the right."""
+    return _lines(head, ["---"] * left + ["--:"] * (len(head) - left), rows)
+
+
+def frame_table(table: pd.DataFrame, digits: str) -> str:
+    """A frame with all cells on the left, its floats in a format such as `.4f`."""
+    rows = [
+        [f"{value:{digits}}" if isinstance(value, float) else value for value in row]
+        for row in table.itertuples(index=False)
+    ]
+    return rows_table(list(map(str, table.columns)), rows, left=len(table.columns)) + "\n"
+
+
+def _lines(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    rows_text = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "|".join(rule) + "|", *rows_text])
+
+
+def percent(value: float | None, sign: bool = False) -> str:
+    """A share, to a tenth of a per cent; a dash for None."""
+    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f} %"
+
+
+def held(rows: Iterable[bool]) -> str:
+    """How many of some rows meet their bar."""
+    rows = list(rows)
+    return f"**{sum(rows)} of {len(rows)}**"
