@@ -95,17 +95,17 @@ def bandwidth_problem(problem: StepProblem, layout: Layout, *, least: float = 0.
     volume_s = np.clip(volume_s, 0.0, now_s)
     constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
     variables = {"links": Shares(len(links), float(len(links)), least)}
-    return Relaxation(variables, (prepared(bundle.spec).compiled,), _durations, constants), links
+    return Relaxation(variables, prepared(bundle.spec).compiled, _durations, constants), links
 
 
-def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
-    return (values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]],)
+def _durations(values: Values) -> Float[Array, " classes"]:
+    return values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]]
 
 
 def _step_s(relaxation: Relaxation, values: Values) -> float:
     """In double precision."""
     c = relaxation.constants
-    return float(makespan(relaxation.programs[0], c["latency"] + c["volume"] / values["links"][c["of_class"]]))
+    return float(makespan(relaxation.program, c["latency"] + c["volume"] / values["links"][c["of_class"]]))
 
 
 def _link(kind: int, stage: int) -> str:
