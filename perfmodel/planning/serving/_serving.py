@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.catalog import JobFile
-from perfmodel.errors import PerfModelError
-from perfmodel.planning.serving._question import serving_question
-from perfmodel.planning.serving._request import Requests, ServingWords
+from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.cost.learn import weight_files
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.serving._request import Requests, ServingQuestion, ServingWords, serving_question
 from perfmodel.planning.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.prediction import Belief, Site
-from perfmodel.spec import Cluster, Framework, Layout, Model
+from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
 
 Interval = tuple[float, float]
@@ -160,8 +161,48 @@ def serve(
     layout = layout or question.layout or "tp=1"
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     batch = question.words.batch
-    server = question.server(laid_out, laid_out.dp if batch is None else batch)
+    server = server_of(question, laid_out, laid_out.dp if batch is None else batch)
     return largest(server, Limits.of(question.words)) if batch is None else served(server)
+
+
+def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
+    """The server that is asked about, with so many requests in flight over all replicas, checked.
+
+    Raises:
+        LayoutError: a layout that cannot serve the model.
+        PerfModelError: a model that generates nothing, or requests that cannot be.
+    """
+    requests = question.words.requests(question.cluster, batch)
+    model = _servable(question.model, question.cluster, layout, requests)
+    weights = weight_files(question.calibration)
+    return Server(
+        model=model, cluster=question.cluster, layout=layout, requests=requests, framework=question.framework,
+        kernels=KernelModel.of(weights), collectives=CollectiveModel.of(weights),
+    )  # fmt: skip
+
+
+def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:
+    """The model, if it can be served so."""
+    if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
+        raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
+    longest = max(model.seq_len, model.longest_seq_len)
+    if model.positions == "learned" and requests.tokens > longest:
+        raise PerfModelError(
+            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
+        )
+    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
+    if layout != Layout(**used):
+        raise LayoutError(f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout}")
+    if requests.batch % layout.dp:
+        nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
+        raise LayoutError(
+            f"serve: batch {requests.batch} is not a multiple of dp={layout.dp}; the nearest is {nearest}"
+        )
+    if layout.pp > model.layers:
+        raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
+    cluster.require(layout.devices, f"layout {layout}")
+    cluster.device.require(requests.dtype)
+    return model
 
 
 def served(server: Server) -> Serving:
@@ -228,13 +269,13 @@ def largest(server: Server, limits: Limits) -> Serving:
         PerfModelError: not even one request a replica does; says by how much.
     """
     step = server.layout.dp
-    one = _at(server, step)
+    one = served_with(server, step)
     if reason := limits.exceeded(one):
         raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
     low, high = 1, max(1, one.memory.most_requests // step)
     best, tried = one, high
     while low < high:
-        found = _at(server, tried * step)
+        found = served_with(server, tried * step)
         if limits.exceeded(found):
             high = tried - 1
         else:
@@ -243,6 +284,6 @@ def largest(server: Server, limits: Limits) -> Serving:
     return best
 
 
-def _at(server: Server, batch: int) -> Serving:
+def served_with(server: Server, batch: int) -> Serving:
     """The same server with another number of requests in flight."""
     return served(replace(server, requests=replace(server.requests, batch=batch)))
