@@ -35,7 +35,6 @@ class Bounded:
 
     lower_bound: float
     values: dict[str, np.ndarray]
-    value: float
 
 
 def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bounded:
@@ -66,7 +65,7 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
             best, value = at, at_value
         if value <= bound * (1 + _GAP):
             break
-    return Bounded(bound * (1 - _SAFE), best, value)
+    return Bounded(bound * (1 - _SAFE), best)
 
 
 def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[np.ndarray, "planes 1+unknowns"]:

@@ -39,6 +39,8 @@ _OF_SIZE: Final = (
     Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.SEND_FORWARD, Kind.SEND_BACKWARD,
 )  # fmt: skip
 """Kinds whose time depends on the size of their micro-batch."""
+_LARGEST: Final = 16
+"""Sequences of a micro-batch that are tried."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,15 @@ class MicroBatchResult:
         return dict(vars(self))
 
 
-def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | None = None) -> MicroBatchResult:
+def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
     """The best sizes for as many micro-batches as the layout has, by relaxation, rounding and moves of sequences.
 
     Times of sizes between those that the batch divides into are interpolated; no size exceeds the largest that
-    fits into memory when all micro-batches have it (and `largest`).
+    fits into memory when all micro-batches have it (and `_LARGEST`).
 
     Args:
         problem: model, job, cluster and cost models, for training.
         layout: the layout; its `micro_batch` gives the number of micro-batches.
-        largest: of a micro-batch, in sequences; 16 by default.
 
     Raises:
         LayoutError: one micro-batch, or a schedule with passes of several kinds or without a flush.
@@ -84,7 +85,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | N
             f"sizes of micro-batches need several of them and a plain schedule that flushes, not {layout.schedule} "
             f"with {spec.micro_batches}"
         )
-    uniform = _uniform_step_s(problem, layout, largest or 16)
+    uniform = _uniform_step_s(problem, layout)
     if layout.micro_batch not in uniform:
         raise LayoutError(f"layout {layout} does not fit into memory, so that no sizes of its micro-batches are sought")
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
@@ -169,10 +170,10 @@ def _between(xp: Any, constants: Values, size: Any) -> Any:
     return xp.where(constants["scaled"], between, constants["base"])
 
 
-def _uniform_step_s(problem: StepProblem, layout: Layout, largest: int) -> dict[int, float]:
+def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
     """Step times of all equal sizes that divide the batch and fit."""
     per_replica = problem.job.global_batch // layout.dp
-    sizes = divisors(per_replica, largest)
+    sizes = divisors(per_replica, _LARGEST)
     layouts = [layout.replace(micro_batch=size) for size in sizes]
     fits = fitting(problem, layouts)
     step_s = evaluate(problem, layouts).step_time_s
