@@ -18,40 +18,6 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Latencies that users bear; None: any."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("time to first token", self.ttft_s), ("time per output token", self.tpot_s)):
-            if value is not None:
-                positive(f"serve: limit of the {name} in seconds", value)
-
-    @classmethod
-    def of(cls, words: ServingWords) -> "Limits":
-        """Those that are said."""
-        return cls(ttft_s=words.ttft_limit_s, tpot_s=words.tpot_limit_s)
-
-    def exceeded(self, serving: "Serving") -> str:
-        """Why a server does not do, with the remedy; empty if it does."""
-        if not serving.fits:
-            memory = serving.memory
-            return (
-                f"{serving.requests.batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
-                f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
-            )
-        for name, found_s, limit_s in (
-            ("time to first token", serving.ttft_s, self.ttft_s),
-            ("time per output token", serving.tpot_s, self.tpot_s),
-        ):
-            if limit_s is not None and found_s > limit_s:
-                return f"{name} is {found_s:.4g} s at batch {serving.requests.batch}, above the limit of {limit_s:g} s"
-        return ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Serving:
     """What a server does with requests of one length (`Requests`), with 90 % intervals."""
 
@@ -162,7 +128,7 @@ def serve(
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     batch = question.words.batch
     server = server_of(question, laid_out, laid_out.dp if batch is None else batch)
-    return largest(server, Limits.of(question.words)) if batch is None else served(server)
+    return largest(server, question.words) if batch is None else served(server)
 
 
 def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
@@ -261,27 +227,47 @@ def _ends(cost: Cost, belief: Belief) -> Interval:
     return cost.total_s * low, cost.total_s * high
 
 
-def largest(server: Server, limits: Limits) -> Serving:
-    """The server with as many requests in flight as fit and hold the limits: all that fit, or by bisection, as more
-    take longer.
+def largest(server: Server, words: ServingWords) -> Serving:
+    """The server with as many requests in flight as fit and hold the limits of `words`: all that fit, or by bisection,
+    as more take longer.
 
     Raises:
-        PerfModelError: not even one request a replica does; says by how much.
+        PerfModelError: a limit that is none; not even one request a replica does; says by how much.
     """
+    for name, limit_s in (("time to first token", words.ttft_limit_s), ("time per output token", words.tpot_limit_s)):
+        if limit_s is not None:
+            positive(f"serve: limit of the {name} in seconds", limit_s)
     step = server.layout.dp
     one = served_with(server, step)
-    if reason := limits.exceeded(one):
+    if reason := _exceeded(one, words):
         raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
     low, high = 1, max(1, one.memory.most_requests // step)
     best, tried = one, high
     while low < high:
         found = served_with(server, tried * step)
-        if limits.exceeded(found):
+        if _exceeded(found, words):
             high = tried - 1
         else:
             low, best = tried, found
         tried = (low + high + 1) // 2
     return best
+
+
+def _exceeded(serving: Serving, words: ServingWords) -> str:
+    """Why a server does not do, with the remedy; empty if it does."""
+    batch, memory = serving.requests.batch, serving.memory
+    if not serving.fits:
+        return (
+            f"{batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
+            f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
+        )
+    for name, found_s, limit_s in (
+        ("time to first token", serving.ttft_s, words.ttft_limit_s),
+        ("time per output token", serving.tpot_s, words.tpot_limit_s),
+    ):
+        if limit_s is not None and found_s > limit_s:
+            return f"{name} is {found_s:.4g} s at batch {batch}, above the limit of {limit_s:g} s"
+    return ""
 
 
 def served_with(server: Server, batch: int) -> Serving:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.planning.serving._request import ServingQuestion, serving_question
-from perfmodel.planning.serving._serving import Limits, Serving, largest, served_with, server_of
+from perfmodel.planning.serving._serving import Serving, largest, served_with, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import divisors, whole
 
@@ -87,7 +87,7 @@ def serve_sweep(
     for layout in tried:
         server = server_of(question, layout, layout.dp)
         try:
-            most = largest(server, Limits.of(question.words))
+            most = largest(server, question.words)
         except PerfModelError as error:
             rejected[str(layout)] = str(error)
             continue
