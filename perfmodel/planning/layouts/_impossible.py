@@ -92,7 +92,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     _, (largest,) = peak_memory(question.step_problem, [layout])
     binding = (
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
-        f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
+        f"(mostly {largest}), of {question.step_problem.usable_bytes / GIB:.1f} GiB usable"
     )
     enough = question.step_problem.framework.memory_to_hold(need)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]

@@ -59,7 +59,7 @@ def price(
     grids = list(enumerate_grids(question.space, question.problem, rejected))
     if not grids:
         raise _none_possible(question, rejected)
-    usable_bytes = question.usable_bytes
+    usable_bytes = question.step_problem.usable_bytes
 
     def reported(costs):
         for done, cost in enumerate(costs, 1):
