@@ -14,7 +14,6 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._expression import Constraint, Expression, Interval, Quantity
 from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
 from perfmodel.prediction import (
-    LayoutGrid,
     Prediction,
     StepProblem,
     bundles,
@@ -230,12 +229,8 @@ def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray,
 
 def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:
     """Busy seconds that no layout stays below: its passes alone, spread evenly over the ranks."""
-    parts = [_of_grid(problem, cost.grid).reshape(-1) for cost in candidates.costs]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _of_grid(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     if problem.kinds:
-        return np.zeros(grid.shape)
-    work_s = pass_work_s(problem, grid)
-    return np.broadcast_to(work_s[..., None], grid.shape)
+        return np.zeros(len(candidates.bound_s))
+    grids = [cost.grid for cost in candidates.costs]
+    parts = [np.broadcast_to(pass_work_s(problem, grid)[..., None], grid.shape).reshape(-1) for grid in grids]
+    return np.concatenate(parts) if parts else np.zeros(0)

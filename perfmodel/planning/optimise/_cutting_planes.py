@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.optimise._relax import Form, Relaxation, Values, evaluated
+from perfmodel.planning.optimise._relax import Form, Relaxation, Values, objective_at
 from perfmodel.planning.optimise._variables import Polytope
 from perfmodel.timeline import makespan_lanes_and_grad
 
@@ -53,15 +53,14 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
     if problem.limits is not None or len(polytopes) < len(allowed):
         raise PerfModelError("a convex bound needs unknowns that are shares or boxes, and no other limits")
     best = {name: np.asarray(value, float) for name, value in values.items()}
-    value, at, bound = evaluated(problem, best)[0], best, 0.0
+    value, at, bound = objective_at(problem, best), best, 0.0
     planes: list[np.ndarray] = []
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         planes.append(_planes(problem, at, rng))
         bound, lowest = _least_of_planes(problem, polytopes, np.concatenate(planes))
         at = {name: (best[name] + lowest[name]) / 2 for name in best}
-        at_value = evaluated(problem, at)[0]
-        if at_value < value:
+        if (at_value := objective_at(problem, at)) < value:
             best, value = at, at_value
         if value <= bound * (1 + _GAP):
             break

@@ -125,17 +125,18 @@ def relax(
     return Relaxed(best[0], best[1], best[2] <= FEASIBLE, found)
 
 
-def evaluated(problem: Relaxation, values: Values) -> tuple[float, float]:
-    """Objective at some values, and by how much they break the worst limit (0: they keep all)."""
+def objective_at(problem: Relaxation, values: Values) -> float:
+    """The makespan at some values."""
     one = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
-    value, excess = _evaluated_starts(problem.form, one, problem.single)
-    return float(value[0]), float(excess[0])
+    return float(_evaluated_starts(problem.form, one, problem.single)[0][0])
 
 
 @partial(jax.jit, static_argnums=0)
 def _evaluated_starts(
     form: Form, values: Values, constants: Values
 ) -> tuple[Float[Array, " starts"], Float[Array, " starts"]]:
+    """Makespans, and by how much each start breaks the worst limit (0: it keeps all)."""
+
     def one(values: Values) -> tuple[Array, Array]:
         everything = {**values, **constants}
         return form.objective(everything), jnp.append(form.excess(everything), 0.0).max()
