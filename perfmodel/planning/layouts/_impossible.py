@@ -135,7 +135,7 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
                 kept = tuple(c for c in goal.constraints if c not in dropped)
                 if fastest(question, replace(goal, constraints=kept), executor):
                     together = [str(c) for c in dropped]
-                    changes.append(Change(f"without {' and '.join(together)}", {"without": together}))
+                    changes.append(Change(f"neither {' nor '.join(together)}", {"without": together}))
                     break
             if changes:
                 break
