@@ -161,8 +161,8 @@ def overtake(
             break
     if crossing is None:
         return Overtaking(parameter, str(first), str(second), first_s, second_s, None, None)
-    there = Scenario((Setting(parameter, "times", float(np.exp(crossing))),))
     multiple = float(np.exp(crossing))
+    there = Scenario((Setting(parameter, "times", multiple),))
     return Overtaking(parameter, str(first), str(second), first_s, second_s, multiple, step_s(problem, first, there))
 
 

@@ -123,33 +123,23 @@ class StageCheckpoint:
     """For which the stage stands still at it."""
 
 
-def goodput(
-    problem: Problem,
-    devices: int,
-    step_time_s: float,
-    reliability: Reliability | None = None,
-    layout: Layout | None = None,
-) -> Goodput:
-    """The goodput of a run on so many devices.
+def goodput(problem: Problem, layout: Layout, step_time_s: float, reliability: Reliability | None = None) -> Goodput:
+    """The goodput of a run on the devices of a layout, of which any failure stops it.
 
     Args:
         problem: whose weights and optimizer states a checkpoint holds; every device writes as much of them.
-        devices: of which any failure stops the run.
+        layout: one that the problem can have.
         step_time_s: checkpoints are at least a step apart.
         reliability: of the devices; that of published runs if not given.
-        layout: of the devices; None: one whose pipeline, if it is one, is flushed, of which all stages stop together.
 
     Raises:
-        PerfModelError: failures come so often that nothing is ever kept; checkpoints by stage without a layout.
+        PerfModelError: failures come so often that nothing is ever kept.
     """
-    given = reliability or Reliability()
-    n_bytes, stages, under_way = checkpoint_bytes(problem.model, problem.job), (), 1
-    if layout is not None:
-        under_way = version_difference(step_problem_of(problem), layout)
+    given, devices = reliability or Reliability(), layout.devices
+    n_bytes, stages = checkpoint_bytes(problem.model, problem.job), ()
+    under_way = version_difference(step_problem_of(problem), layout)
     refill_s = (under_way - 1) * step_time_s
     if given.by_stage:
-        if layout is None:
-            raise PerfModelError("goodput: checkpoints by stage are those of a layout; give one")
         stages = stage_checkpoints(problem, layout, given)
         write_s, stall_s = (max(getattr(stage, name) for stage in stages) for name in ("write_s", "stall_s"))
         # all go back to the same version: on the stages that did not fail it is in host memory, if it was copied there

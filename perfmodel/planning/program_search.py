@@ -127,18 +127,21 @@ def search_programs(
     memory_bytes = cluster.device.memory_bytes
     least_bytes = _least_bytes(program, schedule)
     price = _remembered(timer or cluster_timer(cluster, calibration))
-    stages = _Stages(program)
     found: list[Candidate] = []
     rejected: Counter[str] = Counter()
-    grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=_of_stages)
+    grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches))
+    at, stages = None, None
     for number, degrees in enumerate(grid):
         progress(str(degrees), number, len(grid))
+        if at != (degrees.pipeline, degrees.micro_batches):
+            at, stages = (degrees.pipeline, degrees.micro_batches), None  # the last ones are let go first
         if least_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:
             rejected["memory"] += 1
             continue
         try:
             with _no_collection():
-                made = on_one_stream(spread_stages(stages.of(degrees), degrees, representative=True))
+                stages = staged(program, degrees) if stages is None else stages
+                made = on_one_stream(spread_stages(stages, degrees, representative=True))
                 peak = float(live_memory(made.function).peak_bytes.max())
                 if peak > memory_bytes:
                     rejected["memory"] += 1
@@ -166,26 +169,6 @@ def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedu
                     data=devices // pipeline // tensor, tensor=tensor, pipeline=pipeline, micro_batches=count,
                     schedule=schedule,
                 )  # fmt: skip
-
-
-def _of_stages(degrees: Degrees) -> tuple[int, int]:
-    return degrees.pipeline, degrees.micro_batches
-
-
-class _Stages:
-    """The program cut into stages and micro-batches, kept for the layouts that come next with the same."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._at: tuple[int, int] | None = None
-        self._made: Program | None = None
-
-    def of(self, degrees: Degrees) -> Program:
-        """Raises `LayoutError` where the batch or the layers do not divide."""
-        if self._made is None or self._at != _of_stages(degrees):
-            self._made, self._at = None, None
-            self._made, self._at = staged(self._program, degrees), _of_stages(degrees)
-        return self._made
 
 
 def _least_bytes(program: Program, schedule: str) -> float:

@@ -83,7 +83,7 @@ def training_run(
     priced = replace(known, tokens=MILLION, idle_power_w=known.power_w if is_bound else known.idle_power_w)
     step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
     quantity = Goal(step_problem, tariff=priced).of([prediction], Interval.exactly(np.array(step_s)))
-    lasting = goodput(problem, prediction.devices, prediction.step_time_s, reliability, prediction.layout)
+    lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
         """At the predicted step time and the ends of its interval, with failures."""

@@ -80,7 +80,7 @@ def test_more_failures_never_help(mtbf_s, factor):
 def test_llama_3_trains_most_of_the_time():
     """arXiv 2407.21783, section 3.3.4: effective training time above 90 %, 419 unexpected interruptions in 54 days."""
     problem = pm.problem("llama3-405b", "dgx-h100", global_batch=2048)
-    found = goodput(problem, 16384, 10.0)
+    found = goodput(problem, pm.Layout(tp=8, dp=2048), 10.0)
     assert found.mtbf_s == pytest.approx(54 * 86400 / 419)
     assert found.checkpoint_bytes == pytest.approx(405e9 * 14, rel=0.01)  # bf16, fp32 master and two moments
     assert found.write_s == pytest.approx(found.checkpoint_bytes / 2e12)
@@ -89,14 +89,14 @@ def test_llama_3_trains_most_of_the_time():
 
 
 def test_checkpoints_beside_training_cost_less_and_are_not_closer_than_their_writing():
-    problem = pm.problem("llama3-70b", "h100", global_batch=1024)
+    problem, layout = pm.problem("llama3-70b", "h100", global_batch=1024), pm.Layout(tp=8, dp=128)
     slow = {"storage_bytes_per_s": 1e9}
-    waiting, beside = (goodput(problem, 1024, 10.0, Reliability(**slow, asynchronous=a)) for a in (False, True))
+    waiting, beside = (goodput(problem, layout, 10.0, Reliability(**slow, asynchronous=a)) for a in (False, True))
     assert waiting.stall_s == waiting.write_s == pytest.approx(checkpoint_bytes(problem.model, problem.job) / 1e9)
     assert beside.stall_s == pytest.approx(checkpoint_bytes(problem.model, problem.job) / 1024 / 63e9)
     assert beside.fraction > waiting.fraction
     assert beside.interval_s + beside.stall_s >= beside.write_s
-    assert goodput(problem, 1024, 10.0, Reliability(**slow, interval_s=1e4)).fraction < waiting.fraction
+    assert goodput(problem, layout, 10.0, Reliability(**slow, interval_s=1e4)).fraction < waiting.fraction
 
 
 @pytest.mark.parametrize("wrong", [{"device_mtbf_s": 0}, {"restart_s": -1}, {"storage_bytes_per_s": float("nan")}])
@@ -108,7 +108,7 @@ def test_impossible_reliability_is_refused(wrong):
 def test_a_run_that_never_gets_on_says_why():
     problem = pm.problem("llama3-405b", "h100", global_batch=2048)
     with pytest.raises(PerfModelError, match="no work is ever kept; give a longer time between failures"):
-        goodput(problem, 16384, 10.0, Reliability(device_mtbf_s=1e4))
+        goodput(problem, pm.Layout(tp=8, dp=2048), 10.0, Reliability(device_mtbf_s=1e4))
 
 
 BY_STAGE = pm.problem("gpt3-6.7b", "dgx-a100", global_batch=64)
@@ -118,23 +118,23 @@ TERA: dict[str, Any] = {"storage_bytes_per_s": 1e12, "device_mtbf_s": 1e7, "rest
 @pytest.mark.parametrize("text", ["pp=4", "tp=2,pp=4,dp=2,zero=1", "pp=4,vpp=2", "pp=4,schedule=chimera"])
 def test_stages_write_the_whole_checkpoint_between_them(text):
     layout = pm.Layout.parse(text)
-    found = goodput(BY_STAGE, layout.devices, 1.0, Reliability(**TERA, by_stage=True), layout)
+    found = goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True))
     whole = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job)
     assert sum(stage.bytes for stage in found.stages) == pytest.approx(whole) == found.checkpoint_bytes
     assert len(found.stages) == layout.pp
     # every stage has a quarter of the storage's rate: the largest writes longest, and all wait for it
     largest = max(stage.bytes for stage in found.stages)
     assert found.write_s == found.stall_s == found.reload_s == pytest.approx(largest * 4 / 1e12)
-    together = goodput(BY_STAGE, layout.devices, 1.0, Reliability(**TERA), layout)
+    together = goodput(BY_STAGE, layout, 1.0, Reliability(**TERA))
     assert together.write_s == pytest.approx(whole / 1e12)
     assert together.write_s <= found.write_s * (1 + 1e-12)
 
 
 def test_a_stage_holds_its_layers_share():
     layout = pm.Layout(pp=4, partition=(4, 8, 12, 8))
-    stages = goodput(BY_STAGE, 4, 1.0, Reliability(**TERA, by_stage=True), layout).stages
+    stages = goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True)).stages
     assert stages[2].bytes / stages[1].bytes == pytest.approx(12 / 8)  # neither embedding nor head
-    sharded = goodput(BY_STAGE, 64, 1.0, Reliability(**TERA, by_stage=True), layout.replace(tp=4, dp=4, zero=3))
+    sharded = goodput(BY_STAGE, layout.replace(tp=4, dp=4, zero=3), 1.0, Reliability(**TERA, by_stage=True))
     assert [s.bytes for s in sharded.stages] == pytest.approx([s.bytes for s in stages], rel=1e-3)
 
 
@@ -142,7 +142,7 @@ def test_one_stage_is_read_alone_where_the_others_hold_their_copy():
     """All go back to the same version: those that did not fail from host memory, if they copied it there."""
     layout = pm.Layout(pp=4, partition=(2, 6, 16, 8))
     waiting, beside = (
-        goodput(BY_STAGE, 4, 1.0, Reliability(**TERA, by_stage=True, asynchronous=a), layout) for a in (False, True)
+        goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True, asynchronous=a)) for a in (False, True)
     )
     assert waiting.reload_s == max(stage.write_s for stage in waiting.stages)
     assert beside.reload_s == pytest.approx(sum(stage.write_s for stage in beside.stages) / 4)
@@ -152,7 +152,7 @@ def test_one_stage_is_read_alone_where_the_others_hold_their_copy():
     host = BY_STAGE.cluster.device.host_bandwidth_bytes_per_s
     assert host
     slow = {**TERA, "storage_bytes_per_s": 1e9}
-    copied = goodput(BY_STAGE, 4, 1.0, Reliability(**slow, by_stage=True, asynchronous=True), layout)
+    copied = goodput(BY_STAGE, layout, 1.0, Reliability(**slow, by_stage=True, asynchronous=True))
     assert copied.stall_s == pytest.approx(max(stage.bytes for stage in copied.stages) / host)
 
 
@@ -163,7 +163,7 @@ def test_pipelines_without_a_flush_fill_again(schedule, under_way):
     """(v - 1) steps after a failure; at checkpoints too where all stages stop for one, but not where each writes its
     own."""
     layout, step_s = pm.Layout(pp=4, micro_batch=16, schedule=schedule), 7.0
-    alone, together = (goodput(BY_STAGE, 4, step_s, Reliability(**TERA, by_stage=b), layout) for b in (True, False))
+    alone, together = (goodput(BY_STAGE, layout, step_s, Reliability(**TERA, by_stage=b)) for b in (True, False))
     refill_s = (under_way - 1) * step_s
     assert alone.under_way == together.under_way == under_way
     assert alone.restart_s == pytest.approx(100 + alone.reload_s + refill_s)
@@ -176,13 +176,8 @@ def test_pipelines_without_a_flush_fill_again(schedule, under_way):
 def test_lost_steps_are_half_an_interval_where_failures_are_rare():
     layout = pm.Layout(pp=4)
     given = Reliability(device_mtbf_s=1e9, storage_bytes_per_s=1e15, restart_s=50, interval_s=600, by_stage=True)
-    found = goodput(BY_STAGE, 4, 2.0, given, layout)
+    found = goodput(BY_STAGE, layout, 2.0, given)
     assert found.lost_steps == pytest.approx(600 / 2 / 2.0, rel=1e-3)
-
-
-def test_checkpoints_by_stage_need_a_layout():
-    with pytest.raises(PerfModelError, match="by stage are those of a layout"):
-        goodput(BY_STAGE, 4, 1.0, Reliability(by_stage=True))
 
 
 def test_stage_checkpoints_from_the_command_line(capsys):

@@ -139,7 +139,7 @@ class Chain:
             "capacity": self.capacity_bytes, "slowness": self.slowness, "boundary": np.append(0.0, self.boundary_s),
             "row": row, "column": column, "timed": timed,
         }  # fmt: skip
-        return Relaxation(variables, (self.program,), _durations, constants, limits=_limits if stages else None)
+        return Relaxation(variables, self.program, _durations, constants, limits=_limits if stages else None)
 
     def mode_of(self, partition: tuple[int, ...]) -> Float[np.ndarray, "stages modes"] | None:
         """The fastest mode of each stage that fits, one-hot; None where none does."""
@@ -203,7 +203,7 @@ class Chain:
         return best, value
 
 
-def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
+def _durations(values: Values) -> Float[Array, " classes"]:
     """Seconds of the classes (JAX) with layers dealt to stages (a cut layer in proportion) and modes mixed."""
     forward_s = _held(values, values["forward"]) * values["slowness"]
     backward_s = _mixed(values, values["backward"]) * values["slowness"]
@@ -211,7 +211,7 @@ def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
     after = jnp.interp(jnp.cumsum(values["layers"])[:-1], jnp.arange(len(boundary)), boundary)
     send_s = jnp.append(after / values["links"] if "links" in values else after, 0.0)
     table = jnp.stack([forward_s, backward_s, send_s])
-    return (table[values["row"], values["column"]] * values["timed"],)
+    return table[values["row"], values["column"]] * values["timed"]
 
 
 def _limits(values: Values) -> Float[Array, " stages"]:

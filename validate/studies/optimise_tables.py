@@ -130,7 +130,7 @@ def continuous_problems() -> dict[str, Relaxation]:
     """Splits of bandwidth over the links of real models' pipelines, and of one long random chain."""
     problems = {}
     for name, cluster, batch, seq_len, layout in BANDWIDTHS:
-        problem, links = bandwidth_problem(_model(name, cluster, batch, seq_len), Layout.parse(layout), least=0.05)
+        problem, links = bandwidth_problem(_model(name, cluster, batch, seq_len), Layout.parse(layout))
         problems[f"{name}, {len(links)} links"] = problem
     chain = random_chain(0, layers=384, stages=192, micro_batches=64, transfer=4.0)
     even = np.full((1, chain.stages), chain.layers // chain.stages, float)

@@ -102,11 +102,11 @@ class Candidates:
         parts = [np.broadcast_to(_column(cost, name), cost.grid.shape).reshape(-1) for cost in self.costs]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def frame(self, numbers: Int[np.ndarray, " some"] | None = None) -> "pd.DataFrame":
-        """One row per layout (those that fit, if none are named): its fields, peak bytes and bound."""
+    def frame(self) -> "pd.DataFrame":
+        """One row per layout that fits: its fields, peak bytes and bound."""
         import pandas as pd
 
-        numbers = np.flatnonzero(np.isfinite(self.bound_s)) if numbers is None else numbers
+        numbers = np.flatnonzero(np.isfinite(self.bound_s))
         starts = self.starts
         ends = np.searchsorted(numbers, np.append(starts[1:], len(self.bound_s)))
         parts = np.split(numbers, ends[:-1])

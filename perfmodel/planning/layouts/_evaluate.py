@@ -19,7 +19,7 @@ from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._executor import Executor, Here
+from perfmodel.planning.layouts._executor import HERE, Executor
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import Context, Question, model_of
@@ -171,7 +171,7 @@ class BestLayout:
     step_time_s: float
 
 
-def fastest(question: Question, goal: Goal, executor: Executor | None = None) -> BestLayout | None:
+def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLayout | None:
     """The best layout alone, exactly but unexplained; None where none fits and satisfies the constraints.
 
     Raises:
@@ -179,7 +179,7 @@ def fastest(question: Question, goal: Goal, executor: Executor | None = None) ->
     """
     priced = price(question, Counter())
     score = Score(replace(goal, step_problem=question.step_problem), priced)
-    found = evaluate(score, 1, question.context, executor or Here(), Evaluations(), lambda *_: None)
+    found = evaluate(score, 1, question.context, executor, Evaluations(), lambda *_: None)
     if not len(found.value) or not np.isfinite(found.value[0]):
         return None
     return BestLayout(priced.layouts(found.number[:1])[0], float(found.value[0]), float(found.step_s[0]))

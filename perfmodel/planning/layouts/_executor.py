@@ -6,60 +6,24 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
 
-T = TypeVar("T")
-R = TypeVar("R")
 
+@dataclass(frozen=True)
+class Executor:
+    """Runs a picklable function on many items."""
 
-class Executor(Protocol):
-    """Runs a picklable function on many items; results come in the order of the items."""
-
+    map: Callable[[Callable[[Any], Any], Sequence[Any]], Sequence[Any]]
+    """`[function(item) for item in items]`, wherever that is computed."""
     workers: int
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
-        """`[function(item) for item in items]`, wherever that is computed."""
-        ...
 
-
-class Here:
-    """This process."""
-
-    workers = 1
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
-        return [function(item) for item in items]
-
-
-class Processes:
-    """Fresh processes of this machine, which keep what they have worked out between calls."""
-
-    def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
-        self._pool, self.workers = pool, workers
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
-        with _deaf():  # processes start as they are needed
-            calls = [self._pool.submit(function, item) for item in items]
-        try:
-            return [call.result() for call in calls]
-        except KeyboardInterrupt:  # nobody waits for what they are still at
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()
-            raise
-
-
-class Dask:
-    """Workers of a Dask.distributed cluster; each needs this package."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self.workers = max(1, len(client.scheduler_info()["workers"]))
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
-        # not pure: the same call must not be answered from an earlier one of another version of the package
-        return self._client.gather(self._client.map(function, items, pure=False))
+HERE: Final = Executor(lambda function, items: [function(item) for item in items], 1)
+"""This process."""
 
 
 @contextmanager
@@ -77,17 +41,31 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
         raise PerfModelError(f"workers must be at least 1, got {workers}")
     if dask:
         with _client(dask) as client:
-            yield Dask(client)
+            # not pure: the same call must not be answered from an earlier one of another version of the package
+            yield Executor(
+                lambda function, items: client.gather(client.map(function, items, pure=False)),
+                max(1, len(client.scheduler_info()["workers"])),
+            )
     elif workers == 1:
-        yield Here()
+        yield HERE
     else:
-        # JAX runs threads, which a fork would not survive
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context)
+        # JAX runs threads, which a fork would not survive; processes keep what they have worked out between calls
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
         try:
-            yield Processes(pool, workers)
+            yield Executor(partial(_map_in_processes, pool), workers)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _map_in_processes(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    with _deaf():  # processes start as they are needed
+        calls = [pool.submit(function, item) for item in items]
+    try:
+        return [call.result() for call in calls]
+    except KeyboardInterrupt:  # nobody waits for what they are still at
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        raise
 
 
 @contextmanager

@@ -149,10 +149,6 @@ class Constraint:
         """Quantities that the comparison needs."""
         return self.left.names | self.right.names
 
-    def __call__(self, quantity: Quantity) -> "Interval":
-        """Left minus right side: below 0 where `<` holds."""
-        return self.left(quantity) - self.right(quantity)
-
     def __str__(self) -> str:
         return self.text
 

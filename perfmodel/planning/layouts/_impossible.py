@@ -80,7 +80,7 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
             break
     near = _around(question.problem.job.global_batch, question.problem.job.global_batch + NEAR)
     for n in near if "global_batch" in named else ():
-        if _possible(_with_batch(question, n)):
+        if _possible(_moved(question, question.of(global_batch=n))):
             changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
             break
     return Impossible(str(error), tuple(changes))
@@ -92,7 +92,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     _, (largest,) = peak_memory(question.step_problem, [layout])
     binding = (
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
-        f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
+        f"(mostly {largest}), of {question.step_problem.usable_bytes / GIB:.1f} GiB usable"
     )
     enough = question.step_problem.framework.memory_to_hold(need)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
@@ -135,15 +135,15 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
                 kept = tuple(c for c in goal.constraints if c not in dropped)
                 if fastest(question, replace(goal, constraints=kept), executor):
                     together = [str(c) for c in dropped]
-                    changes.append(Change(f"without {' and '.join(together)}", {"without": together}))
+                    changes.append(Change(f"neither {' nor '.join(together)}", {"without": together}))
                     break
             if changes:
                 break
-    if not question.space.fewer_devices:
-        free = replace(question, space=replace(question.space, fewer_devices=True))
-        default = _default(free)
-        free = replace(free, space=replace(free.space, tp=default.tp, pp=default.pp, ep=default.ep))
-        if not _restricted_degrees(question) and (possible := fastest(free, goal, executor)):
+    if not question.space.fewer_devices and {"tp", "pp", "ep"}.isdisjoint(_restricted(question)):
+        default = default_space(question.problem, fewer_devices=True)
+        degrees = {"tp": default.tp, "pp": default.pp, "ep": default.ep}
+        free = replace(question, space=replace(question.space, fewer_devices=True, **degrees))
+        if possible := fastest(free, goal, executor):
             changes.append(Change(f"--fewer-devices, by {possible.layout}", {"fewer_devices": True}))
     for k in MULTIPLES[:5]:
         n = k * question.devices
@@ -211,10 +211,6 @@ def _restricted(question: Question) -> Iterator[str]:
             yield field.name
 
 
-def _restricted_degrees(question: Question) -> set[str]:
-    return {"tp", "pp", "ep"} & set(_restricted(question))
-
-
 def _default(question: Question) -> SearchSpace:
     return default_space(question.problem, fewer_devices=question.space.fewer_devices)
 
@@ -242,10 +238,6 @@ def _moved(question: Question, other: Question) -> Question:
 
 def _on_devices(question: Question, devices: int) -> Question:
     return _moved(question, question.of(devices=devices))
-
-
-def _with_batch(question: Question, batch: int) -> Question:
-    return _moved(question, question.of(global_batch=batch))
 
 
 def _around(n: int, most: int) -> Iterator[int]:

@@ -14,7 +14,6 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._expression import Constraint, Expression, Interval, Quantity
 from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
 from perfmodel.prediction import (
-    LayoutGrid,
     Prediction,
     StepProblem,
     bundles,
@@ -110,9 +109,8 @@ class Goal:
             tuple(Constraint.parse(text, NAMES) for text in constraints),
             (tariff or Tariff()).completed(problem),
         )
-        probe = goal._quantities(lambda _: np.ones(1), Interval.exactly(np.ones(1)), lambda: Interval.exactly(0.0))
-        for formula in (goal.objective.formula, *goal.constraints):
-            formula(probe)
+        one = np.ones(1)
+        goal.value(goal._quantities(lambda _: one, Interval.exactly(one), lambda: Interval.exactly(0.0)))  # may raise
         return goal
 
     @property
@@ -162,6 +160,18 @@ class Goal:
     def can_hold(self, constraint: Constraint, quantity: Quantity) -> np.ndarray:
         """For which layouts a constraint can hold."""
         return constraint.left(quantity).can_be(constraint.sign, constraint.right(quantity))
+
+    def named(self, prediction: Prediction) -> dict[str, float]:
+        """What objective and constraints name of a layout, and its money and energy where the tariff tells them."""
+        names = set(self.objective.formula.names).union(*(constraint.names for constraint in self.constraints))
+        tariff = self.tariff
+        priced = tariff.price_per_device_hour is not None
+        listed = tariff.price_per_device_hour == self.step_problem.cluster.device.usd_per_hour
+        names |= {"cost"} if priced and (tariff.tokens or not listed) else set()  # a list price tells little by itself
+        names |= {"energy_j"} if tariff.power_w is not None and tariff.idle_power_w is not None else set()
+        names |= {"train_time_s"} if tariff.tokens is not None else set()
+        quantity = self.of([prediction])
+        return {name: float(np.ravel(quantity(name).lo)[0]) for name in sorted(names)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,12 +229,8 @@ def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray,
 
 def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:
     """Busy seconds that no layout stays below: its passes alone, spread evenly over the ranks."""
-    parts = [_of_grid(problem, cost.grid).reshape(-1) for cost in candidates.costs]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _of_grid(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     if problem.kinds:
-        return np.zeros(grid.shape)
-    work_s = pass_work_s(problem, grid)
-    return np.broadcast_to(work_s[..., None], grid.shape)
+        return np.zeros(len(candidates.bound_s))
+    grids = [cost.grid for cost in candidates.costs]
+    parts = [np.broadcast_to(pass_work_s(problem, grid)[..., None], grid.shape).reshape(-1) for grid in grids]
+    return np.concatenate(parts) if parts else np.zeros(0)

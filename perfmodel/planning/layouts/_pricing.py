@@ -58,11 +58,8 @@ def price(
         return _price_on_kinds(question, rejected, report, wanted)
     grids = list(enumerate_grids(question.space, question.problem, rejected))
     if not grids:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
-        name = question.problem.model.name
-        raise LayoutError(f"no layout of {name} is possible on {question.devices} devices: {reasons}")
-
-    usable_bytes = question.usable_bytes
+        raise _none_possible(question, rejected)
+    usable_bytes = question.step_problem.usable_bytes
 
     def reported(costs):
         for done, cost in enumerate(costs, 1):
@@ -73,26 +70,12 @@ def price(
 
 
 def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Report, wanted: int | None) -> Candidates:
-    """Candidates of a question whose cluster has several kinds of nodes; the same layout with other orders and cuts is
-    several of them.
-
-    Args:
-        question: what to lay out.
-        rejected: gets the number of layouts that are not candidates, by reason.
-        report: told what is being done.
-        wanted: of the fastest layouts; those that a bound shows to be slower are rejected. None: all that fit.
-
-    Raises:
-        LayoutError: no layout is possible at all.
-    """
+    """`price` where the cluster has several kinds of nodes; the same layout with other orders and cuts is several
+    candidates. Layouts that a bound shows to be slower than those `wanted` are rejected."""
     problem = question.step_problem
     bases = list(_bases(question, rejected))
     if not bases:
-        reasons = "; ".join(f"{reason} ({times})" for reason, times in rejected.most_common())
-        raise LayoutError(
-            f"no layout of {problem.model.name} is possible on {question.devices} devices of the kinds of "
-            f"{problem.cluster.name}: {reasons}"
-        )
+        raise _none_possible(question, rejected, f" of the kinds of {problem.cluster.name}")
     bound_s = np.array([spread_bound_s(problem, base) for base in bases])
     order = iter(np.argsort(bound_s, kind="stable").tolist())
     uneven = question.problem.framework.uneven_stages or question.space.any_framework
@@ -124,6 +107,12 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
             best_s = nsmallest(wanted or 1, [*best_s, *of_base.values()])
             found += new
     return _candidates(problem, found, bases)
+
+
+def _none_possible(question: Question, rejected: Counter[Rejection], of_kinds: str = "") -> LayoutError:
+    reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
+    name = question.problem.model.name
+    return LayoutError(f"no layout of {name} is possible on {question.devices} devices{of_kinds}: {reasons}")
 
 
 def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]:

@@ -105,11 +105,6 @@ class Question:
         """The step model, kept for later calls."""
         return _model(self.context, self.weights)
 
-    @property
-    def usable_bytes(self) -> float:
-        """Memory of a device that a layout may take."""
-        return self.step_problem.usable_bytes
-
     def of(self, **changes: Any) -> "Question":
         """The same of a problem with some fields changed, as `Problem.replace` takes them."""
         return replace(self, problem=self.problem.replace(**changes))

@@ -17,7 +17,7 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fastest, fingerprint
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._impossible import nothing_divides, nothing_fits, nothing_satisfies
-from perfmodel.planning.layouts._improve import Improved, improve, launchable_cuts
+from perfmodel.planning.layouts._improve import Improved, Ranking, improve, launchable_cuts, ranking
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import (
@@ -30,7 +30,6 @@ from perfmodel.planning.layouts._question import (
     file_words,
     worded,
 )
-from perfmodel.planning.layouts._ranking import Ranking, quantities_of, ranking
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.prediction import explain
@@ -155,7 +154,7 @@ def _search(
     distinct = found.distinct[found.distinct < kept]
 
     even = _explained(goal, candidates, found.number[distinct[:wanted]], options.strict, report)
-    improved, complete = _improved(question, goal, candidates, found, even, options.method, report)
+    improved = _improved(question, goal, candidates, found, even, options.method, report)
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
     lower_bound, lower_bound_s, left = _certain(question, score, found, ranked)
     best = float(ranked.value.min(initial=np.inf))
@@ -165,6 +164,7 @@ def _search(
         places = (sure.order(options.robust) if options.robust else range(len(ranked.predictions)))[: options.top]
         sure, ranked = sure.kept(places), ranked.at(places)
 
+    complete = found.complete and improved.complete
     decided = complete and cutoff == np.inf
     impossible = beyond = None
     if decided and not ranked.predictions:
@@ -186,7 +186,7 @@ def _search(
         improvements=improved.improvements,
         objective=goal.objective.name,
         values=tuple(map(shown, ranked.value.tolist())),
-        quantities=tuple(quantities_of(goal, prediction) for prediction in ranked.predictions),
+        quantities=tuple(goal.named(prediction) for prediction in ranked.predictions),
         lower_bound=shown(lower_bound),
         constraints=tuple(map(str, goal.constraints)),
         framework=question.problem.framework.label,
@@ -230,8 +230,8 @@ def _explained(
 def _improved(
     question: Question, goal: Goal, candidates: Candidates, found: Evaluated, even: Ranking, method: str,
     report: Report,
-) -> tuple[Improved, bool]:  # fmt: skip
-    """The best layouts with their stages cut anew where that may pay, and whether all of the search was done."""
+) -> Improved:  # fmt: skip
+    """The best layouts with their stages cut anew where that may pay."""
     framework = question.problem.framework
     cuts_stages = framework.uneven_stages or framework.stages_by_cost or question.space.any_framework
     if not cuts_stages or not found.complete:
@@ -241,9 +241,9 @@ def _improved(
     satisfying = found.number[np.isfinite(found.value)]
     pool = candidates.layouts(satisfying[:POOL]) if method != "enumerate" else []
     try:
-        return improve(goal, method, len(found.number), even.predictions, pool, report), found.complete
+        return improve(goal, method, len(found.number), even.predictions, pool, report)
     except KeyboardInterrupt:
-        return Improved("enumerate", "interrupted before all promising stages were cut anew"), False
+        return Improved("enumerate", "interrupted before all promising stages were cut anew", complete=False)
 
 
 def _certain(

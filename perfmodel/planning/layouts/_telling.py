@@ -34,21 +34,20 @@ TOLD: Final = tuple(name for name in CLASSES if name != "other")
 """Classes of events whose seconds a profile shows; the rest follows from them and the step."""
 KINDS: Final = ("run", "profile", "two runs")
 """Of measurements; of those that save alike, the first comes first: it takes no profiler, and a machine once."""
-_ONE_NODE: Final = np.ones(1)
 _ALIKE: Final = 0.01
 """Share of the present regret within which savings are alike."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What one measurement shows: slopes w + noise, at every node or the same at all."""
+    """What one measurement shows: slopes w + noise."""
 
     kind: str
     """One of `KINDS`."""
     places: tuple[int, ...]
     """Of the layouts that are run."""
-    slopes: Float[np.ndarray, "*nodes observations sources"]
-    noise: Float[np.ndarray, "*nodes observations"]
+    slopes: Float[np.ndarray, "nodes observations sources"]
+    noise: Float[np.ndarray, "nodes observations"]
     """Standard deviations."""
 
 
@@ -123,7 +122,7 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
     if before_runs:
         names = shared_errors(predictions)[0]
         seen += [_profile(run, names, belief) for run in seen if run.kind == "run"]
-    return weighed(mean, loads, seen, tuple(predictions), joint.weight)
+    return weighed(mean, loads, seen, joint.weight, tuple(predictions))
 
 
 def runs_and_pairs(
@@ -169,18 +168,17 @@ def _profile(run: Evidence, names: Sequence[str], belief: Belief) -> Evidence:
 
 def weighed(
     mean: Float[np.ndarray, " layouts"],
-    loads: Float[np.ndarray, "*nodes layouts sources"],
+    loads: Float[np.ndarray, "nodes layouts sources"],
     seen: Sequence[Evidence],
+    weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
-    weight: Float[np.ndarray, " nodes"] = _ONE_NODE,
 ) -> Telling:
     """What each of some measurements is worth for the choice between layouts of log step times mean + loads w.
 
     Args:
         weight: of the nodes of a mixture.
     """
-    signal = _of_nodes(loads, 2)
-    truth_least, best = least(mean, mixture_draws(square_root(signal @ signal.transpose(0, 2, 1)), weight))
+    truth_least, best = least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
     now, first = float(mean.min()), int(mean.argmin())
     found = []
     for one in seen:
@@ -200,7 +198,7 @@ def weighed(
 
 
 def expected_given(
-    loads: Float[np.ndarray, "*nodes layouts sources"],
+    loads: Float[np.ndarray, "nodes layouts sources"],
     seen: Evidence,
     shown: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
@@ -208,7 +206,7 @@ def expected_given(
     """Posterior means of layouts less the present ones, by what a measurement showed beyond what was expected."""
     covariance = _shown(seen)
     inverse = np.linalg.inv(covariance)
-    gain = _of_nodes(loads, 2) @ _of_nodes(seen.slopes, 2).transpose(0, 2, 1) @ inverse
+    gain = loads @ seen.slopes.transpose(0, 2, 1) @ inverse
     squares = ((shown @ inverse) * shown).sum(axis=2)
     log = np.log(weight)[:, None] - 0.5 * (squares + np.linalg.slogdet(covariance)[1][:, None])
     likely = np.exp(log - log.max(axis=0))
@@ -218,13 +216,8 @@ def expected_given(
 
 def _shown(seen: Evidence) -> Float[np.ndarray, "nodes observations observations"]:
     """Covariance of what a measurement shows."""
-    slopes, noise = _of_nodes(seen.slopes, 2), _of_nodes(seen.noise, 1)
+    slopes, noise = seen.slopes, seen.noise
     return slopes @ slopes.transpose(0, 2, 1) + (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
-
-
-def _of_nodes(array: np.ndarray, dimensions: int) -> np.ndarray:
-    """With nodes first, one where none are told apart."""
-    return array.reshape(-1, *array.shape[-dimensions:])
 
 
 def least(

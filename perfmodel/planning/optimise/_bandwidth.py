@@ -21,6 +21,8 @@ from perfmodel.timeline import makespan
 
 _FASTER: Final = 4.0
 """Bandwidths by which the part of a transfer that they shorten is told from its latency."""
+_LEAST: Final = 0.05
+"""Share that every link keeps."""
 _DATA_PARALLEL: Final = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)
 
 
@@ -47,7 +49,7 @@ class BandwidthResult:
         return vars(self) | {"certificate": self.certificate.to_dict(self.step_time_s)}
 
 
-def split_bandwidth(problem: StepProblem, layout: Layout, *, least: float = 0.05, steps: int = 800) -> BandwidthResult:
+def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
     """The best split of a fixed sum of bandwidths over the pipeline's links.
 
     A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
@@ -57,15 +59,13 @@ def split_bandwidth(problem: StepProblem, layout: Layout, *, least: float = 0.05
     Args:
         problem: model, job, cluster and cost models.
         layout: a layout whose schedule flushes.
-        least: share that every link keeps.
-        steps: of the relaxation, from equal shares (one start is enough for a convex problem).
 
     Raises:
         LayoutError: nothing to split, or a schedule without a flush.
     """
     began = time.perf_counter()
-    relaxation, links = bandwidth_problem(problem, layout, least=least)
-    found = relax(relaxation, n_starts=1, steps=steps)
+    relaxation, links = bandwidth_problem(problem, layout)
+    found = relax(relaxation, n_starts=1, steps=800)  # from equal shares, enough for a convex problem
     bounded = convex_bound(relaxation, found.values)
     step_s = [_step_s(relaxation, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
     return BandwidthResult(
@@ -77,7 +77,7 @@ def split_bandwidth(problem: StepProblem, layout: Layout, *, least: float = 0.05
     )
 
 
-def bandwidth_problem(problem: StepProblem, layout: Layout, *, least: float = 0.05) -> tuple[Relaxation, list[str]]:
+def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation, list[str]]:
     """The split as a relaxation in `links`, and the links' names."""
     (bundle,) = bundles(problem, [layout])
     if bundle.spec.steps > 1:
@@ -94,18 +94,18 @@ def bandwidth_problem(problem: StepProblem, layout: Layout, *, least: float = 0.
     volume_s = np.where([name in links for name in names], (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
     volume_s = np.clip(volume_s, 0.0, now_s)
     constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
-    variables = {"links": Shares(len(links), float(len(links)), least)}
-    return Relaxation(variables, (prepared(bundle.spec).compiled,), _durations, constants), links
+    variables = {"links": Shares(len(links), float(len(links)), _LEAST)}
+    return Relaxation(variables, prepared(bundle.spec).compiled, _durations, constants), links
 
 
-def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
-    return (values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]],)
+def _durations(values: Values) -> Float[Array, " classes"]:
+    return values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]]
 
 
 def _step_s(relaxation: Relaxation, values: Values) -> float:
     """In double precision."""
     c = relaxation.constants
-    return float(makespan(relaxation.programs[0], c["latency"] + c["volume"] / values["links"][c["of_class"]]))
+    return float(makespan(relaxation.program, c["latency"] + c["volume"] / values["links"][c["of_class"]]))
 
 
 def _link(kind: int, stage: int) -> str:

@@ -4,7 +4,7 @@ A stage that holds layers i to j - 1 costs what a table says; the tables are ind
 `inf` where a stage cannot hold those layers. Kinds are kinds of devices, of which a supply is given.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,7 +65,7 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
     supply = _checked(added, supply)
     possible = np.isfinite(added) & np.isfinite(largest)
     added, largest = (np.where(possible, table, np.inf) for table in (added, largest))
-    smallest = _least_max(largest, supply)
+    smallest = least_critical_path(largest, np.zeros_like(largest), supply)
     widest, tightest = _least_sums(added, largest, np.array([np.inf, smallest]), supply)
     if widest is None or tightest is None:
         raise NothingFitsError("no way to cut the layers into these stages fits")
@@ -97,38 +97,19 @@ def least_critical_path(own: Table, passed: Table, supply: Sequence[int] | None 
     that `prediction.lower_bounds_s` gives for one: no partition's step is shorter under any order of passes.
     """
     supply = _checked(own, supply)
-
-    def extended(rest: np.ndarray, own_s: np.ndarray, passed_s: np.ndarray) -> np.ndarray:
-        return np.maximum(own_s, passed_s + rest[..., None, :]).min(axis=-1)
-
-    return float(_backwards(extended, (own, passed), supply)[0])
-
-
-def _least_max(largest: Table, supply: tuple[int, ...]) -> float:
-    def extended(rest: np.ndarray, table: np.ndarray) -> np.ndarray:
-        return np.maximum(table, rest[..., None, :]).min(axis=-1)
-
-    return float(_backwards(extended, (largest,), supply)[0])
-
-
-def _backwards(
-    extended: Callable[..., np.ndarray], tables: tuple[Table, ...], supply: tuple[int, ...]
-) -> Float[np.ndarray, " cuts"]:
-    """Values of the best cuts of the layers from each one on, from the last stage back to the first."""
-    cuts = tables[0].shape[-1]
-    empty = np.full(cuts, np.inf)
+    empty = np.full(own.shape[-1], np.inf)
     end = empty.copy()
     end[-1] = _NOTHING
-    # value of the layers from i on, by devices of each kind that are left for them
+    # from the last stage back to the first: value of the layers from i on, by devices of each kind left for them
     values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): end}
-    for stage in reversed(range(tables[0].shape[1])):
+    for stage in reversed(range(own.shape[1])):
         longer: dict[tuple[int, ...], np.ndarray] = {}
         for used, rest in values.items():
             for kind, state in _one_more(used, supply):
-                value = extended(rest, *(table[kind, stage] for table in tables))
+                value = np.maximum(own[kind, stage], passed[kind, stage] + rest).min(axis=-1)
                 longer[state] = np.minimum(longer.get(state, empty), value)
         values = longer
-    return values[supply]
+    return float(values[supply][0])
 
 
 def _least_sums(

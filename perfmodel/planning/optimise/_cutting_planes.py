@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.optimise._relax import Form, Relaxation, Values, evaluated
+from perfmodel.planning.optimise._relax import Form, Relaxation, Values, objective_at
 from perfmodel.planning.optimise._variables import Polytope
 from perfmodel.timeline import makespan_lanes_and_grad
 
@@ -35,7 +35,6 @@ class Bounded:
 
     lower_bound: float
     values: dict[str, np.ndarray]
-    value: float
 
 
 def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bounded:
@@ -54,86 +53,71 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
     if problem.limits is not None or len(polytopes) < len(allowed):
         raise PerfModelError("a convex bound needs unknowns that are shares or boxes, and no other limits")
     best = {name: np.asarray(value, float) for name, value in values.items()}
-    value, at, bound = evaluated(problem, best)[0], best, 0.0
-    planes: list[list[np.ndarray]] = [[] for _ in problem.programs]
+    value, at, bound = objective_at(problem, best), best, 0.0
+    planes: list[np.ndarray] = []
     rng = np.random.default_rng(0)
     for _ in range(rounds):
-        for own, new in zip(planes, _planes(problem, at, rng), strict=True):
-            own.append(new)
-        bound, lowest = _least_of_planes(problem, polytopes, [np.concatenate(own) for own in planes])
+        planes.append(_planes(problem, at, rng))
+        bound, lowest = _least_of_planes(problem, polytopes, np.concatenate(planes))
         at = {name: (best[name] + lowest[name]) / 2 for name in best}
-        at_value = evaluated(problem, at)[0]
-        if at_value < value:
+        if (at_value := objective_at(problem, at)) < value:
             best, value = at, at_value
         if value <= bound * (1 + _GAP):
             break
-    return Bounded(bound * (1 - _SAFE), best, value)
+    return Bounded(bound * (1 - _SAFE), best)
 
 
-def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> list[Float[np.ndarray, "planes 1+unknowns"]]:
+def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[np.ndarray, "planes 1+unknowns"]:
     """Value at the origin, and gradient, of every distinct path that is critical under a little noise."""
     values = {name: jnp.asarray(value, float) for name, value in at.items()}
-    durations = [np.asarray(d) for d in _durations(problem.form, values, problem.single)]
-    paths = []
-    for compiled, seconds in zip(problem.programs, durations, strict=True):
-        noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
-        noise[0] = 1.0
-        paths.append(np.unique(makespan_lanes_and_grad(compiled, seconds * noise)[1], axis=0))
-    padded = tuple(np.pad(p, ((0, _LANES - len(p)), (0, 0))) for p in paths)  # to as many rows as lanes: one trace
-    gradients = _gradients(problem.form, values, problem.single, padded)
+    seconds = np.asarray(_durations(problem.form, values, problem.single))
+    noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
+    noise[0] = 1.0
+    paths = np.unique(makespan_lanes_and_grad(problem.program, seconds * noise)[1], axis=0)
+    padded = np.pad(paths, ((0, _LANES - len(paths)), (0, 0)))  # to as many rows as lanes: one trace
+    slopes = np.asarray(_gradients(problem.form, values, problem.single, padded), float)[: len(paths)]
     point = np.concatenate([np.ravel(value) for value in at.values()])
-    out = []
-    for counts, seconds, gradient in zip(paths, durations, gradients, strict=True):
-        slopes = np.asarray(gradient, float)[: len(counts)]
-        out.append(np.column_stack([counts.astype(float) @ seconds - slopes @ point, slopes]))
-    return out
+    return np.column_stack([paths.astype(float) @ seconds - slopes @ point, slopes])
 
 
 @partial(jax.jit, static_argnums=0)
-def _durations(form: Form, at: Values, constants: Values) -> tuple[Float[Array, " classes"], ...]:
+def _durations(form: Form, at: Values, constants: Values) -> Float[Array, " classes"]:
     return form.durations({**at, **constants})
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(
-    form: Form, at: Values, constants: Values, paths: tuple[Array, ...]
-) -> list[Float[Array, "paths unknowns"]]:
-    _, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(at))
-    none = [jnp.zeros(c.n_classes) for c in form.programs]
+    form: Form, at: Values, constants: Values, paths: Float[Array, "paths classes"]
+) -> Float[Array, "paths unknowns"]:
+    seconds, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(at))
 
-    def slope(i: int, counts: Array) -> Array:
-        (gradient,) = back((*none[:i], counts.astype(none[i].dtype), *none[i + 1 :]))
+    def slope(counts: Array) -> Array:
+        (gradient,) = back(counts.astype(seconds.dtype))
         return jnp.concatenate([jnp.ravel(gradient[name]) for name in at])
 
-    return [jax.vmap(partial(slope, i))(counts) for i, counts in enumerate(paths)]
+    return jax.vmap(slope)(paths)
 
 
 def _least_of_planes(
-    problem: Relaxation, polytopes: Sequence[Polytope], planes: list[Float[np.ndarray, "planes 1+unknowns"]]
+    problem: Relaxation, polytopes: Sequence[Polytope], planes: Float[np.ndarray, "planes 1+unknowns"]
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """Minimise the weighted sum over programs of the largest plane: a variable per unknown and per program."""
+    """Minimise the largest plane: a variable per unknown, and one above all planes."""
     from scipy.optimize import linprog
-    from scipy.sparse import csr_array, hstack, vstack
+    from scipy.sparse import csr_array
 
-    n, programs = planes[0].shape[1] - 1, len(planes)
-    rows, right = [], []
-    for i, own in enumerate(planes):
-        above = np.zeros((len(own), programs))
-        above[:, i] = -1.0
-        rows.append(hstack([csr_array(own[:, 1:]), csr_array(above)]))
-        right.append(-own[:, 0])
+    n = planes.shape[1] - 1
     shapes = {name: variable.free_shape for name, variable in problem.variables.items()}
     of = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])  # variable of each unknown
     bounds = [(polytopes[i].low, polytopes[i].high) for i in of.tolist()]
     totals = {i: one.total for i, one in enumerate(polytopes) if one.total is not None}
-    sums = np.array([np.append(of == i, np.zeros(programs)) for i in totals])
+    sums = np.array([np.append(of == i, 0.0) for i in totals])
     solved = linprog(
-        np.concatenate([np.zeros(n), problem.weights]),
-        A_ub=vstack(rows),
-        b_ub=np.concatenate(right),
+        np.append(np.zeros(n), 1.0),
+        A_ub=csr_array(np.column_stack([planes[:, 1:], -np.ones(len(planes))])),
+        b_ub=-planes[:, 0],
         A_eq=sums if totals else None,
         b_eq=list(totals.values()) or None,
-        bounds=bounds + [(0.0, None)] * programs,
+        bounds=[*bounds, (0.0, None)],
     )
     if solved.status != 0:
         return 0.0, {}

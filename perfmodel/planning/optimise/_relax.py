@@ -6,7 +6,6 @@ Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compil
 use of it: layers dealt to stages as real numbers, down the gradient of a layout's own timeline.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,23 +38,22 @@ FEASIBLE: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """What to minimise: a weighted sum of makespans whose durations depend on unknowns."""
+    """What to minimise: the makespan of a program whose durations depend on unknowns."""
 
     variables: Mapping[str, Variable]
-    programs: tuple[CompiledStructure, ...]
-    durations: Callable[[Values], tuple[Float[Array, " classes"], ...]]
-    """Seconds of each program's classes from unknowns and constants by name, as JAX can trace."""
+    program: CompiledStructure
+    durations: Callable[[Values], Float[Array, " classes"]]
+    """Seconds of the program's classes from unknowns and constants by name, as JAX can trace."""
     constants: Values = field(default_factory=dict)
     """Arrays by name, or pytrees of them. Problems that differ in these alone are compiled once, if their functions are
     equal."""
-    weights: tuple[float, ...] = (1.0,)
     limits: Callable[[Values], Float[Array, " limits"]] | None = None
     """Traceable too; every entry must end at or below 0. Best scaled so that 1 is far outside."""
 
     @property
     def form(self) -> "Form":
         """All but the constants."""
-        return Form(tuple(self.variables.items()), self.programs, self.durations, self.weights, self.limits)
+        return Form(tuple(self.variables.items()), self.program, self.durations, self.limits)
 
     @property
     def single(self) -> dict[str, Any]:
@@ -68,15 +66,13 @@ class Form:
     """What is compiled of a relaxation; equal for problems that share the compilation."""
 
     variables: tuple[tuple[str, Variable], ...]
-    programs: tuple[CompiledStructure, ...]
-    durations: Callable[[Values], tuple[Float[Array, " classes"], ...]]
-    weights: tuple[float, ...]
+    program: CompiledStructure
+    durations: Callable[[Values], Float[Array, " classes"]]
     limits: Callable[[Values], Float[Array, " limits"]] | None
 
     def objective(self, values: Values) -> Float[Array, ""]:
-        """The weighted makespans."""
-        spans = [makespan(c, d) for c, d in zip(self.programs, self.durations(values), strict=True)]
-        return sum((w * s for w, s in zip(self.weights, spans, strict=True)), jnp.asarray(0.0))
+        """The makespan."""
+        return makespan(self.program, self.durations(values))
 
     def excess(self, values: Values) -> Float[Array, " limits"]:
         """The limits, none or more."""
@@ -94,7 +90,6 @@ class Relaxed:
     """Whether the rounded values keep all limits."""
     starts: tuple[tuple[dict[str, np.ndarray], float, float], ...]
     """Values, objective and broken limit of every start."""
-    seconds: float
 
 
 def relax(
@@ -116,7 +111,6 @@ def relax(
         spread: standard deviation of the random starts in free coordinates.
         given: further values that the durations and limits depend on, held fixed, with a row for every start.
     """
-    began = time.perf_counter()
     keys = jax.random.split(jax.random.key(seed))
     constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
@@ -128,20 +122,21 @@ def relax(
         ({name: rows[i] for name, rows in rounded.items()}, float(values[i]), float(excess[i])) for i in range(n_starts)
     )
     best = min(found, key=lambda one: (one[2] > FEASIBLE, one[1]))
-    return Relaxed(best[0], best[1], best[2] <= FEASIBLE, found, time.perf_counter() - began)
+    return Relaxed(best[0], best[1], best[2] <= FEASIBLE, found)
 
 
-def evaluated(problem: Relaxation, values: Values) -> tuple[float, float]:
-    """Objective at some values, and by how much they break the worst limit (0: they keep all)."""
+def objective_at(problem: Relaxation, values: Values) -> float:
+    """The makespan at some values."""
     one = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
-    value, excess = _evaluated_starts(problem.form, one, problem.single)
-    return float(value[0]), float(excess[0])
+    return float(_evaluated_starts(problem.form, one, problem.single)[0][0])
 
 
 @partial(jax.jit, static_argnums=0)
 def _evaluated_starts(
     form: Form, values: Values, constants: Values
 ) -> tuple[Float[Array, " starts"], Float[Array, " starts"]]:
+    """Makespans, and by how much each start breaks the worst limit (0: it keeps all)."""
+
     def one(values: Values) -> tuple[Array, Array]:
         everything = {**values, **constants}
         return form.objective(everything), jnp.append(form.excess(everything), 0.0).max()
@@ -163,17 +158,12 @@ def _descend(
     scale = _each(lambda *x: form.objective(at_start(*x)), free)(free, given).mean()
     none = jnp.zeros_like(_each(lambda *x: form.excess(at_start(*x)), free)(free, given))
 
-    def loss(
-        free: Values, given: Values, multipliers: Array, noises: list[Array], temperature: Array
-    ) -> tuple[Array, Array]:
+    def loss(free: Values, given: Values, multipliers: Array, noise: Array, temperature: Array) -> tuple[Array, Array]:
         values = values_at(free, given, temperature)
-        spans = [
-            w * makespan(c, d * n)
-            for w, c, d, n in zip(form.weights, form.programs, form.durations(values), noises, strict=True)
-        ]
+        span = makespan(form.program, form.durations(values) * noise)
         pressed = multipliers + _PENALTY * form.excess(values)
         pressed = jnp.where(pressed > 0, pressed, 0.0)
-        return sum(spans) / scale + ((pressed**2 - multipliers**2) / (2 * _PENALTY)).sum(), pressed
+        return span / scale + ((pressed**2 - multipliers**2) / (2 * _PENALTY)).sum(), pressed
 
     gradients = _each(jax.grad(loss, has_aux=True), free)
     n_starts = len(next(iter(free.values())))
@@ -184,10 +174,9 @@ def _descend(
         sigma = _JITTER[0] * (_JITTER[1] / _JITTER[0]) ** done
         temperature = _TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done
         rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
-        key, *keys = jax.random.split(key, 1 + len(form.programs))
-        shapes = [(n_starts, c.n_classes) for c in form.programs]
-        noises = [jnp.exp(sigma * jax.random.normal(k, shape)) for k, shape in zip(keys, shapes, strict=True)]
-        gradient, pressed = gradients(free, given, multipliers, noises, jnp.full(n_starts, temperature))
+        key, drawn = jax.random.split(key)
+        noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.program.n_classes)))
+        gradient, pressed = gradients(free, given, multipliers, noise, jnp.full(n_starts, temperature))
         update, moments = optimizer.update(gradient, moments)
         free = jax.tree.map(lambda x, u: x - rate * u, free, update)
         multipliers = jnp.where(i % _MULTIPLIER_EVERY == _MULTIPLIER_EVERY - 1, pressed, multipliers)
@@ -225,7 +214,7 @@ def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, 
         raise LayoutError(f"layout {layout} has no stages that a relaxation can cut")
     constants = {"tables": function.tables, "nominal": nominal, "times": function.times}
     variables = {"layers": WholeShares(stages, layers, least=1)}
-    found = relax(Relaxation(variables, (programs.prepared[0].compiled,), _Durations(programs), constants))
+    found = relax(Relaxation(variables, programs.prepared[0].compiled, _Durations(programs), constants))
     ranked = sorted(found.starts, key=lambda start: start[1])
     return list(dict.fromkeys(tuple(int(n) for n in values["layers"]) for values, *_ in ranked))
 
@@ -234,6 +223,6 @@ def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, 
 class _Durations:
     programs: Programs
 
-    def __call__(self, values: Values) -> tuple[Float[Array, " classes"]]:
+    def __call__(self, values: Values) -> Float[Array, " classes"]:
         x = values["nominal"]._replace(layers=values["layers"])
-        return (self.programs.durations(values["tables"], x, values["times"]),)
+        return self.programs.durations(values["tables"], x, values["times"])

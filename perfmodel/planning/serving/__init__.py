@@ -3,7 +3,7 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.serving._request import SERVING_KEYS, Requests, ServingWords, serving_words
 from perfmodel.planning.serving._server import ServingMemory
-from perfmodel.planning.serving._serving import Limits, Serving, serve
+from perfmodel.planning.serving._serving import Serving, serve
 from perfmodel.planning.serving._sweep import ServingSweep, serve_sweep
 
 shorten_reprs(__name__)

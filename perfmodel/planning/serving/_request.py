@@ -1,11 +1,15 @@
-"""What is served: requests of one length, and the element types in which a server holds weights and cache."""
+"""What is asked of a server: a model on a cluster and requests of one length, in words or by a job file that says them;
+and the element types in which a server holds weights and cache."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from perfmodel import catalog
 from perfmodel.catalog import JobFile, checked_fields
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Cluster
+from perfmodel.spec import Cluster, Framework, Model
 from perfmodel.units import DTYPE_BYTES, whole
 
 Batching = Literal["continuous", "static"]
@@ -122,3 +126,47 @@ class Requests:
     def tokens(self) -> int:
         """Of a request at its end."""
         return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True)
+class ServingQuestion:
+    """A model on a cluster, and what of it is served."""
+
+    model: Model
+    cluster: Cluster
+    layout: str
+    """What a job file says of it; empty without one."""
+    words: ServingWords
+    framework: Framework
+    calibration: Path | str | None
+
+
+def serving_question(
+    model: Model | JobFile | str, cluster: Cluster | str | None, words: Mapping[str, Any], *,
+    calibration: Path | str | None, framework: Framework | None,
+) -> ServingQuestion:  # fmt: skip
+    """What `serve` is asked; words go before those of a job file, and those that are None or empty are not said.
+
+    Raises:
+        UnknownNameError: a name that no catalog has, a word that there is not.
+        PerfModelError: no cluster.
+    """
+    said, layout = {word: value for word, value in words.items() if value not in (None, "")}, ""
+    known = {one.name for one in fields(ServingWords)}
+    if unknown := next((word for word in said if word not in known), None):
+        raise UnknownNameError("word of a server", unknown, known)
+    named: Any = model
+    if (file := catalog.unfiled(model)) is not None:
+        said = serving_words(file) | {word: file.words[word] for word in ("dtype",) if word in file.words} | said
+        named, cluster, layout = file.words.get("model", ""), cluster or file.words.get("cluster"), file.layout
+    if cluster is None:
+        raise PerfModelError(NEEDED)
+    asked = ServingWords(**said)
+    return ServingQuestion(
+        model=catalog.model(named) if isinstance(named, str) else named,
+        cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
+        layout=layout,
+        words=asked,
+        framework=framework or Framework(step_overhead_s=asked.step_overhead_s),
+        calibration=calibration,
+    )

@@ -5,49 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.catalog import JobFile
-from perfmodel.errors import PerfModelError
-from perfmodel.planning.serving._question import serving_question
-from perfmodel.planning.serving._request import Requests, ServingWords
+from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.cost.learn import weight_files
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.serving._request import Requests, ServingQuestion, ServingWords, serving_question
 from perfmodel.planning.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.prediction import Belief, Site
-from perfmodel.spec import Cluster, Framework, Layout, Model
+from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
 
 Interval = tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Latencies that users bear; None: any."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("time to first token", self.ttft_s), ("time per output token", self.tpot_s)):
-            if value is not None:
-                positive(f"serve: limit of the {name} in seconds", value)
-
-    @classmethod
-    def of(cls, words: ServingWords) -> "Limits":
-        """Those that are said."""
-        return cls(ttft_s=words.ttft_limit_s, tpot_s=words.tpot_limit_s)
-
-    def exceeded(self, serving: "Serving") -> str:
-        """Why a server does not do, with the remedy; empty if it does."""
-        if not serving.fits:
-            memory = serving.memory
-            return (
-                f"{serving.requests.batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
-                f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
-            )
-        for name, found_s, limit_s in (
-            ("time to first token", serving.ttft_s, self.ttft_s),
-            ("time per output token", serving.tpot_s, self.tpot_s),
-        ):
-            if limit_s is not None and found_s > limit_s:
-                return f"{name} is {found_s:.4g} s at batch {serving.requests.batch}, above the limit of {limit_s:g} s"
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +127,48 @@ def serve(
     layout = layout or question.layout or "tp=1"
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     batch = question.words.batch
-    server = question.server(laid_out, laid_out.dp if batch is None else batch)
-    return largest(server, Limits.of(question.words)) if batch is None else served(server)
+    server = server_of(question, laid_out, laid_out.dp if batch is None else batch)
+    return largest(server, question.words) if batch is None else served(server)
+
+
+def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
+    """The server that is asked about, with so many requests in flight over all replicas, checked.
+
+    Raises:
+        LayoutError: a layout that cannot serve the model.
+        PerfModelError: a model that generates nothing, or requests that cannot be.
+    """
+    requests = question.words.requests(question.cluster, batch)
+    model = _servable(question.model, question.cluster, layout, requests)
+    weights = weight_files(question.calibration)
+    return Server(
+        model=model, cluster=question.cluster, layout=layout, requests=requests, framework=question.framework,
+        kernels=KernelModel.of(weights), collectives=CollectiveModel.of(weights),
+    )  # fmt: skip
+
+
+def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:
+    """The model, if it can be served so."""
+    if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
+        raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
+    longest = max(model.seq_len, model.longest_seq_len)
+    if model.positions == "learned" and requests.tokens > longest:
+        raise PerfModelError(
+            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
+        )
+    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
+    if layout != Layout(**used):
+        raise LayoutError(f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout}")
+    if requests.batch % layout.dp:
+        nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
+        raise LayoutError(
+            f"serve: batch {requests.batch} is not a multiple of dp={layout.dp}; the nearest is {nearest}"
+        )
+    if layout.pp > model.layers:
+        raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
+    cluster.require(layout.devices, f"layout {layout}")
+    cluster.device.require(requests.dtype)
+    return model
 
 
 def served(server: Server) -> Serving:
@@ -220,22 +227,25 @@ def _ends(cost: Cost, belief: Belief) -> Interval:
     return cost.total_s * low, cost.total_s * high
 
 
-def largest(server: Server, limits: Limits) -> Serving:
-    """The server with as many requests in flight as fit and hold the limits: all that fit, or by bisection, as more
-    take longer.
+def largest(server: Server, words: ServingWords) -> Serving:
+    """The server with as many requests in flight as fit and hold the limits of `words`: all that fit, or by bisection,
+    as more take longer.
 
     Raises:
-        PerfModelError: not even one request a replica does; says by how much.
+        PerfModelError: a limit that is none; not even one request a replica does; says by how much.
     """
+    for name, limit_s in (("time to first token", words.ttft_limit_s), ("time per output token", words.tpot_limit_s)):
+        if limit_s is not None:
+            positive(f"serve: limit of the {name} in seconds", limit_s)
     step = server.layout.dp
-    one = _at(server, step)
-    if reason := limits.exceeded(one):
+    one = served_with(server, step)
+    if reason := _exceeded(one, words):
         raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
     low, high = 1, max(1, one.memory.most_requests // step)
     best, tried = one, high
     while low < high:
-        found = _at(server, tried * step)
-        if limits.exceeded(found):
+        found = served_with(server, tried * step)
+        if _exceeded(found, words):
             high = tried - 1
         else:
             low, best = tried, found
@@ -243,6 +253,23 @@ def largest(server: Server, limits: Limits) -> Serving:
     return best
 
 
-def _at(server: Server, batch: int) -> Serving:
+def _exceeded(serving: Serving, words: ServingWords) -> str:
+    """Why a server does not do, with the remedy; empty if it does."""
+    batch, memory = serving.requests.batch, serving.memory
+    if not serving.fits:
+        return (
+            f"{batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
+            f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
+        )
+    for name, found_s, limit_s in (
+        ("time to first token", serving.ttft_s, words.ttft_limit_s),
+        ("time per output token", serving.tpot_s, words.tpot_limit_s),
+    ):
+        if limit_s is not None and found_s > limit_s:
+            return f"{name} is {found_s:.4g} s at batch {batch}, above the limit of {limit_s:g} s"
+    return ""
+
+
+def served_with(server: Server, batch: int) -> Serving:
     """The same server with another number of requests in flight."""
     return served(replace(server, requests=replace(server.requests, batch=batch)))

@@ -1,15 +1,14 @@
 """Many servers of one model: what users and devices get, and the layouts and batches that nothing beats in both."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.planning.serving._question import ServingQuestion, serving_question
-from perfmodel.planning.serving._request import ServingWords
-from perfmodel.planning.serving._serving import Limits, Serving, largest, served
+from perfmodel.planning.serving._request import ServingQuestion, serving_question
+from perfmodel.planning.serving._serving import Serving, largest, served_with, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import divisors, whole
 
@@ -81,32 +80,32 @@ def serve_sweep(
     if layouts is None:
         whole("serve", {"devices": devices})
         question.cluster.require(int(devices or 0), "the sweep")
-        layouts = _layouts(question.model, question.cluster, int(devices or 0))
+        layouts = _layouts(question, int(devices or 0))
     tried = [Layout.parse(one) if isinstance(one, str) else one for one in layouts]
     servings: list[Serving] = []
     rejected: dict[str, str] = {}
     for layout in tried:
-        server = question.server(layout, layout.dp)
+        server = server_of(question, layout, layout.dp)
         try:
-            most = largest(server, Limits.of(question.words))
+            most = largest(server, question.words)
         except PerfModelError as error:
             rejected[str(layout)] = str(error)
             continue
         batches = {layout.dp << i for i in range((most.requests.batch // layout.dp).bit_length())}
         for batch in sorted(batches - {most.requests.batch}):
-            servings.append(served(replace(server, requests=replace(server.requests, batch=batch))))
+            servings.append(served_with(server, batch))
         servings.append(most)
     if not servings:
         raise PerfModelError(f"serve: no layout does; {next(iter(rejected.values()), 'none divides the model')}")
     return ServingSweep(tuple(servings), rejected)
 
 
-def _layouts(model: Model, cluster: Cluster, devices: int) -> list[Layout]:
-    """All divisions of the devices by tp (inside a node), pp and dp; experts sharded as the rest is, spread over the
-    ranks of tp, or over those of dp."""
-    experts = isinstance(model, Transformer) and model.experts
+def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
+    """All divisions of the devices by tp (inside a node), pp and dp that the model can do; experts sharded as the rest
+    is, spread over the ranks of tp, or over those of dp."""
+    experts = isinstance(question.model, Transformer) and question.model.experts
     found = []
-    for tp in divisors(devices, cluster.devices_per_node):
+    for tp in divisors(devices, question.cluster.devices_per_node):
         for pp in divisors(devices // tp):
             dp = devices // tp // pp
             found.append(Layout(tp=tp, pp=pp, dp=dp))
@@ -114,13 +113,12 @@ def _layouts(model: Model, cluster: Cluster, devices: int) -> list[Layout]:
                 found.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
             if experts and tp == 1 < dp:
                 found.append(Layout(pp=pp, dp=dp, ep=dp))
-    one = ServingQuestion(model, cluster, "", ServingWords(prompt_tokens=1, output_tokens=1), Framework(), None)
-    return [layout for layout in found if _divides(one, layout)]
+    return [layout for layout in found if _divides(question, layout)]
 
 
 def _divides(question: ServingQuestion, layout: Layout) -> bool:
     try:
-        question.server(layout, layout.dp).step(1, 0, 1)
+        server_of(question, layout, layout.dp).step(1, 0, 1)
     except LayoutError:
         return False
     return True

@@ -9,7 +9,15 @@ import pytest
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.planning.layouts import default_space, enumerate_layouts, restrict, search, with_options
+from perfmodel.planning.layouts import (
+    SearchSpace,
+    default_space,
+    enumerate_grids,
+    enumerate_layouts,
+    restrict,
+    search,
+    with_options,
+)
 from perfmodel.spec import Framework
 
 NO_PIPELINED_ZERO = Framework(
@@ -66,6 +74,22 @@ def test_a_space_in_which_a_framework_runs_nothing_names_it(case):
     of = case.replace(framework=NO_PIPELINED_ZERO)
     with pytest.raises(LayoutError, match=r"ours does not run zero=1 in a pipeline.*another framework than ours"):
         search(of, space=restrict(default_space(of), "pp=2,tp=2,zero=1"))
+
+
+def test_context_and_expert_parallelism_are_laid_out_as_the_framework_runs_them():
+    problem = catalog.problem("mixtral-8x7b", "dgx-h100", global_batch=16, seq_len=32768, devices=16)
+    own = Framework(name="own", cp_kind="all_gather", cp_balanced=False, ep_overlap=True)
+    space = SearchSpace(
+        tp=(1,), pp=(1,), cp=(1, 2), ep=(1, 8), vpp=(1,), micro_batch=(1,), schedule=("1f1b",), zero=(1,),
+        recompute=("none",),
+    )  # fmt: skip
+    grids = list(enumerate_grids(space, replace(problem, framework=own), Counter()))
+    assert {(g.degrees.cp, g.degrees.ep) for g in grids} == {(1, 1), (1, 8), (2, 1), (2, 8)}
+    for grid in grids:
+        for layout in grid.layouts():
+            kind = ("all_gather", False) if layout.cp > 1 else ("ring", True)
+            assert (layout.cp_kind, layout.cp_balanced) == kind
+            assert layout.ep_overlap == (layout.ep > 1)
 
 
 def test_command(capsys):

@@ -80,6 +80,7 @@ def test_a_loosened_constraint_is_satisfied_and_is_the_nearest(case, constraints
 def test_contradictory_constraints_are_named(case):
     result = found(case, constraints=["devices > 8", "devices < 8", "memory_bytes < 7e10"], fix="micro_batch=1")
     assert changes(result, "without") == [["devices > 8", "devices < 8"]]
+    assert "possible with neither devices > 8 nor devices < 8" in str(result.impossible)
     assert "memory" not in result.impossible.binding
     assert found(case, constraints=["memory_bytes < 7e10"], fix="micro_batch=1").layouts
 

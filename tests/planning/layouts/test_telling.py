@@ -7,12 +7,19 @@ from scipy.stats import norm
 from perfmodel.calibration import NAMED_SD, Run, calibrate_end_to_end
 from perfmodel.planning.layouts import search, telling
 from perfmodel.planning.layouts._robust import square_root
-from perfmodel.planning.layouts._telling import Evidence, expected_given, weighed
+from perfmodel.planning.layouts._telling import Evidence, Telling, expected_given
+from perfmodel.planning.layouts._telling import weighed as mixture_weighed
 from perfmodel.prediction import Adjustment, FittedRuns, Likeness, explain, joint_errors
 
 
 def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Evidence:
-    return Evidence("two runs" if places[1:] else "run", places, loads[list(places)], np.full(len(places), noise))
+    slopes, own = loads[None, list(places)], np.full((1, len(places)), noise)
+    return Evidence("two runs" if places[1:] else "run", places, slopes, own)
+
+
+def weighed(mean: np.ndarray, loads: np.ndarray, seen: list[Evidence]) -> Telling:
+    """At a single node."""
+    return mixture_weighed(mean, loads[None], seen, np.ones(1))
 
 
 def loss(gap: float, sd: float) -> float:
@@ -78,8 +85,8 @@ def test_expected_regret_is_that_of_simulated_choices():
     seen = run_of(loads, 0, 2, noise=0.03)
     w = rng.standard_normal((draws, 6))
     step = mean + w @ loads.T
-    shown = w @ seen.slopes.T + 0.03 * rng.standard_normal((draws, 2))
-    gain = loads @ seen.slopes.T @ np.linalg.inv(seen.slopes @ seen.slopes.T + 0.03**2 * np.eye(2))
+    shown = w @ seen.slopes[0].T + 0.03 * rng.standard_normal((draws, 2))
+    gain = loads @ seen.slopes[0].T @ np.linalg.inv(seen.slopes[0] @ seen.slopes[0].T + 0.03**2 * np.eye(2))
     chosen = (mean + shown @ gain.T).argmin(axis=1)
     told = weighed(mean, loads, [seen])
     regret = step[np.arange(draws), chosen] - step.min(axis=1)

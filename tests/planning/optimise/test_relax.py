@@ -46,11 +46,11 @@ def chain_of_transfers(volume: np.ndarray) -> Relaxation:
     hop = structure.class_stage - (structure.class_kind == Kind.SEND_BACKWARD)
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
     constants = {"volume": np.where(sends, volume[np.minimum(hop, HOPS - 1)], 0.0), "hop": np.where(sends, hop, 0)}
-    return Relaxation({"x": Shares(HOPS, 1.0)}, (one_micro_batch(),), inverse_shares, constants)
+    return Relaxation({"x": Shares(HOPS, 1.0)}, one_micro_batch(), inverse_shares, constants)
 
 
 def inverse_shares(values):
-    return (values["volume"] / values["x"][values["hop"]],)
+    return values["volume"] / values["x"][values["hop"]]
 
 
 @pytest.mark.parametrize("volume", [[1.0, 4.0, 9.0, 16.0], [1.0, 1.0, 1.0, 1.0]])
@@ -71,7 +71,7 @@ def test_serial_transfers_share_by_the_root_of_their_volume(volume: list[float])
 
 def chosen(values):
     seconds = values["seconds"] @ values["mode"].T  # (places,)
-    return (jnp.where(values["forward"], seconds[jnp.minimum(values["place"], 4)], 0.0),)
+    return jnp.where(values["forward"], seconds[jnp.minimum(values["place"], 4)], 0.0)
 
 
 def too_many_bytes(values):
@@ -85,7 +85,7 @@ def test_choices_keep_the_limit() -> None:
         "seconds": np.array([1.0, 2.0]), "bytes": np.array([1.0, 0.0]), "place": structure.class_stage,
         "forward": structure.class_kind == Kind.FORWARD,
     }  # fmt: skip
-    problem = Relaxation({"mode": Choices(5, 2)}, (one_micro_batch(),), chosen, constants, limits=too_many_bytes)
+    problem = Relaxation({"mode": Choices(5, 2)}, one_micro_batch(), chosen, constants, limits=too_many_bytes)
     found = relax(problem, steps=300)
     assert found.feasible
     assert found.value == pytest.approx(3 * 1.0 + 2 * 2.0)

@@ -1,14 +1,12 @@
-"""Unequal micro-batches, gradient buckets, and assignments: against the structures and minima that they generalise."""
-
-from itertools import product
+"""Unequal micro-batches and gradient buckets: against the structures and minima that they generalise."""
 
 import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.planning.optimise import NothingFitsError, assign, by_micro_batch, size_buckets, size_micro_batches
-from perfmodel.planning.optimise._buckets import _Grouping
+from perfmodel.errors import LayoutError
+from perfmodel.planning.optimise import by_micro_batch, size_buckets, size_micro_batches
+from perfmodel.planning.optimise._sizes import _Grouping
 from perfmodel.prediction import StepProblem, bundles, durations, evaluate, step_problem
 from perfmodel.program import ProgramSpec, build
 from perfmodel.session import Session
@@ -81,29 +79,3 @@ def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
         with pytest.raises(LayoutError, match="no overlapped"):
             size_buckets(problem, Layout.parse(text))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_assignment_is_the_best_of_all(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    seconds = rng.uniform(1e-4, 1e-3, (3, 6))
-    seconds[0, 1] = np.inf
-    n_bytes, capacity = rng.uniform(1e9, 2e9, 6), np.array([4e9, 4e9, 5e9])
-    best = np.inf
-    for at in product(range(3), repeat=6):
-        held = np.bincount(at, n_bytes, minlength=3)
-        if (held <= capacity).all():
-            best = min(best, np.bincount(at, seconds[at, range(6)], minlength=3).max())
-    if np.isinf(best):
-        with pytest.raises(NothingFitsError):
-            assign(seconds, n_bytes, capacity)
-        return
-    found = assign(seconds, n_bytes, capacity)
-    assert found.value_s == pytest.approx(best, rel=1e-5)
-    assert found.gap < 1e-4
-    assert (np.bincount(found.device, n_bytes, minlength=3) <= capacity * (1 + 1e-6)).all()
-
-
-def test_assignments_need_bytes_and_capacity_together() -> None:
-    with pytest.raises(PerfModelError, match="come together"):
-        assign(np.ones((2, 3)), n_bytes=np.ones(3))

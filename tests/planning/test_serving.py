@@ -1,4 +1,4 @@
-"""Serving: closed forms, laws, limits, memory."""
+"""Serving: closed forms, laws, limits, memory; published servers stay as well predicted as validate/serving.md says."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import compared
 
 import perfmodel as pm
 from perfmodel import catalog
@@ -234,3 +235,16 @@ def test_a_sweep_takes_a_job_file_and_no_batch(tmp_path: Path):
         pm.serve_sweep(str(file), layouts=["tp=2"], batch=4)
     with pytest.raises(pm.PerfModelError, match="promt_tokens"):
         serve(promt_tokens=3)
+
+
+@pytest.mark.slow
+def test_published_servers():
+    table = compared(every=3)
+    error = table["error"].abs()
+    assert len(table) == 38
+    assert error.median() < 0.1
+    assert error.mean() < 0.13
+    assert table["inside"].mean() > 0.8
+    # kernels of today, H200 among them, which no kernel table holds
+    recent = table["source"].str.contains("perf-overview")
+    assert error[recent].mean() < 0.075

@@ -1,7 +1,12 @@
-"""Micro-batches of unequal sizes: small ones where the pipeline fills and drains, large ones between."""
+"""Sizes in whole numbers along a step, moved one by one: those of micro-batches, small ones where the pipeline fills
+and drains and large ones between; and those of gradient buckets, into which a stage's layers are grouped for reductions
+that overlap with backward.
+
+Micro-batches are relaxed first. Few whole layers per bucket leave little to relax: they are evaluated exactly at once.
+"""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,7 +18,18 @@ from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
-from perfmodel.prediction import Bundle, StepProblem, bundles, durations, evaluate, fitting, in_program_of, prepared
+from perfmodel.prediction import (
+    Bundle,
+    StepProblem,
+    bundles,
+    by_layer,
+    durations,
+    evaluate,
+    fitting,
+    in_program_of,
+    prepared,
+    segment_sizes,
+)
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
@@ -23,6 +39,8 @@ _OF_SIZE: Final = (
     Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.SEND_FORWARD, Kind.SEND_BACKWARD,
 )  # fmt: skip
 """Kinds whose time depends on the size of their micro-batch."""
+_LARGEST: Final = 16
+"""Sequences of a micro-batch that are tried."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +64,15 @@ class MicroBatchResult:
         return dict(vars(self))
 
 
-def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | None = None) -> MicroBatchResult:
+def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
     """The best sizes for as many micro-batches as the layout has, by relaxation, rounding and moves of sequences.
 
     Times of sizes between those that the batch divides into are interpolated; no size exceeds the largest that
-    fits into memory when all micro-batches have it (and `largest`).
+    fits into memory when all micro-batches have it (and `_LARGEST`).
 
     Args:
         problem: model, job, cluster and cost models, for training.
         layout: the layout; its `micro_batch` gives the number of micro-batches.
-        largest: of a micro-batch, in sequences; 16 by default.
 
     Raises:
         LayoutError: one micro-batch, or a schedule with passes of several kinds or without a flush.
@@ -68,12 +85,13 @@ def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | N
             f"sizes of micro-batches need several of them and a plain schedule that flushes, not {layout.schedule} "
             f"with {spec.micro_batches}"
         )
-    uniform = _uniform_step_s(problem, layout, largest or 16)
+    uniform = _uniform_step_s(problem, layout)
     if layout.micro_batch not in uniform:
         raise LayoutError(f"layout {layout} does not fit into memory, so that no sizes of its micro-batches are sought")
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
     sizes = np.array(sorted({1, *uniform}))
-    by_size = np.stack([_durations_at(problem, bundle, int(size)) for size in sizes])
+    layouts = [bundle.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
+    by_size = np.stack([durations(problem, in_program_of(problem, bundle, one))[0] for one in layouts])
     scaled = of_micro_batch >= 0
     constants = {
         "sizes": sizes, "by_size": by_size[:, of_class], "of": np.maximum(of_micro_batch, 0), "scaled": scaled,
@@ -82,7 +100,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | N
     program = compile_structure(refined)
     total = spec.micro_batches * layout.micro_batch
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}
-    relaxation = Relaxation(variables, (program,), _durations, constants, limits=_limits)
+    relaxation = Relaxation(variables, program, _durations, constants, limits=_limits)
 
     def step_s(some: Any) -> Float[np.ndarray, " n"]:
         some = np.array(some)
@@ -128,8 +146,8 @@ def _moved(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
     return (sizes for sizes in neighbours(at, 2) if min(sizes) >= 1)
 
 
-def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
-    return (_between(jnp, values, values["batch"][values["of"]]),)
+def _durations(values: Values) -> Float[Array, " classes"]:
+    return _between(jnp, values, values["batch"][values["of"]])
 
 
 def _limits(values: Values) -> Float[Array, " micro_batches"]:
@@ -152,17 +170,91 @@ def _between(xp: Any, constants: Values, size: Any) -> Any:
     return xp.where(constants["scaled"], between, constants["base"])
 
 
-def _durations_at(problem: StepProblem, bundle: Bundle, size: int) -> Float[np.ndarray, " classes"]:
-    """Seconds of the program's classes where all micro-batches have a size."""
-    layout = bundle.layouts[0].replace(micro_batch=size)
-    return durations(problem, in_program_of(problem, bundle, layout))[0]
-
-
-def _uniform_step_s(problem: StepProblem, layout: Layout, largest: int) -> dict[int, float]:
+def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
     """Step times of all equal sizes that divide the batch and fit."""
     per_replica = problem.job.global_batch // layout.dp
-    sizes = divisors(per_replica, largest)
+    sizes = divisors(per_replica, _LARGEST)
     layouts = [layout.replace(micro_batch=size) for size in sizes]
     fits = fitting(problem, layouts)
     step_s = evaluate(problem, layouts).step_time_s
     return {size: float(s) for size, s, ok in zip(sizes, step_s, fits, strict=True) if ok}
+
+
+Sizes = tuple[tuple[int, ...], ...]
+"""Layers of every bucket of every stage, in model order; the last of a stage is reduced first."""
+NUMBERS: Final = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class BucketResult:
+    """Buckets of every stage."""
+
+    buckets: Sizes
+    step_time_s: float
+    given_s: float
+    """Step time with the buckets that a prediction assumes: equal ones, at most four per stage."""
+    evaluated: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dict(vars(self))
+
+
+def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
+    """The best grouping of each stage's layers into gradient buckets, by descent from equal ones.
+
+    Args:
+        problem: model, job, cluster and cost models, for training.
+        layout: with data-parallel replicas, overlapped reduction and ZeRO below 3.
+        numbers: of buckets per stage to try.
+
+    Raises:
+        LayoutError: no overlapped reductions to group.
+    """
+    began = time.perf_counter()
+    (bundle,) = bundles(problem, [layout])
+    if bundle.spec.grad_reduce not in ("overlap", "eager_opt") or bundle.spec.gathers_by_layer or bundle.spec.steps > 1:
+        raise LayoutError(f"layout {layout} has no overlapped gradient reductions to group; use dp > 1 and zero < 3")
+    found = [_Grouping(problem, bundle, n) for n in sorted(set(numbers))]
+    ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in found]
+    grouping, best, *_ = min(ends, key=lambda end: end[2])
+    given = prepared(bundle.spec).compiled
+    return BucketResult(
+        buckets=best,
+        step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
+        given_s=float(makespan(given, durations(problem, bundle)[0])),
+        evaluated=sum(end[3] for end in ends),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Grouping:
+    """All groupings of a layout's layers into a number of buckets per stage: one structure."""
+
+    def __init__(self, problem: StepProblem, bundle: Bundle, buckets: int) -> None:
+        self._problem, self._bundle = problem, bundle
+        before, layers, after = by_layer(bundle.tables[0].pairs)
+        prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
+        whole = bundle.counts.sum(axis=1)
+        whole[0] -= before
+        whole[-1] -= after
+        # cuts between stages: where the prefix sums of blocks agree
+        ends = [int(np.flatnonzero((prefix == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
+        per_stage = np.diff([0, *ends]).tolist()
+        self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
+        self.prepared = prepared(replace(bundle.spec, segments=buckets))
+
+    def moves(self, at: Sizes) -> Iterable[Sizes]:
+        """A layer from a bucket to the one beside it."""
+        for stage, sizes in enumerate(at):
+            for moved in neighbours(sizes, reach=1):
+                yield (*at[:stage], moved, *at[stage + 1 :])
+
+    def step_s(self, some: Sequence[Sizes]) -> Float[np.ndarray, " n"]:
+        return np.asarray(makespan_lanes(self.prepared.compiled, np.stack([self.durations(at) for at in some])), float)
+
+    def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
+        """Seconds of the structure's classes, priced anew for these buckets."""
+        divided = replace(self._bundle, program=self._bundle.program.with_segments(at))
+        return durations(self._problem, divided)[0]
