@@ -1,6 +1,7 @@
 """The best of what enumeration cannot reach: exact solvers, gradient relaxation, and certificates."""
 
 from perfmodel.display import shorten_reprs
+from perfmodel.planning.optimise._assign import Assignment, assign
 from perfmodel.planning.optimise._bandwidth import BandwidthResult, bandwidth_problem, split_bandwidth
 from perfmodel.planning.optimise._choose import Chosen, choose_method, refine
 from perfmodel.planning.optimise._contiguous import Cuts, NothingFitsError, least_critical_path, least_sum_plus_max

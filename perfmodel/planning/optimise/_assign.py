@@ -1,0 +1,86 @@
+"""Assignments that need not be contiguous: experts, chunks or replicas on unequal devices, by integer programming."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.optimise._contiguous import NothingFitsError
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Items on devices."""
+
+    device: tuple[int, ...]
+    """Device of every item."""
+    value_s: float
+    """Seconds of the busiest device."""
+    lower_bound_s: float
+    """The solver's bound on it over all assignments."""
+
+    @property
+    def gap(self) -> float:
+        """By what share the value is above the bound at most; 0 is proven best."""
+        return max(0.0, self.value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
+
+
+def assign(
+    seconds: Float[np.ndarray, "devices items"],
+    n_bytes: Float[np.ndarray, " items"] | None = None,
+    capacity_bytes: Float[np.ndarray, " devices"] | None = None,
+    *,
+    time_limit_s: float = 10.0,
+) -> Assignment:
+    """Put every item on one device so that the busiest one is least busy, within memory.
+
+    min T subject to sum over items of seconds * x <= T and of bytes * x <= capacity on every device, x in {0, 1},
+    each item once (unrelated machines, Lenstra et al. 1990), by SciPy's HiGHS.
+
+    Args:
+        seconds: of each item on each device; `inf` where it cannot go.
+        n_bytes, capacity_bytes: memory of items and devices; none: no limit.
+        time_limit_s: after which the best so far is returned with its gap.
+
+    Raises:
+        NothingFitsError: no assignment keeps the limits, or none was found in time.
+        PerfModelError: arrays that do not belong together.
+    """
+    from scipy.optimize import LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    devices, items = seconds.shape
+    if (n_bytes is None) != (capacity_bytes is None) or (n_bytes is not None and n_bytes.shape != (items,)):
+        raise PerfModelError(f"assign: bytes of {items} items and capacities of {devices} devices come together")
+    allowed = np.isfinite(seconds)
+    scale = float(np.where(allowed, seconds, 0.0).max()) or 1.0  # the solver's tolerances are absolute
+    n = devices * items
+    device, item = np.divmod(np.arange(n), items)
+    time = np.where(allowed, seconds / scale, 0.0).ravel()
+    once = coo_array((np.ones(n), (item, np.arange(n))), shape=(items, n + 1))
+    load = coo_array(
+        (
+            np.append(time, -np.ones(devices)),
+            (np.append(device, np.arange(devices)), np.append(np.arange(n), [n] * devices)),
+        ),
+        shape=(devices, n + 1),
+    )
+    constraints = [LinearConstraint(once.tocsr(), 1, 1), LinearConstraint(load.tocsr(), -np.inf, 0)]
+    if n_bytes is not None and capacity_bytes is not None:
+        share = n_bytes[item] / capacity_bytes[device]
+        held = coo_array((share, (device, np.arange(n))), shape=(devices, n + 1))
+        constraints.append(LinearConstraint(held.tocsr(), -np.inf, 1))
+    found = milp(
+        np.append(np.zeros(n), 1.0),
+        integrality=np.append(np.ones(n), 0),
+        bounds=(np.zeros(n + 1), np.append(allowed.ravel().astype(float), np.inf)),
+        constraints=constraints,
+        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
+    )
+    if found.x is None:
+        raise NothingFitsError(f"assign: no assignment of {items} items to {devices} devices fits, or none in time")
+    chosen = found.x[:n].reshape(devices, items).argmax(axis=0)
+    loads = np.bincount(chosen, seconds[chosen, np.arange(items)], minlength=devices)
+    bound_s = min(float(found.mip_dual_bound) * scale, float(loads.max()))
+    return Assignment(tuple(chosen.tolist()), float(loads.max()), bound_s)
