@@ -6,8 +6,7 @@ from perfmodel.ops._conv import Convolution
 from perfmodel.ops._embedding import Embedding
 from perfmodel.ops._family import Axis, Family, GradientProducts, KernelKind, KindColumns, Measurement, ShapeColumn
 from perfmodel.ops._gemm import Gemm
-from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
-from perfmodel.ops._memory import MemoryBound
+from perfmodel.ops._memory import MEASURED_MEMORY_OPS, MemoryBound
 from perfmodel.ops._moe import NONGATED_MOE, MoE
 from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Pass, Shape, Work
 from perfmodel.ops._optimizer import OptimizerStep

@@ -10,7 +10,7 @@ import pandas as pd
 from perfmodel.cost.learn._intervals import figures_of_errors
 from perfmodel.cost.learn._recipe import Recipe, Stages
 from perfmodel.cost.learn._rows import KindCode
-from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, may_be_fitted
+from perfmodel.cost.learn._tables import Samples, gather, may_be_fitted
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import text
 
@@ -42,8 +42,7 @@ def operator_errors(
     """
     from perfmodel.cost.learn._evaluate import Trials, log_errors  # JAX on use only
 
-    figures_of = figures_lookup()
-    samples = gather(tables, recipe.family, recipe.dtypes, figures_of)
+    samples = gather(tables, recipe.family, recipe.dtypes)
     drawn = _drawn(samples, share, seed)
     kept_out = samples.shape_key[drawn == 2]
     trials = Trials(samples, recipe, KindCode.of(samples.rows.kinds), seed, Stages(recipe.name, progress=progress))
@@ -56,7 +55,7 @@ def operator_errors(
     every = every[usable]
     for name in sorted(set(names)):
         part: Any = every[names == name]
-        mine = _on_stacks(gather([part], recipe.family, recipe.dtypes, figures_of), samples)
+        mine = _on_stacks(gather([part], recipe.family, recipe.dtypes), samples)
         error, _ = log_errors(regressor, mine, np.flatnonzero(np.isin(mine.shape_key, kept_out)))
         operator, _, which = name.partition("\t")
         rows.append({"family": recipe.family, "operator": operator, "pass": which, **figures_of_errors(error)})

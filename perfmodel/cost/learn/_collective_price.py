@@ -44,7 +44,7 @@ LARGE: Final = 20
 
 
 @dataclass(frozen=True)
-class Request:
+class CollectiveRequest:
     """What is priced together: one kind on one fabric, by what was measured under some names."""
 
     kind: str
@@ -129,7 +129,7 @@ class CollectivePrices:
         self.weights = weights
         self._tables = Store(_MOST_TABLES)  # weights never change: what was worked out for equal questions stays right
 
-    def price(self, asked: Request, groups: Groups) -> Priced:
+    def price(self, asked: CollectiveRequest, groups: Groups) -> Priced:
         """Time, interval and provenance of every group; 0 for one rank."""
         n = len(groups.ranks)
         log_s, half, provenance = np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object)
@@ -155,7 +155,7 @@ class CollectivePrices:
         return Priced(np.maximum(np.exp(log_s) * several, least_s), half, provenance, least_s)
 
     def _fill(
-        self, asked: Request, table: _Table, groups: Groups, index: np.ndarray, count: np.ndarray,
+        self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray, count: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:  # fmt: skip
         log_s, half, provenance = out
@@ -174,7 +174,7 @@ class CollectivePrices:
                 part = (provenance[index] == name) & ((size >= LARGE) == large)
                 half[index[part]] = self.weights.half_width(name, asked.kind, where, large, table.source)
 
-    def _unmeasured(self, asked: Request, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
+    def _unmeasured(self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
         """Provenance of what was not itself measured."""
         if table.source:
             return np.full(len(index), "learned", dtype=object)
@@ -185,10 +185,10 @@ class CollectivePrices:
         most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
         return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
 
-    def _inside(self, asked: Request) -> _Table:
+    def _inside(self, asked: CollectiveRequest) -> _Table:
         return self._tables.once(asked, lambda: self._inside_table(asked))
 
-    def _inside_table(self, asked: Request) -> _Table:
+    def _inside_table(self, asked: CollectiveRequest) -> _Table:
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, False, 0, 0.0)
         c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.algorithm == "collnet", False)
@@ -200,7 +200,7 @@ class CollectivePrices:
         alone = isinstance(source, SeriesKey) or fabric.inside.of.mesh
         return _Table(RANKS, log_s if alone else rising(log_s, axis=0), parts[0][1] if parts else {}, source)
 
-    def _between_table(self, asked: Request, per_node: float, level: int, concurrent: float) -> _Table:
+    def _between_table(self, asked: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, True, level, per_node)
         c = constants(
@@ -223,7 +223,7 @@ class CollectivePrices:
         return _Table(NODES, np.concatenate([one[None], log_s]), exact, source)
 
     def _measured_curves(
-        self, asked: Request, between: bool, level: int, per_node: float
+        self, asked: CollectiveRequest, between: bool, level: int, per_node: float
     ) -> tuple[_Parts, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
@@ -323,7 +323,7 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     return below * (1 - up) + above * up + np.log(2) * np.maximum(size - GRID[-1], 0)
 
 
-def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
+def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     """Prices of rows of tables, each alone on its fabric, by its own series where that was measured."""
     found = Priced.unknown(len(rows))
     columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
@@ -333,7 +333,9 @@ def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     for (number,), index in groups_of(which):
         kind, fabric, series, software, dtype, algorithm, any_algorithm = alike[number]
         key = rows.keys[series]
-        asked = Request(str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm))
+        asked = CollectiveRequest(
+            str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm)
+        )
         outermost, alone = np.full(len(index), len(fabric.levels) - 1), np.ones(len(index))
         sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
         found.put(index, prices.price(asked, Groups.on(fabric, *sizes, outermost, alone)))

@@ -290,7 +290,7 @@ class Fabric:
         return max(x.latency_s - x.of.latency_s for x in crossed or self.levels[-1:])
 
 
-def canonical_device(name: str) -> str:
+def device_name(name: str) -> str:
     """Catalog name of a device, or the name itself."""
     return _known_device(name)[0]
 
@@ -328,7 +328,7 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
         link = link if flat or index else _in_node_of(node_size, link, name.lower())
         adapter = bandwidth if _unknown(link) else link.bandwidth_bytes_per_s
         levels.append(Level(link, bandwidth, adapter, latency_s, slows_at_scale))
-    return Fabric(canonical_device(device), 1 if flat else node_size, tuple(levels))
+    return Fabric(device_name(device), 1 if flat else node_size, tuple(levels))
 
 
 @lru_cache(maxsize=4096)
@@ -348,7 +348,7 @@ def _of_row(
     between = adapter * nics / size if nics > 0 else adapter
     network = Level(outer, between, adapter, outer.latency_s)
     if alone and ranks_per_node < 2:
-        return Fabric(canonical_device(device), 1, (network,))
+        return Fabric(device_name(device), 1, (network,))
     inner = link_class(interconnect, device, False)
     known, figure = _known_device(device)
     by_name = states_rate(interconnect) or _unknown(inner) or "bridge" in inner.name

@@ -93,6 +93,4 @@ def scaled(one: Prediction, log_by: np.ndarray) -> Prediction:
 
 def share_of(whole: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:
     """`part` of a whole whose two parts would take `a` and `b` by themselves; never itself measured."""
-    log_share = part.log_time - np.logaddexp(a.log_time, b.log_time)
-    return Prediction(whole.log_time + log_share, whole.log_low + log_share, whole.log_high + log_share,
-                      np.maximum(whole.provenance, 1))  # fmt: skip
+    return scaled(whole, part.log_time - np.logaddexp(a.log_time, b.log_time))

@@ -29,7 +29,7 @@ from perfmodel.cost.learn._fabrics import link_class
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed, number, text
 
-KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
+MOE_KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
 ALL_MULTIPROCESSORS: Final = 24.0
 """What a library takes where the table names no number."""
 TOKEN_BYTES: Final = 2.0

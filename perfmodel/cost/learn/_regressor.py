@@ -216,7 +216,7 @@ class Regressor:
         codes = np.stack([self.code.one_hot(k) for k in kinds])
         inputs = Inputs(shape_with_flags(taken), machine, codes[term_at], stack[term_at], term_at)
         log_time, positions = log_time_and_positions(
-            params, inputs, family=self.family, host_launch=host_launch, xp=np,
+            params, inputs, family=self.family, host_launch=host_launch,
             elsewhere=Elsewhere(asked, there.log_memory, there.log_floor_s),
         )  # fmt: skip
         return np.asarray(log_time, np.float64), positions

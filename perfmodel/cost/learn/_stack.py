@@ -7,7 +7,7 @@ from math import exp, log2
 from typing import Any, Final
 
 from perfmodel.catalog import device
-from perfmodel.errors import UnknownNameError
+from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
 from perfmodel.ops import KernelKind
 from perfmodel.spec import Device
@@ -51,7 +51,7 @@ class Figures:
     @property
     def nominal(self) -> "Figures":
         """Those of the device of this name in the catalog; these where there is none."""
-        return _in_catalog(self.name) or self
+        return in_catalog(self.name) or self
 
     def same_kernels(self, other: "Figures") -> bool:
         """Whether kernels run alike: the same device, or one that differs in memory size only.
@@ -82,11 +82,24 @@ class Figures:
 
 
 @lru_cache(maxsize=512)
-def _in_catalog(name: str) -> Figures | None:
+def in_catalog(name: str) -> Figures | None:
+    """Figures of a device by its name or an alias; None where the catalog has none."""
     try:
         return Figures.of(device(name))
     except UnknownNameError:
         return None
+
+
+def figures_named(name: str) -> Figures:
+    """Figures of a device that a table names.
+
+    Raises:
+        TableError: for a device that the catalog does not have.
+    """
+    try:
+        return in_catalog(name) or Figures.of(device(name))
+    except UnknownNameError as error:
+        raise TableError(f"the table names a device that is not in the catalog: {error}") from None
 
 
 _GENERATION: Final = {
@@ -176,14 +189,7 @@ class Stack:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":
         """Inverse of `to_dict`."""
-        figures = Figures(**{"die": _die(value["figures"]["name"]), **value["figures"]})
+        known = in_catalog(value["figures"]["name"])
+        figures = Figures(**{"die": known.die if known else "", **value["figures"]})
         kinds = {KernelKind.parse(kind): n for kind, n in value["kinds"].items()}
         return cls(**{**value, "figures": figures, "kinds": kinds})
-
-
-def _die(name: str) -> str:
-    """The die of a device by its name in the catalog; empty where it is not there."""
-    try:
-        return device(name).die
-    except UnknownNameError:
-        return ""
