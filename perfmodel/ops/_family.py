@@ -100,7 +100,7 @@ class GradientProducts:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family. Its module is listed in `_registry.py`; all else derives from what stands here."""
+    """One family. Listed in `FAMILIES` (`perfmodel/ops/__init__.py`); all else derives from what stands here."""
 
     op: type[KernelOp]
     columns: Mapping[str, ShapeColumn]

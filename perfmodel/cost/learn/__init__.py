@@ -28,6 +28,7 @@ from perfmodel.cost.learn._queries import (
     with_half_batches,
 )
 from perfmodel.cost.learn._recipe import Recipe, read_recipe
+from perfmodel.cost.learn._records import calibration_files, describe_calibration, kernel_records, measured_kinds
 from perfmodel.cost.learn._regressor import Regressor
 from perfmodel.cost.learn._rows import Rows, in_16_bits, rows_from_ops
 from perfmodel.cost.learn._stack import Figures
@@ -35,10 +36,8 @@ from perfmodel.cost.learn._tables import Samples, gather, split
 from perfmodel.cost.learn._weights import (
     END_TO_END_FILE,
     WeightFiles,
-    kernel_records,
     load_family,
     load_regressor,
-    measured_kinds,
     read_header,
     save_regressor,
     shipped_folder,
