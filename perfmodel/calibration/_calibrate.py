@@ -32,14 +32,11 @@ class Believed:
 
     def times(self, where: Any, ops: Sequence[Op]) -> EventTimes:
         """Expected times on the beliefs' device with their 90 % intervals."""
-        stays = np.array([op in self.unmeasured for op in ops], bool)
-        time_s, lo_s, hi_s = np.zeros((3, len(ops)))
-        names = np.full(len(ops), "", object)
-        for mask, price in ((~stays, self._believed), (stays, partial(self.other.times, where))):
-            if mask.any():
-                part = price([op for op, use in zip(ops, mask, strict=True) if use])
-                time_s[mask], lo_s[mask], hi_s[mask], names[mask] = part.time_s, part.lo_s, part.hi_s, part.provenance
-        return EventTimes(time_s, lo_s, hi_s, tuple(names.tolist()))
+        parts = []
+        for stays, price in ((False, self._believed), (True, partial(self.other.times, where))):
+            if at := [i for i, op in enumerate(ops) if (op in self.unmeasured) == stays]:
+                parts.append((at, price([ops[i] for i in at])))
+        return EventTimes.together(len(ops), parts)
 
     def _believed(self, ops: Sequence[Op]) -> EventTimes:
         beliefs = self.beliefs
