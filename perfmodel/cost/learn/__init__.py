@@ -12,10 +12,11 @@ from perfmodel.cost.learn._collective_price import (
 from perfmodel.cost.learn._collective_rows import collective_rows, counted, set_aside
 from perfmodel.cost.learn._collective_studies import LeftOut, Study, study_collectives
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, collective_weights
-from perfmodel.cost.learn._fabrics import Fabric, device_name, is_flat, is_known, is_network, link_class
+from perfmodel.cost.learn._fabrics import Fabric, device_name
 from perfmodel.cost.learn._fit import fit, fit_calibration, fit_collectives
 from perfmodel.cost.learn._gradients import added, gradient_products
 from perfmodel.cost.learn._intervals import absolute_percent
+from perfmodel.cost.learn._links import is_flat, is_known, is_network, link_class
 from perfmodel.cost.learn._moe_alltoall import MOE_KINDS, MoeRows, moe_rows, predict_moe
 from perfmodel.cost.learn._parameters import Inputs, Parameters, power_join
 from perfmodel.cost.learn._queries import (

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn import _moe_alltoall as moe
+from perfmodel.cost.learn._collective_curves import Placements
 from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
 from perfmodel.cost.learn._collective_physics_fit import fit_between, physical_time
 from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_collective_rows
 from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, judged
-from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
+from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Scope
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 

@@ -140,6 +140,10 @@ def product(software: str) -> str:
     return re.split(r"[-_ ]?v?\d", software, maxsplit=1)[0]
 
 
+FEW_ROWS: Final = 30
+"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """A device under a software, and the kinds that were measured on it."""
@@ -174,13 +178,15 @@ class Stack:
         """Unique label."""
         return f"{self.figures.name}|{self.source}|{self.software}"
 
-    def matches(self, software: str) -> bool:
-        """Whether a software asked for by name is this one (full name, source or source/software)."""
-        return software in (self.software, self.source, f"{self.source}/{self.software}")
-
-    def preference(self) -> tuple[int, str]:
-        """Sort key: the best stand-in for a training job first."""
-        return self.order, self.software
+    def preference(self, kind: KernelKind, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+        """Sort key for a request: named software (by its name, its source or both), then named source, then rows of the
+        kind, then the best stand-in for a training job."""
+        named = 3
+        if software in (self.software, self.source, f"{self.source}/{self.software}"):
+            named = 0 if source is None or self.source == source else 2
+        elif source is not None and self.source == source:
+            named = 1 if software is not None and product(self.software) == product(software) else 2
+        return named, self.kinds.get(kind, 0) < FEW_ROWS, self.order, self.software
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
