@@ -18,7 +18,6 @@ from jaxtyping import Float64
 from perfmodel.cost.learn import (
     Samples,
     absolute_percent,
-    figures_lookup,
     gather,
     read_recipe,
     split,
@@ -75,7 +74,7 @@ def main(names: list[str]) -> None:
     for name in names or [p.stem for p in sorted((TRAINING / "recipes").glob("*.toml"))]:
         recipe = read_recipe(TRAINING / "recipes" / f"{name}.toml")
         frames = [read_table(p) for p in paths if p.name.startswith(recipe.family)]
-        samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
+        samples = gather(frames, recipe.family, recipe.dtypes)
         known[name] = baselines(samples, recipe.holdout)
         print(name, known[name], flush=True)
         write_json(OUT, dict(sorted(known.items())))

@@ -22,7 +22,6 @@ from perfmodel.cost.learn import (
     Regressor,
     Samples,
     absolute_percent,
-    figures_lookup,
     gather,
     kernel_records,
     load_regressor,
@@ -64,7 +63,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in kernel_records():
         regressor = load_regressor(shipped_folder() / f"{name}.safetensors")
-        samples = gather(frames, regressor.family, regressor.dtypes, figures_lookup())
+        samples = gather(frames, regressor.family, regressor.dtypes)
         rows += hidden_kinds(regressor, samples)
     table = pd.DataFrame(rows)
     chosen: Any = table[table["mode"] == "sibling"].groupby("regressor")

@@ -1,8 +1,11 @@
 """Calibrating a cluster: which events to measure for a model and in which order, and what whole runs say."""
 
 from perfmodel.calibration._active import (
+    HALF_WIDTH,
     Round,
     Selection,
+    Steps,
+    StepShares,
     choose,
     most_uncertain,
     select,
@@ -10,14 +13,13 @@ from perfmodel.calibration._active import (
     step_variance,
 )
 from perfmodel.calibration._beliefs import Beliefs, condition
-from perfmodel.calibration._calibrate import calibrate_model
+from perfmodel.calibration._calibrate import LayoutSteps, calibrate_model
 from perfmodel.calibration._corrections import LEAST_SHARE, NAMED_SD, Correction, corrections
 from perfmodel.calibration._end_to_end import EndToEnd, FittedParameter, calibrate_end_to_end
 from perfmodel.calibration._model_plan import LayoutCost, ModelPlan, model_plan, plan_report
-from perfmodel.calibration._priors import Prior, priors
+from perfmodel.calibration._parameters import Prior, priors
 from perfmodel.calibration._profile import Difference, ProfileFit, ProfileReport, amount, explain_profile, fit_profile
 from perfmodel.calibration._runs import Run
-from perfmodel.calibration._steps import HALF_WIDTH, LayoutSteps, Steps, StepShares
 from perfmodel.calibration._two_nodes import Reachable, distsim_all_reduce_time, reachable
 from perfmodel.display import shorten_reprs
 

@@ -2,17 +2,43 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
 
 from perfmodel.calibration._beliefs import NOISE, Base, Beliefs, Events, condition, take
-from perfmodel.calibration._steps import HALF_WIDTH, Steps
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Op
 from perfmodel.spec import Device
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HALF_WIDTH = 1.645
+"""Standard deviations on either side of a 90 % interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepShares:
+    """Step time of every layout, and how it depends on the events."""
+
+    step_time_s: Float[np.ndarray, " layouts"]
+    ops: tuple[Op, ...]
+    """Distinct events that measuring could settle."""
+    shares: Float[np.ndarray, "layouts ops"]
+    """d log(step time) / d log(event time)."""
+    rest_half_width: Float[np.ndarray, " layouts"]
+    """Half-width of the 90 % interval, as a share of the step time, that the other events cause."""
+
+
+class Steps(Protocol):
+    """Whatever tells step times from beliefs about events."""
+
+    def at(self, beliefs: Beliefs) -> StepShares:
+        """Steps with every event at its expected time."""
+        ...
 
 
 def step_variance(
@@ -68,9 +94,6 @@ def _greedy(
         seen.append(column)
     return chosen
 
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Measure = Callable[[Sequence[Op]], Mapping[Op, float]]
 """Measures ops and returns seconds of each that could be measured."""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.calibration._corrections import Correction
-from perfmodel.calibration._posterior import Posterior, fitted
-from perfmodel.calibration._priors import Prior, corrected, covariance_of, priors
+from perfmodel.calibration._parameters import Posterior, Prior, corrected, covariance_of, fitted, priors
 from perfmodel.calibration._runs import Observations, Run, check_units
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import PerfModelError

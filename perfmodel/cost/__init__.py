@@ -1,11 +1,11 @@
 from perfmodel.cost._collectives import CollectiveModel, interconnect_of
-from perfmodel.cost._describe import calibration_files, describe_calibration
 from perfmodel.cost._events import EventTimes, PricesCollectives, PricesKernels, event_times
 from perfmodel.cost._growth import InSteps
 from perfmodel.cost._inference import inference_times
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import TENSOR_TYPES, has_power_law, sustained_seconds, under_load
 from perfmodel.cost._roofline import measured_work, roofline_seconds
+from perfmodel.cost.learn import calibration_files, describe_calibration
 from perfmodel.display import shorten_reprs
 
 shorten_reprs(__name__)

@@ -1,8 +1,8 @@
 """Times of events with intervals and provenance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -24,6 +24,25 @@ class EventTimes:
     """Upper end of the 90 % interval."""
     provenance: tuple[str, ...]
     """`measured`, `learned`, `analytical`, `extrapolated`, or `skipped: reason`."""
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> "EventTimes":
+        """Of events by row: time, lower and upper end, provenance; what stands behind is left out."""
+        time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
+        return cls(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
+
+    def rows(self) -> Iterator[tuple[float, float, float, str]]:
+        """Inverse of `of_rows`."""
+        return zip(self.time_s.tolist(), self.lo_s.tolist(), self.hi_s.tolist(), self.provenance, strict=True)
+
+    @classmethod
+    def together(cls, n: int, parts: Iterable[tuple[Sequence[int], "EventTimes"]]) -> "EventTimes":
+        """Those of `n` events, each part with the positions that it is of."""
+        time_s, lo_s, hi_s = np.zeros((3, n))
+        provenance = np.full(n, "", object)
+        for at, part in parts:
+            time_s[at], lo_s[at], hi_s[at], provenance[at] = part.time_s, part.lo_s, part.hi_s, part.provenance
+        return cls(time_s, lo_s, hi_s, tuple(provenance.tolist()))
 
     def scaled(self, by: Float64[np.ndarray, "n"]) -> "EventTimes":
         """The same with every time and its interval multiplied."""
@@ -53,6 +72,37 @@ class EventTimes:
                 time_s[i], lo_s[i], hi_s[i] = bounds.time_s[at], bounds.lo_s[at], bounds.hi_s[at]
                 provenance[i] = bounds.provenance[at]
         return EventTimes(time_s, lo_s, hi_s, tuple(provenance))
+
+
+_MOST_KNOWN: Final = 500_000
+"""Events whose times are kept."""
+Key = TypeVar("Key", bound=Hashable)
+
+
+class KnownTimes:
+    """Times of events by key; all are forgotten where they become too many."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Hashable, tuple[float, float, float, str]] = {}
+
+    def times(
+        self, keys: Sequence[Key], work_out: Callable[[list[Key]], Iterable[tuple[Sequence[Key], EventTimes]]]
+    ) -> EventTimes:
+        """Times by key; those not known yet are worked out.
+
+        Args:
+            work_out: of keys that are not known, each once, gives their times with the keys that they are of, and those
+                of others where it has them.
+        """
+        if len(self._rows) > _MOST_KNOWN:
+            self._rows.clear()
+        rows = [self._rows.get(key) for key in keys]
+        if None in rows:
+            new = dict.fromkeys(key for key, row in zip(keys, rows, strict=True) if row is None)
+            for found, times in work_out([*new]):
+                self._rows.update(zip(found, times.rows(), strict=True))
+            rows = [self._rows[key] for key in keys]
+        return EventTimes.of_rows(rows)  # pyright: ignore[reportArgumentType]
 
 
 class PricesKernels(Protocol):
@@ -103,8 +153,6 @@ def event_times(
     cluster.require_one_kind()
     comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
-    time_s, lo_s, hi_s = np.zeros((3, len(ops)))
-    provenance = [""] * len(ops)
     parts = []
     if rest:
         kernel_ops: list[KernelOp] = [ops[i] for i in rest]  # pyright: ignore[reportAssignmentType]
@@ -114,8 +162,4 @@ def event_times(
         shared = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
         times = collectives.times(cluster, sent).scaled(np.array(shared)).plus(_of_ranks(cluster, sent))
         parts.append((comm, _relayed(cluster, sent, times, collectives)))
-    for where, part in parts:
-        time_s[where], lo_s[where], hi_s[where] = part.time_s, part.lo_s, part.hi_s
-        for i, name in zip(where, part.provenance, strict=True):
-            provenance[i] = name
-    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(provenance))
+    return EventTimes.together(len(ops), parts)

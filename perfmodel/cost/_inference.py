@@ -1,13 +1,13 @@
 """Events that only inference has: attention over a compressed cache, weights narrower than the products that read them,
 and all-reduces of small messages by direct reads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 import numpy as np
 
-from perfmodel.cost._events import EventTimes, PricesCollectives, event_times
+from perfmodel.cost._events import EventTimes, KnownTimes, PricesCollectives, event_times
 from perfmodel.cost._growth import InSteps
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import under_load
@@ -28,8 +28,6 @@ LEAST_HALF_WIDTH: Final = 0.1
 """Of times that the memory's nominal bandwidth alone sets."""
 LEAST_LINK_BYTES_PER_S: Final = 100e9
 """Below it devices do not read one another's memory directly, or not as fast as kernels assume (PCIe)."""
-_MOST_KNOWN: Final = 500_000
-"""Events of a cluster whose times are kept."""
 LATENT_MEMORY_SHARE: Final = 0.9
 LATENT_COMPUTE_SHARE: Final = 0.67
 """Shares of H800's 3.35 TB/s and 989 TFLOP/s that decoding over a compressed cache reaches: 3,000 GB/s where it is
@@ -67,27 +65,15 @@ def inference_times(
     Args:
         stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
     """
-    known = _known_times(cluster, kernels, collectives)
-    asked = list(zip(ops, stored_bytes, strict=True))
-    new = [one for one in asked if one not in known]
-    for n_bytes in dict.fromkeys(n for _, n in new):
-        every = InSteps.of((op for op, n in new if n == n_bytes), {})
-        found = every.times(_by_themselves(every.ops, n_bytes, cluster, kernels, collectives))
-        rows = zip(found.time_s.tolist(), found.lo_s.tolist(), found.hi_s.tolist(), found.provenance, strict=True)
-        known.update(zip(((op, n_bytes) for op in every.ops), rows, strict=True))
-    rows = [known[one] for one in asked]
-    time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
-    return EventTimes(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
 
+    def work_out(new: list[tuple[Op, float]]) -> Iterator[tuple[list[tuple[Op, float]], EventTimes]]:
+        for n_bytes in dict.fromkeys(n for _, n in new):
+            every = InSteps.of((op for op, n in new if n == n_bytes), {})
+            found = every.times(_by_themselves(every.ops, n_bytes, cluster, kernels, collectives))
+            yield [(op, n_bytes) for op in every.ops], found
 
-def _known_times(
-    cluster: Cluster, kernels: KernelModel, collectives: PricesCollectives
-) -> dict[tuple[Op, float], tuple[float, float, float, str]]:
-    """By event and bytes of what it reads its time, the ends of its interval and its provenance; grows."""
-    known = current_session().parts.once((_known_times, cluster, kernels, collectives), dict)
-    if len(known) > _MOST_KNOWN:
-        known.clear()
-    return known
+    known = current_session().parts.once((inference_times, cluster, kernels, collectives), KnownTimes)
+    return known.times(list(zip(ops, stored_bytes, strict=True)), work_out)
 
 
 def _by_themselves(

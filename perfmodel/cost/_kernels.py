@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64
 
-from perfmodel.cost._events import EventTimes
+from perfmodel.cost._events import EventTimes, KnownTimes
 from perfmodel.cost._roofline import (
     HALF_WIDTH,
     as_measured,
@@ -44,56 +44,8 @@ from perfmodel.spec import Device
 _LABELS = np.array(PROVENANCE, object)
 
 
-class KnownTimes:
-    """Times of ops on one device under one software."""
-
-    def __init__(self) -> None:
-        self._code: dict[KernelOp, int] = {}
-        self._seconds = np.zeros((0, 3))
-        self._provenance = np.zeros(0, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._code)
-
-    def codes(self, ops: Sequence[KernelOp]) -> tuple[np.ndarray, list[KernelOp]]:
-        """Position of every op, and the distinct ones that were not known (`add` their times next)."""
-        code, before = self._code, len(self._code)
-        positions = np.array([code.setdefault(op, len(code)) for op in ops], np.int64)
-        if len(code) == before:
-            return positions, []
-        fresh, first = np.unique(positions, return_index=True)
-        return positions, [ops[i] for i in first[fresh >= before]]
-
-    def add(self, prediction: Prediction) -> None:
-        """Times of the new ops, in the order that `codes` gave them."""
-        seconds = np.exp(np.stack([prediction.log_time, prediction.log_low, prediction.log_high], axis=1))
-        start, end = len(self._code) - len(seconds), len(self._code)
-        if end > len(self._seconds):
-            room = max(2 * len(self._seconds), end)
-            self._seconds = np.concatenate([self._seconds[:start], np.zeros((room - start, 3))])
-            self._provenance = np.concatenate([self._provenance[:start], np.zeros(room - start, np.int64)])
-        self._seconds[start:end] = seconds
-        self._provenance[start:end] = prediction.provenance
-
-    def drop(self, new: Sequence[KernelOp]) -> None:
-        """Take new ops back that could not be predicted."""
-        for op in new:
-            del self._code[op]
-
-    def forget(self) -> None:
-        """Start anew."""
-        self.__init__()
-
-    def times(self, codes: np.ndarray) -> EventTimes:
-        """Times at positions."""
-        time_s, lo_s, hi_s = self._seconds[codes].T
-        return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[self._provenance[codes]].tolist()))
-
-
-_MOST_REMEMBERED: Final = 500_000
-"""Ops per device whose times are kept."""
 _MOST_DEVICES: Final = 32
-"""For which they are."""
+"""For which times are kept."""
 _MEASURED: Final = PROVENANCE.index("measured")
 _WIDE: Final = ("fp64", "fp32", "tf32")
 """Element types that nobody measured attention in."""
@@ -140,16 +92,7 @@ class KernelModel:
             CalibrationError: for weights that are truncated or of another schema version.
         """
         known = self._known.once((device, software), KnownTimes)
-        if len(known) > _MOST_REMEMBERED:
-            known.forget()
-        codes, new = known.codes(ops)
-        if new:
-            try:
-                known.add(self._predict_new(device, software, new))
-            except BaseException:
-                known.drop(new)
-                raise
-        return known.times(codes)
+        return known.times(ops, lambda new: [(new, _event_times(self._predict_new(device, software, new)))])
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
         """Times of the rows of a compute table as they were measured.
@@ -318,6 +261,11 @@ class KernelModel:
         if family not in self._families:
             self._families[family] = load_family(self._weights, family)
         return self._families[family]
+
+
+def _event_times(found: Prediction) -> EventTimes:
+    time_s, lo_s, hi_s = np.exp([found.log_time, found.log_low, found.log_high])
+    return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[found.provenance].tolist()))
 
 
 def _by_roofline(asked: Asked) -> Prediction:

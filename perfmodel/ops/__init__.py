@@ -1,16 +1,18 @@
 """Families of kernels, each a module: shape, work, physics, how tables state it and how it is measured."""
 
+from types import MappingProxyType
+from typing import Final
+
 from perfmodel.display import shorten_reprs
-from perfmodel.ops._attention import ATTENTION_MASKS, LATENT_DECODE, Attention
-from perfmodel.ops._conv import Convolution
-from perfmodel.ops._embedding import Embedding
+from perfmodel.ops._attention import ATTENTION, ATTENTION_MASKS, LATENT_DECODE, Attention
+from perfmodel.ops._conv import CONVOLUTION, Convolution
+from perfmodel.ops._embedding import EMBEDDING, Embedding
 from perfmodel.ops._family import Axis, Family, GradientProducts, KernelKind, KindColumns, Measurement, ShapeColumn
-from perfmodel.ops._gemm import Gemm
-from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
-from perfmodel.ops._memory import MemoryBound
-from perfmodel.ops._moe import NONGATED_MOE, MoE
+from perfmodel.ops._gemm import GEMM, Gemm
+from perfmodel.ops._memory import MEASURED_MEMORY_OPS, MEMORY, MemoryBound
+from perfmodel.ops._moe import MOE, NONGATED_MOE, MoE
 from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Pass, Shape, Work
-from perfmodel.ops._optimizer import OptimizerStep
+from perfmodel.ops._optimizer import OPTIMIZER, OptimizerStep
 from perfmodel.ops._physics import (
     Machine,
     Physics,
@@ -21,8 +23,12 @@ from perfmodel.ops._physics import (
     vector_rate,
 )
 from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, torch_module
-from perfmodel.ops._recurrence import Recurrence
-from perfmodel.ops._registry import FAMILIES
+from perfmodel.ops._recurrence import RECURRENCE, Recurrence
+
+FAMILIES: Final = MappingProxyType({
+    family.name: family for family in (GEMM, ATTENTION, MEMORY, EMBEDDING, OPTIMIZER, CONVOLUTION, MOE, RECURRENCE)
+})  # fmt: skip
+"""A family is added by its module and its entry here."""
 
 Op = KernelOp | Collective
 """What one event computes or moves, independent of model, layout and device."""

@@ -98,13 +98,9 @@ class GradientProducts:
     """The same from either product to both gradients, without accumulation."""
 
 
-def no_more_columns(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
-    """For families whose shape columns say all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family. Its module is listed in `_registry.py`; all else derives from what stands here."""
+    """One family. Listed in `FAMILIES` (`perfmodel/ops/__init__.py`); all else derives from what stands here."""
 
     op: type[KernelOp]
     columns: Mapping[str, ShapeColumn]
@@ -124,7 +120,9 @@ class Family:
     the work of others."""
     gradients: GradientProducts | None = None
     """For products whose gradients are products."""
-    complete: Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], None] = no_more_columns
+    complete: Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], None] = (
+        lambda shape, ops, passes, layout: None
+    )
     """`(shape, op names, passes, operand layouts)`: adds columns that follow from others, in place."""
     measurement: Measurement | None = None
     """How it is timed; nothing where no program times it."""

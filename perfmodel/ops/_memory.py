@@ -89,7 +89,7 @@ def _op_by_inputs(shape: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.where(shape["n_inputs"] >= 2, "add", "relu")
 
 
-MEASURED: Final[dict[str, int]] = {
+MEASURED_MEMORY_OPS: Final[dict[str, int]] = {
     "add": 2, "mul": 2, "silu_mul": 2, "relu": 1, "gelu": 1, "silu": 1, "tanh": 1, "softmax": 1, "layer_norm": 1,
     "rms_norm": 1, "bias_gelu": 1, "batch_norm": 1, "cross_entropy": 1, "rope": 1, "dropout": 1, "bias_dropout_add": 2,
 }  # fmt: skip
@@ -105,10 +105,11 @@ _OF_NINE_TENTHS: Final = 1.2816
 
 
 def _check(op: MemoryBound) -> None:
-    if op.op not in MEASURED:
-        raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED)
-    if op.n_inputs != MEASURED[op.op] and (op.op, op.n_inputs) != ("add", 1):  # rows moved, with themselves added
-        raise PerfModelError(f"{op.op} has n_inputs = {MEASURED[op.op]}, got {op.n_inputs}")
+    if op.op not in MEASURED_MEMORY_OPS:
+        raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED_MEMORY_OPS)
+    n_inputs = MEASURED_MEMORY_OPS[op.op]
+    if op.n_inputs != n_inputs and (op.op, op.n_inputs) != ("add", 1):  # rows moved, with themselves added
+        raise PerfModelError(f"{op.op} has n_inputs = {n_inputs}, got {op.n_inputs}")
     if op.op == "rope" and op.hidden % 2:
         raise PerfModelError(f"rope turns pairs: hidden must be even, got {op.hidden}")
 

@@ -27,13 +27,8 @@ _Row = tuple[float, float, float, str, float]
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events; each distinct one is computed once (DistSim, observation 1)."""
-    times = _times(_rows(problem.unadjusted, ops))
+    times = EventTimes.of_rows(_rows(problem.unadjusted, ops))
     return problem.adjustment.times(ops, times, _latency_s(problem, ops)) if problem.adjustment else times
-
-
-def _times(rows: Sequence[_Row]) -> EventTimes:
-    time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
-    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
 
 
 def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
@@ -88,7 +83,7 @@ def _of_whole_attention(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[i
     found = [(i, op, undivided(problem.model, problem.job, op)) for i, op in enumerate(ops)]
     parts = [(i, op, whole) for i, op, whole in found if isinstance(op, Attention) and whole is not None]
     share = np.array([op.flops / whole.flops for _, op, whole in parts])
-    return [i for i, _, _ in parts], _times(_rows(problem, [whole for _, _, whole in parts])).scaled(share)
+    return [i for i, _, _ in parts], EventTimes.of_rows(_rows(problem, [whole for _, _, whole in parts])).scaled(share)
 
 
 def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:

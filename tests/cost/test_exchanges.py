@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import ExchangeRates, cluster, exchange_library
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost._exchanges import share_of_link
+from perfmodel.cost._collectives import share_of_link
 from perfmodel.cost.learn import Fabric
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Collective, Exchange

@@ -20,7 +20,7 @@ from perfmodel.cost.learn import (
     least_volume,
     link_class,
 )
-from perfmodel.cost.learn._fabrics import link_classes
+from perfmodel.cost.learn._links import link_classes
 from perfmodel.errors import TableError
 from perfmodel.ops import Collective
 from perfmodel.spec import Cluster

@@ -25,7 +25,7 @@ CACHED = {
     "cost.learn._fabrics._known_device": "a file of the package, by name of a device",
     "cost.learn._fabrics.names_of_parts": "a file of the package, by name of a device",
     "cost.learn._fabrics._of_row": "links from cells of a row and files of the package",
-    "cost.learn._stack._in_catalog": "a file of the package, by name of a device",
+    "cost.learn._stack.in_catalog": "a file of the package, by name of a device",
     "calibration._covariance._likelihood": "JAX's compiled code, by frozen components",
     "ingest._profile.collective_of": "names of kernels",
     "ingest._profile.family_of": "names of kernels and operators",

@@ -36,7 +36,6 @@ ALLOWED = {
     "bars.py": ("10 %",),
     # widths of parameters' names, styles
     "fit_collectives.py": ("400 rows", "1 MiB"),
-    "collectives_report.py": ("1 MiB",),
 }
 """By file: what is a setting, a bar or a style, and no result."""
 

@@ -11,7 +11,8 @@ from math import exp, log
 from typing import Final, NamedTuple
 
 from perfmodel.cost.learn._collective_physics import LINE_SHARE, PAIRS, LinkConstants
-from perfmodel.cost.learn._fabrics import Fabric, LinkClass, link_named
+from perfmodel.cost.learn._fabrics import Fabric
+from perfmodel.cost.learn._links import LinkClass, link_named
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
 _LEAST_EFFICIENCY: Final = 0.02

@@ -5,34 +5,27 @@ series, a fabric on one device, or links inside a node on any device.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
+from perfmodel.cost.learn._collective_curves import Curve, fit_curves, mean_curve
 from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import (
-    GRID,
-    HIGHEST,
-    LOWEST,
-    PER_OCTAVE,
     CollectiveWeights,
-    Curve,
     CurveKey,
     EntryKey,
     FabricKey,
     LinksKey,
     MeasuredPlace,
-    mean_curve,
 )
 from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.ingest.tables import groups_of
-
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -76,31 +69,6 @@ def fit_rows(
 def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
     """Whether each row tells of links in general, bool[n]."""
     return ~(rows.starting(sources.unhealthy) & rows.between) & ~rows.starting(sources.as_timed) & ~rows.slow
-
-
-def fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray) -> Curve:
-    """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured / physical), float64[n]."""
-    order = np.argsort(size, kind="stable")
-    x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
-    cell = np.round(x * PER_OCTAVE).astype(int)
-    first = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
-    middle = np.array([part.mean() for part in np.split(x, first[1:])])
-    value = np.array([np.median(part) for part in np.split(y, first[1:])])
-    start, end = cell[0] - LOWEST * PER_OCTAVE, cell[-1] - LOWEST * PER_OCTAVE
-    return Curve(ranks, ranks_per_node, int(start), np.interp(GRID[start : end + 1], middle, value).astype(np.float32))
-
-
-def fit_curves(
-    groups: Iterable[tuple[Key, np.ndarray]], ranks: np.ndarray, ranks_per_node: np.ndarray, size: np.ndarray,
-    residual: np.ndarray,
-) -> dict[Key, dict[tuple[float, float], Curve]]:  # fmt: skip
-    """One curve per key and placement; `groups`: keys with the indices of their rows."""
-    result: dict[Key, dict[tuple[float, float], Curve]] = {}
-    for label, index in groups:
-        for place in sorted(set(zip(ranks[index].tolist(), ranks_per_node[index].tolist(), strict=True))):
-            own = index[(ranks[index] == place[0]) & (ranks_per_node[index] == place[1])]
-            result.setdefault(label, {})[place] = fit_curve(*place, size[own], residual[own])
-    return result
 
 
 def fit_all_curves(

@@ -11,25 +11,16 @@ count stands for itself. So it does where a row of a table names a measured seri
 with what made one count of its ranks, or one size, slower than the next.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.cost.learn._collective_curves import GRID, PER_OCTAVE, Curve, Parts, between_of, correction, inside_of
 from perfmodel.cost.learn._collective_effects import constants
 from perfmodel.cost.learn._collective_physics import collective_time, least_volume
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
-from perfmodel.cost.learn._collective_weights import (
-    GRID,
-    PER_OCTAVE,
-    CollectiveWeights,
-    Curve,
-    CurveKey,
-    EntryKey,
-    LinksKey,
-    Placements,
-)
+from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, EntryKey, LinksKey
 from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.ingest.tables import groups_of
 from perfmodel.session import Store
@@ -44,7 +35,7 @@ LARGE: Final = 20
 
 
 @dataclass(frozen=True)
-class Request:
+class CollectiveRequest:
     """What is priced together: one kind on one fabric, by what was measured under some names."""
 
     kind: str
@@ -106,10 +97,6 @@ class Priced:
             column[at] = getattr(prices, name)
 
 
-_Parts = list[tuple[float, dict[float, Curve]]]
-"""Weights and measured curves by count."""
-
-
 @dataclass(frozen=True)
 class _Table:
     """Log time over counts and `GRID`, float64[c, g], and what it stands on."""
@@ -129,7 +116,7 @@ class CollectivePrices:
         self.weights = weights
         self._tables = Store(_MOST_TABLES)  # weights never change: what was worked out for equal questions stays right
 
-    def price(self, asked: Request, groups: Groups) -> Priced:
+    def price(self, asked: CollectiveRequest, groups: Groups) -> Priced:
         """Time, interval and provenance of every group; 0 for one rank."""
         n = len(groups.ranks)
         log_s, half, provenance = np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object)
@@ -155,7 +142,7 @@ class CollectivePrices:
         return Priced(np.maximum(np.exp(log_s) * several, least_s), half, provenance, least_s)
 
     def _fill(
-        self, asked: Request, table: _Table, groups: Groups, index: np.ndarray, count: np.ndarray,
+        self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray, count: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:  # fmt: skip
         log_s, half, provenance = out
@@ -174,7 +161,7 @@ class CollectivePrices:
                 part = (provenance[index] == name) & ((size >= LARGE) == large)
                 half[index[part]] = self.weights.half_width(name, asked.kind, where, large, table.source)
 
-    def _unmeasured(self, asked: Request, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
+    def _unmeasured(self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
         """Provenance of what was not itself measured."""
         if table.source:
             return np.full(len(index), "learned", dtype=object)
@@ -185,22 +172,22 @@ class CollectivePrices:
         most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
         return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
 
-    def _inside(self, asked: Request) -> _Table:
+    def _inside(self, asked: CollectiveRequest) -> _Table:
         return self._tables.once(asked, lambda: self._inside_table(asked))
 
-    def _inside_table(self, asked: Request) -> _Table:
+    def _inside_table(self, asked: CollectiveRequest) -> _Table:
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, False, 0, 0.0)
         c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.algorithm == "collnet", False)
         size_bytes = np.exp2(GRID)[None, :]
         ranks = RANKS[:, None]
         time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c, asked.algorithm)
-        time_s = time_s * np.exp(_correction(parts, RANKS))
+        time_s = time_s * np.exp(correction(parts, RANKS))
         log_s = _over_bytes(np.log(time_s), source)
         alone = isinstance(source, SeriesKey) or fabric.inside.of.mesh
         return _Table(RANKS, log_s if alone else rising(log_s, axis=0), parts[0][1] if parts else {}, source)
 
-    def _between_table(self, asked: Request, per_node: float, level: int, concurrent: float) -> _Table:
+    def _between_table(self, asked: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, True, level, per_node)
         c = constants(
@@ -210,7 +197,7 @@ class CollectivePrices:
         nodes = NODES[1:]
         ranks = nodes[:, None] * per_node
         time_s = collective_time(asked.kind, size_bytes, ranks, per_node, c, asked.algorithm) * np.exp(
-            _correction(parts, nodes)
+            correction(parts, nodes)
         )
         log_s = _over_bytes(np.log(time_s), source)
         if not isinstance(source, SeriesKey):
@@ -223,8 +210,8 @@ class CollectivePrices:
         return _Table(NODES, np.concatenate([one[None], log_s]), exact, source)
 
     def _measured_curves(
-        self, asked: Request, between: bool, level: int, per_node: float
-    ) -> tuple[_Parts, CurveKey | None]:
+        self, asked: CollectiveRequest, between: bool, level: int, per_node: float
+    ) -> tuple[Parts, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
         usual = self.weights.priced_by(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
@@ -233,52 +220,11 @@ class CollectivePrices:
             series |= known.get(key, {})
         filed = [(asked.keys[-1], series)] if asked.keys else []
         for key, placements in (*filed, *((key, known.get(key, {})) for key in usual)):
-            inside = _inside_of(placements)
-            parts = _between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
+            inside = inside_of(placements)
+            parts = between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
             if parts:
                 return parts, key
         return [], None
-
-
-def _correction(parts: _Parts, count: np.ndarray) -> np.ndarray:
-    """Log correction at rank or node counts on `GRID`, float64[c, g]."""
-    total = np.zeros((len(count), len(GRID)))
-    for share, curves in parts:
-        total += share * _interpolated(curves, count)
-    return total
-
-
-def _inside_of(placements: Placements) -> dict[float, Curve]:
-    """Curves inside one node by ranks."""
-    return {n: c for (n, r), c in placements.items() if n <= r}
-
-
-def _between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
-    """Curves over several nodes by number of nodes, with their weights: of the ranks per node asked for or, if they
-    were not measured, of those measured next to them, weighed by nearness in the logarithm."""
-    between = {place: c for place, c in placements.items() if place[0] > place[1]}
-    known = sorted({r for _, r in between})
-    low = max((r for r in known if r <= ranks_per_node), default=None)
-    high = min((r for r in known if r >= ranks_per_node), default=None)
-    if low is None or high is None or low == high:
-        shares = [(1.0, r) for r in {low, high} - {None}]
-    else:
-        up = float(np.log2(ranks_per_node / low) / np.log2(high / low))
-        shares = [(1 - up, low), (up, high)]
-    return [(share, {n / r: c for (n, r), c in between.items() if r == of}) for share, of in shares]
-
-
-def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
-    """Correction at rank (or node) counts `at` on the whole grid, float64[a, g]; linear in the counts' logarithm."""
-    if not curves:
-        return np.zeros((len(at), len(GRID)))
-    known = sorted(curves)
-    values = np.array([curves[k].everywhere() for k in known])
-    place = np.interp(np.log2(at), np.log2(known), np.arange(len(known)))
-    low = np.minimum(place.astype(int), max(len(known) - 2, 0))
-    high = np.minimum(low + 1, len(known) - 1)
-    share = (place - low)[:, None]
-    return values[low] * (1 - share) + values[high] * share
 
 
 def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None) -> np.ndarray:
@@ -323,7 +269,7 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     return below * (1 - up) + above * up + np.log(2) * np.maximum(size - GRID[-1], 0)
 
 
-def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
+def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     """Prices of rows of tables, each alone on its fabric, by its own series where that was measured."""
     found = Priced.unknown(len(rows))
     columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
@@ -333,7 +279,9 @@ def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     for (number,), index in groups_of(which):
         kind, fabric, series, software, dtype, algorithm, any_algorithm = alike[number]
         key = rows.keys[series]
-        asked = Request(str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm))
+        asked = CollectiveRequest(
+            str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm)
+        )
         outermost, alone = np.full(len(index), len(fabric.levels) - 1), np.ones(len(index))
         sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
         found.put(index, prices.price(asked, Groups.on(fabric, *sizes, outermost, alone)))

@@ -15,9 +15,9 @@ import pandas as pd
 
 from perfmodel.catalog import DEVICES_PER_NODE, NVL72_DEVICES
 from perfmodel.cost.learn._collective_physics import KINDS, least_volume
-from perfmodel.cost.learn._fabrics import (
+from perfmodel.cost.learn._fabrics import Fabric
+from perfmodel.cost.learn._links import (
     TRAY,
-    Fabric,
     LinkClass,
     is_known,
     is_network,

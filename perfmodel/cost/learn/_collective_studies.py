@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn import _moe_alltoall as moe
+from perfmodel.cost.learn._collective_curves import Placements
 from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
 from perfmodel.cost.learn._collective_physics_fit import fit_between, physical_time
-from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_rows
+from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_collective_rows
 from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, judged
-from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
+from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Scope
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 
@@ -37,7 +38,7 @@ def usable(
 ) -> tuple[CollectiveRows, moe.MoeRows, dict[str, int]]:
     """Rows that can be fitted (clean, of several ranks, with a time), and how many are set aside for what reason."""
     table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
-    is_moe = table["collective"].isin(moe.KINDS).to_numpy()
+    is_moe = table["collective"].isin(moe.MOE_KINDS).to_numpy()
     rows = collective_rows(table.loc[~is_moe])
     good = (rows.skipped == "") & ~rows.doubtful & np.isfinite(rows.time_s) & (rows.time_s > 0) & (rows.ranks > 1)
     exchanges = moe.moe_rows(table.loc[is_moe])
@@ -64,7 +65,7 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
         test, train = np.flatnonzero(fold == k), rows.take(fold != k)
         if len(train) and len(test):
             curves = fit_all_curves(train, weights.physics, sources)
-            priced = predict_rows(CollectivePrices(replace(weights, curves=curves)), rows.take(test))
+            priced = predict_collective_rows(CollectivePrices(replace(weights, curves=curves)), rows.take(test))
             error[test] = np.log(priced.time_s / rows.time_s[test])
             measured[test] = priced.provenance == "measured"
     return error, measured
@@ -73,7 +74,7 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
 def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> dict[Scope, float]:
     """Half-widths where a series was measured: errors for shapes left out, by series; and of the usual prices."""
     error, measured = shape_errors(rows, weights, sources)
-    usual, source = predict_rows(CollectivePrices(weights), rows.anonymous()), rows.of_series("source")
+    usual, source = predict_collective_rows(CollectivePrices(weights), rows.anonymous()), rows.of_series("source")
     known = (usual.provenance == "measured") & np.isin(source, sources.reference or source)
     far = np.where(known, np.log(usual.time_s / rows.time_s), np.nan)
     own = quantiles(rows, np.where(measured, error, np.nan), "measured")
@@ -212,7 +213,7 @@ def _left_out(rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveR
     for k in range(fold.max(initial=-1) + 1):
         test, train = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
         if len(test) and len(train):
-            priced = predict_rows(CollectivePrices(fit(rows.take(train))), rows.take(test))
+            priced = predict_collective_rows(CollectivePrices(fit(rows.take(train))), rows.take(test))
             error[test] = np.log(priced.time_s / rows.time_s[test])
     return error
 

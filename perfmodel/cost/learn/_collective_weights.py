@@ -2,13 +2,14 @@
 file: safetensors with JSON metadata, loaded fail-closed."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from perfmodel.cost.learn._collective_curves import Curve, Placements, mean_curve, stacked, unstacked
 from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_rows import SeriesKey
 from perfmodel.cost.learn._fabrics import Fabric, names_of_parts
@@ -20,11 +21,6 @@ SCHEMA: Final = "perfmodel-collectives/4"
 FILE_NAME: Final = "collectives.safetensors"
 HALF_WIDTH: Final = {"measured": 0.12, "learned": 0.3, "analytical": 0.6, "extrapolated": 0.8}
 """Half-width of the 90 % interval in log time where a table was too small to leave anything out."""
-PER_OCTAVE: Final = 4
-LOWEST: Final = 4
-HIGHEST: Final = 38
-GRID: Final = np.arange(LOWEST * PER_OCTAVE, HIGHEST * PER_OCTAVE + 1) / PER_OCTAVE
-"""log2 bytes (or tokens) at which every curve is known, float64[g]."""
 
 
 class EntryKey(NamedTuple):
@@ -78,36 +74,6 @@ class ExchangePlace(NamedTuple):
 
 CurveKey = SeriesKey | EntryKey | FabricKey | LinksKey
 _CURVE_KEYS: Final = (SeriesKey, EntryKey, FabricKey, LinksKey)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What measurements add to physics at one placement: log(measured / physical time), piecewise linear over sizes."""
-
-    ranks: float
-    ranks_per_node: float
-    start: int
-    """Index into `GRID` of the first value."""
-    value: np.ndarray
-    """Log correction at successive points of `GRID`, float32[m]."""
-
-    def everywhere(self) -> np.ndarray:
-        """On the whole grid, constant beyond what was measured, float64[g]."""
-        index = np.clip(np.arange(len(GRID)) - self.start, 0, len(self.value) - 1)
-        return self.value[index].astype(np.float64)
-
-    @property
-    def low(self) -> float:
-        """log2 of the smallest size measured (to a quarter of an octave)."""
-        return float(GRID[self.start])
-
-    @property
-    def high(self) -> float:
-        return float(GRID[self.start + len(self.value) - 1])
-
-
-Placements = Mapping[tuple[float, float], Curve]
-"""Curves by ranks and ranks per node."""
 
 
 class MeasuredPlace(NamedTuple):
@@ -214,23 +180,14 @@ class CollectiveWeights:
         return found[0] if found else HALF_WIDTH[provenance]
 
 
-def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of curves of one placement, wherever one of them was measured."""
-    if len(curves) == 1:
-        return curves[0]
-    start, end = min(c.start for c in curves), max(c.start + len(c.value) for c in curves)
-    value = np.mean([c.everywhere()[start:end] for c in curves], axis=0)
-    return replace(curves[0], start=start, value=value.astype(np.float32))
-
-
 def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
     """Write `path` atomically."""
     from safetensors.numpy import save
 
     moe = weights.moe
     curves, exchanges = _sorted(weights.curves), _sorted(moe.curves)
-    arrays = {f"curves/{name}": array for name, array in _stacked(curves).items()}
-    arrays |= {f"moe/{name}": array for name, array in _stacked(exchanges).items()}
+    arrays = {f"curves/{name}": array for name, array in stacked(curves).items()}
+    arrays |= {f"moe/{name}": array for name, array in stacked(exchanges).items()}
     constants = _sorted(moe.series)
     arrays["moe/vector"] = np.array(list(constants.values()), np.float64).reshape(-1, 4)
     meta = {
@@ -279,7 +236,7 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
     places = [ExchangePlace(ExchangeKey(*series), *rest) for series, *rest in meta["moe_curves"]]
     found = CollectiveWeights(
         physics={Effect(*key): value for key, value in meta["physics"]},
-        curves=_curves([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
+        curves=unstacked([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
         measured_on={
             SeriesKey(*key): tuple(MeasuredPlace(*place) for place in places) for key, places in meta["measured_on"]
         },
@@ -287,7 +244,7 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
         most_ranks=meta["most_ranks"],
         moe=MoeWeights(
             series=dict(zip(exchanges, arrays["moe/vector"], strict=True)),
-            curves=_curves(places, arrays, "moe/"),
+            curves=unstacked(places, arrays, "moe/"),
             spread=_widths(meta["moe_spread"]),
         ),
         notes=meta["notes"],
@@ -312,24 +269,3 @@ def _widths(pairs: list[Any]) -> dict[Scope, float]:
 def _sorted(by_key: Mapping[Any, Any]) -> dict[Any, Any]:
     """In an order that does not depend on how it was made: by the name of the key's type, then its parts as text."""
     return dict(sorted(by_key.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))
-
-
-def _stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
-    every = [(i, curve) for i, places in enumerate(curves.values()) for curve in places.values()]
-    return {
-        "name": np.array([i for i, _ in every], np.int32),
-        "place": np.array([(c.ranks, c.ranks_per_node) for _, c in every], np.float64).reshape(-1, 2),
-        "start": np.array([c.start for _, c in every], np.int32),
-        "length": np.array([len(c.value) for _, c in every], np.int32),
-        "value": np.concatenate([c.value for _, c in every]) if every else np.zeros(0, np.float32),
-    }
-
-
-def _curves(keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[Any, Placements]:
-    found = {name: arrays[prefix + name] for name in ("name", "place", "start", "length", "value")}
-    values = np.split(found["value"], np.cumsum(found["length"])[:-1])
-    result: dict[Any, dict[tuple[float, float], Curve]] = {}
-    places = zip(found["name"].tolist(), found["place"].tolist(), found["start"].tolist(), values, strict=False)
-    for name, (ranks, per_node), start, value in places:
-        result.setdefault(keys[name], {})[ranks, per_node] = Curve(ranks, per_node, start, value)
-    return dict(result)

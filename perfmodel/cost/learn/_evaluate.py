@@ -16,7 +16,6 @@ from perfmodel.cost.learn._intervals import (
     in_range_intervals,
     summary,
 )
-from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.cost.learn._parameters import Parameters
 from perfmodel.cost.learn._queries import Asked, Query
 from perfmodel.cost.learn._recipe import Recipe, Stages

@@ -24,7 +24,7 @@ from perfmodel.cost.learn._parameters import Parameters
 from perfmodel.cost.learn._recipe import Recipe, small_recipe
 from perfmodel.cost.learn._regressor import Regressor, cell_hash
 from perfmodel.cost.learn._rows import KindCode
-from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, table_hashes
+from perfmodel.cost.learn._tables import Samples, gather, table_hashes
 from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
 from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
@@ -93,7 +93,7 @@ def _fit_one(
 ) -> dict[str, Any]:  # fmt: skip
     if progress is not None:
         progress(f"{recipe.name}: reading rows", 0, 1)
-    samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
+    samples = gather(frames, recipe.family, recipe.dtypes)
     regressor = fit_regressor(
         samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress
     )

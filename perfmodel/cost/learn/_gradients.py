@@ -12,10 +12,10 @@ from typing import Final, Literal
 import numpy as np
 
 from perfmodel.cost.learn._dies import goes_by_bandwidth, goes_by_forward
-from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for, timed_for
+from perfmodel.cost.learn._plan import Plan, timed_for
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows
-from perfmodel.cost.learn._stack import Stack
+from perfmodel.cost.learn._stack import FEW_ROWS, Stack
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, GradientProducts, KernelKind
 
 Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
@@ -56,7 +56,7 @@ def _believed(
     enough = stack.kinds[known] >= FEW_ROWS or stack.source == query.source
     if found.mode not in ("direct", "sibling") or known != kind or not enough:
         return None
-    return preference_for(stack, known, query.source, query.software)
+    return stack.preference(known, query.source, query.software)
 
 
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
@@ -93,6 +93,4 @@ def scaled(one: Prediction, log_by: np.ndarray) -> Prediction:
 
 def share_of(whole: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:
     """`part` of a whole whose two parts would take `a` and `b` by themselves; never itself measured."""
-    log_share = part.log_time - np.logaddexp(a.log_time, b.log_time)
-    return Prediction(whole.log_time + log_share, whole.log_low + log_share, whole.log_high + log_share,
-                      np.maximum(whole.provenance, 1))  # fmt: skip
+    return scaled(whole, part.log_time - np.logaddexp(a.log_time, b.log_time))

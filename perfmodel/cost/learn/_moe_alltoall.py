@@ -13,23 +13,20 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.catalog import DEVICES_PER_NODE
-from perfmodel.cost.learn._collective_fit import fit_curves
+from perfmodel.cost.learn._collective_curves import GRID, PER_OCTAVE, Placements, fit_curves
 from perfmodel.cost.learn._collective_physics import larger, smaller
 from perfmodel.cost.learn._collective_price import Priced
 from perfmodel.cost.learn._collective_weights import (
-    GRID,
-    PER_OCTAVE,
     ExchangeKey,
     ExchangePlace,
     MoeWeights,
-    Placements,
     Scope,
 )
-from perfmodel.cost.learn._fabrics import link_class
 from perfmodel.cost.learn._intervals import conformal_quantile
+from perfmodel.cost.learn._links import link_class
 from perfmodel.ingest.tables import groups_of, hashed, number, text
 
-KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
+MOE_KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
 ALL_MULTIPROCESSORS: Final = 24.0
 """What a library takes where the table names no number."""
 TOKEN_BYTES: Final = 2.0

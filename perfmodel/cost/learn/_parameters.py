@@ -126,18 +126,6 @@ def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
     return (rows[..., None, :] @ matrix[..., None, :, :])[..., 0, :] if xp is np else rows @ matrix
 
 
-def predict_log_time(
-    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool = False, xp: Any = np
-) -> Any:
-    """Log seconds [n] of every kernel.
-
-    With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the
-    device figures in `inputs` (and the parameters). With `host_launch` the software's launch
-    floor is added, as eager measurements have it.
-    """
-    return log_time_and_positions(params, inputs, family=family, host_launch=host_launch, xp=xp)[0]
-
-
 class Elsewhere(NamedTuple):
     """Where kernels run, if on another part of the same die than the one they are evaluated on."""
 
@@ -148,11 +136,14 @@ class Elsewhere(NamedTuple):
 
 
 def log_time_and_positions(
-    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any, elsewhere: Elsewhere | None = None
-) -> tuple[Any, Any]:
-    """Log seconds [n], and where the shapes lie on the family's axes [n, A].
+    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool = False, xp: Any = np,
+    elsewhere: Elsewhere | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Log seconds [n] of every kernel, and where the shapes lie on the family's axes [n, A].
 
-    Elsewhere the same work takes the base time of the figures there, and what it takes beyond is as here: no more
+    With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the device figures in
+    `inputs` (and the parameters). With `host_launch` the software's launch floor is added, as eager measurements have
+    it. Elsewhere the same work takes the base time of the figures there, and what it takes beyond is as here: no more
     of any rate makes a kernel slower.
     """
     physics, raw, positions = feature_matrix(xp, family, inputs)

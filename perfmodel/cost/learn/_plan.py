@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from perfmodel.cost.learn._rows import kind_distance
-from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
+from perfmodel.cost.learn._stack import FEW_ROWS, Figures, Stack, similarity
 from perfmodel.ingest import OWN_ORDER
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
@@ -22,8 +22,6 @@ _TRUST: Final = (1.0, 0.5, 0.05, 0.002)
 
 Steeper than similarity between generations: other software tells less than another device.
 """
-FEW_ROWS: Final = 30
-"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
 _TOO_UNLIKE: Final = 4.0
 """Distance of kinds (another dtype) from which their ratio says nothing."""
 _OTHER_CLOCK: Final = 0.1
@@ -70,8 +68,8 @@ class Wanted:
 
     @cached_property
     def order(self) -> tuple[tuple[int, bool, int, str], ...]:
-        """Sort key of every stack (`preference_for`)."""
-        return tuple(preference_for(stack, self.kind, self.source, self.software) for stack in self.stacks)
+        """Sort key of every stack (`Stack.preference`)."""
+        return tuple(stack.preference(self.kind, self.source, self.software) for stack in self.stacks)
 
     def likeness(self, stack: int) -> float:
         """How far the device of a stack tells about the asked one."""
@@ -232,18 +230,6 @@ def _known_names(stacks: Sequence[Stack], source: str | None, software: str | No
         full = (s for s in stacks if software == f"{s.source}/{s.software}")
         return next(((s.source, s.software) for s in full), (None, software))
     return (source if any(s.source == source for s in stacks) else None), software
-
-
-def preference_for(
-    stack: Stack, kind: KernelKind, source: str | None, software: str | None
-) -> tuple[int, bool, int, str]:
-    """Sort key of a stack for a request: named software, then named source, then rows and preference."""
-    named = 3
-    if software is not None and stack.matches(software):
-        named = 0 if source is None or stack.source == source else 2
-    elif source is not None and stack.source == source:
-        named = 1 if software is not None and product(stack.software) == product(software) else 2
-    return (named, stack.kinds.get(kind, 0) < FEW_ROWS, *stack.preference())
 
 
 def ratio_plan(wanted: Wanted, own: Sequence[int]) -> Plan | None:

@@ -9,9 +9,7 @@ import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
 from perfmodel.cost.learn._rows import Rows, physics_of, rows_from_table
-from perfmodel.cost.learn._stack import Figures
-from perfmodel.cost.learn._tables import figures_lookup
-from perfmodel.errors import PerfModelError
+from perfmodel.cost.learn._stack import Figures, in_catalog
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import factorise, relabel, text
 from perfmodel.ops import KernelKind, Machine, Physics
@@ -156,14 +154,8 @@ class TableQueries:
 
 def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     """Questions of a table's rows of one family; unknown devices, dtypes and shapes get a reason."""
-    lookup = figures_lookup()
     device_code, devices = factorise(text(table, "device"))
-    figures: list[Figures | None] = []
-    for name in devices:
-        try:
-            figures.append(lookup(name))
-        except PerfModelError:
-            figures.append(None)
+    figures = [in_catalog(name) for name in devices]
     table = clean_kernels(table)
     rows, complete = rows_from_table(table, family)
     reasons = np.full(len(table), "", object)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64
 
+from perfmodel.cost.learn._base import term_constants
 from perfmodel.cost.learn._dies import (
     as_equal_heads,
     forward_rows,
@@ -20,7 +21,6 @@ from perfmodel.cost.learn._dies import (
 )
 from perfmodel.cost.learn._gradients import Way, added, gradient_products, scaled, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
-from perfmodel.cost.learn._moved_constants import term_constants
 from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
 from perfmodel.cost.learn._plan import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
 from perfmodel.cost.learn._queries import Asked, Prediction, Query
@@ -216,7 +216,7 @@ class Regressor:
         codes = np.stack([self.code.one_hot(k) for k in kinds])
         inputs = Inputs(shape_with_flags(taken), machine, codes[term_at], stack[term_at], term_at)
         log_time, positions = log_time_and_positions(
-            params, inputs, family=self.family, host_launch=host_launch, xp=np,
+            params, inputs, family=self.family, host_launch=host_launch,
             elsewhere=Elsewhere(asked, there.log_memory, there.log_floor_s),
         )  # fmt: skip
         return np.asarray(log_time, np.float64), positions

@@ -7,7 +7,7 @@ from math import exp, log2
 from typing import Any, Final
 
 from perfmodel.catalog import device
-from perfmodel.errors import UnknownNameError
+from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
 from perfmodel.ops import KernelKind
 from perfmodel.spec import Device
@@ -51,7 +51,7 @@ class Figures:
     @property
     def nominal(self) -> "Figures":
         """Those of the device of this name in the catalog; these where there is none."""
-        return _in_catalog(self.name) or self
+        return in_catalog(self.name) or self
 
     def same_kernels(self, other: "Figures") -> bool:
         """Whether kernels run alike: the same device, or one that differs in memory size only.
@@ -82,11 +82,24 @@ class Figures:
 
 
 @lru_cache(maxsize=512)
-def _in_catalog(name: str) -> Figures | None:
+def in_catalog(name: str) -> Figures | None:
+    """Figures of a device by its name or an alias; None where the catalog has none."""
     try:
         return Figures.of(device(name))
     except UnknownNameError:
         return None
+
+
+def figures_named(name: str) -> Figures:
+    """Figures of a device that a table names.
+
+    Raises:
+        TableError: for a device that the catalog does not have.
+    """
+    try:
+        return in_catalog(name) or Figures.of(device(name))
+    except UnknownNameError as error:
+        raise TableError(f"the table names a device that is not in the catalog: {error}") from None
 
 
 _GENERATION: Final = {
@@ -127,6 +140,10 @@ def product(software: str) -> str:
     return re.split(r"[-_ ]?v?\d", software, maxsplit=1)[0]
 
 
+FEW_ROWS: Final = 30
+"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """A device under a software, and the kinds that were measured on it."""
@@ -161,13 +178,15 @@ class Stack:
         """Unique label."""
         return f"{self.figures.name}|{self.source}|{self.software}"
 
-    def matches(self, software: str) -> bool:
-        """Whether a software asked for by name is this one (full name, source or source/software)."""
-        return software in (self.software, self.source, f"{self.source}/{self.software}")
-
-    def preference(self) -> tuple[int, str]:
-        """Sort key: the best stand-in for a training job first."""
-        return self.order, self.software
+    def preference(self, kind: KernelKind, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+        """Sort key for a request: named software (by its name, its source or both), then named source, then rows of the
+        kind, then the best stand-in for a training job."""
+        named = 3
+        if software in (self.software, self.source, f"{self.source}/{self.software}"):
+            named = 0 if source is None or self.source == source else 2
+        elif source is not None and self.source == source:
+            named = 1 if software is not None and product(self.software) == product(software) else 2
+        return named, self.kinds.get(kind, 0) < FEW_ROWS, self.order, self.software
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
@@ -176,14 +195,7 @@ class Stack:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":
         """Inverse of `to_dict`."""
-        figures = Figures(**{"die": _die(value["figures"]["name"]), **value["figures"]})
+        known = in_catalog(value["figures"]["name"])
+        figures = Figures(**{"die": known.die if known else "", **value["figures"]})
         kinds = {KernelKind.parse(kind): n for kind, n in value["kinds"].items()}
         return cls(**{**value, "figures": figures, "kinds": kinds})
-
-
-def _die(name: str) -> str:
-    """The die of a device by its name in the catalog; empty where it is not there."""
-    try:
-        return device(name).die
-    except UnknownNameError:
-        return ""

@@ -1,7 +1,7 @@
 """From measurement tables to what a regressor is fitted on: cleaned, merged, split."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +11,8 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.cost.learn._rows import Rows, kinds_of, physics_of, rows_from_table
-from perfmodel.cost.learn._stack import Figures, Stack
-from perfmodel.errors import TableError, UnknownNameError
+from perfmodel.cost.learn._stack import Stack, figures_named
+from perfmodel.errors import TableError
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import hashed, number, relabel, text
 from perfmodel.ops import KindColumns, Machine, Physics
@@ -52,23 +52,19 @@ class Samples:
         return physics_of([s.figures for s in self.stacks], self.stack, self.rows)
 
 
-def gather(
-    tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
-) -> Samples:
+def gather(tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...]) -> Samples:
     """Merge tables into the samples of one family (of some dtype classes, if any are named).
 
     Raises:
-        TableError: if no usable row remains, or for a device that `figures_of` does not know.
+        TableError: if no usable row remains, or for a device that the catalog does not have.
     """
-    parts = [p for t in tables if (p := _part(t, family, dtypes, figures_of)) is not None]
+    parts = [p for t in tables if (p := _part(t, family, dtypes)) is not None]
     if not parts:
         raise TableError(f"no usable {family} row in the given tables")
-    return _merge(family, pd.concat(parts, ignore_index=True), figures_of)
+    return _merge(family, pd.concat(parts, ignore_index=True))
 
 
-def _part(
-    table: pd.DataFrame, family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
-) -> pd.DataFrame | None:
+def _part(table: pd.DataFrame, family: str, dtypes: tuple[str, ...]) -> pd.DataFrame | None:
     """Usable rows of one table: shape columns, kind, and what identifies the stack."""
     table = clean_kernels(table)
     mine: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
@@ -80,7 +76,7 @@ def _part(
     frame = pd.DataFrame(rows.shape)
     for name, column in rows.columns._asdict().items():
         frame[name] = column
-    frame["device"] = relabel(text(mine, "device"), lambda name: figures_of(name).name)
+    frame["device"] = relabel(text(mine, "device"), lambda name: figures_named(name).name)
     for name in (*_STACK[1:], *_OF_STACK):
         frame[name] = mine[name].to_numpy()
     frame["time_s"] = number(mine, "time_us") * 1e-6
@@ -93,7 +89,7 @@ def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
     return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
 
 
-def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures]) -> Samples:
+def _merge(family: str, frame: pd.DataFrame) -> Samples:
     names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
     merged: Any = frame.groupby([*_STACK, *KindColumns._fields, *names], sort=True, as_index=False)["time_s"].median()
     facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
@@ -105,7 +101,7 @@ def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures
     ):
         counts = np.bincount(kind[codes == index], minlength=len(kinds))
         have = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
-        stacks.append(Stack(figures_of(device), source, software, have, bool(host_launch), int(order)))
+        stacks.append(Stack(figures_named(device), source, software, have, bool(host_launch), int(order)))
     rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
     shape_key = hashed([merged[name].to_numpy() for name in names if name not in _NOT_SHAPE])
     return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
@@ -124,23 +120,6 @@ def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.nd
         check = np.zeros(len(samples), bool)
     order = np.random.default_rng(0).permutation(np.flatnonzero(check))
     return np.flatnonzero(~test & ~check), order, np.flatnonzero(test)
-
-
-def figures_lookup() -> Callable[[str], Figures]:
-    """Figures by catalog name or alias, remembered; raises `TableError` for an unknown device."""
-    from perfmodel.catalog import device
-
-    known: dict[str, Figures] = {}
-
-    def lookup(name: str) -> Figures:
-        if name not in known:
-            try:
-                known[name] = Figures.of(device(name))
-            except UnknownNameError as error:
-                raise TableError(f"the table names a device that is not in the catalog: {error}") from None
-        return known[name]
-
-    return lookup
 
 
 def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -258,27 +257,9 @@ def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:
     """
     found = dict.fromkeys((weights, weight_files(None)))
     paths = [(w, w.folder / name) for w in found for name in w.names if name.endswith(".safetensors")]
-    return tuple(load_regressor(path, w.read(path.name)) for w, path in paths if _belongs(path, family))
+    return tuple(load_regressor(path, w.read(path.name)) for w, path in paths if belongs(path, family))
 
 
-def _belongs(path: Path, family: str) -> bool:
+def belongs(path: Path, family: str) -> bool:
+    """Whether a weights file is of a family."""
     return path.stem == family or path.stem.startswith(f"{family}_")
-
-
-def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:
-    """By kind, how many measured kernels of a device its regressors of a family rest on."""
-    counts: Counter[KernelKind] = Counter()
-    for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
-        for path in sorted(folder.glob("*.safetensors")):
-            if _belongs(path, family):
-                for stack in read_header(path)["stacks"]:
-                    if stack["figures"]["name"] == device:
-                        counts.update(Stack.from_dict(stack).kinds)
-    return counts
-
-
-def kernel_records() -> dict[str, dict[str, Any]]:
-    """By shipped regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
-    paths = sorted(shipped_folder().glob("*.safetensors"))
-    kernels = [path for path in paths if any(_belongs(path, family) for family in FAMILIES)]
-    return {path.stem: read_header(path)["record"] for path in kernels}

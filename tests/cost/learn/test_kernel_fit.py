@@ -14,7 +14,6 @@ from perfmodel.cost.learn import (
     Asked,
     Query,
     Recipe,
-    figures_lookup,
     fit,
     gather,
     load_regressor,
@@ -94,7 +93,7 @@ def test_same_inputs_are_not_fitted_twice(fitted: Path) -> None:
 
 
 def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
-    samples = gather([gemm_table()], "gemm", (), figures_lookup())
+    samples = gather([gemm_table()], "gemm", ())
     code = KindCode.of(samples.rows.kinds)
     base = fit_base(samples)
     everything = np.arange(len(samples))
@@ -119,7 +118,7 @@ def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
 
 
 def test_trainings_on_the_same_stacks_share_one_compiled_step() -> None:
-    samples = gather([gemm_table()], "gemm", (), figures_lookup())
+    samples = gather([gemm_table()], "gemm", ())
     code, base, at = KindCode.of(samples.rows.kinds), fit_base(samples), np.arange(len(samples))
     start = train(samples, base, code, TINY, fit_on=at)
     compiled = _step._cache_size()
@@ -128,7 +127,7 @@ def test_trainings_on_the_same_stacks_share_one_compiled_step() -> None:
 
 
 def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
-    samples = gather([gemm_table(60)], "gemm", (), figures_lookup())
+    samples = gather([gemm_table(60)], "gemm", ())
     recipe = replace(TINY, members=2, steps=8, refit_steps=4, left_out_steps=4)
     regressor = fit_regressor(samples, recipe, seed=3)
     asked = Asked(samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64))
@@ -141,7 +140,7 @@ def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
 
 
 def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
-    samples = gather([gemm_table(60)], "gemm", (), figures_lookup())
+    samples = gather([gemm_table(60)], "gemm", ())
     code, base = KindCode.of(samples.rows.kinds), fit_base(samples)
     recipe = replace(TINY, members=2, steps=40)
     at = np.arange(len(samples))
@@ -163,7 +162,7 @@ def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
 
 
 def test_damaged_checkpoint_is_ignored(tmp_path: Path) -> None:
-    samples = gather([gemm_table(40)], "gemm", (), figures_lookup())
+    samples = gather([gemm_table(40)], "gemm", ())
     code = KindCode.of(samples.rows.kinds)
     path = tmp_path / "broken.npz"
     path.write_bytes(b"PK not a zip")
@@ -173,7 +172,7 @@ def test_damaged_checkpoint_is_ignored(tmp_path: Path) -> None:
 
 def test_whole_shapes_are_kept_out() -> None:
     table = pd.concat([gemm_table(400), gemm_table(400).assign(software="other")])
-    samples = gather([table], "gemm", (), figures_lookup())
+    samples = gather([table], "gemm", ())
     fit_on, check_on, test = split(samples, 0.2)
     keys = [set(samples.shape_key[index].tolist()) for index in (fit_on, check_on, test)]
     assert not keys[0] & keys[2]
@@ -184,13 +183,13 @@ def test_whole_shapes_are_kept_out() -> None:
 
 def test_repeats_are_merged_to_their_median() -> None:
     table = gemm_table(3).iloc[[0, 0, 0]].assign(time_us=[1.0, 2.0, 30.0])
-    samples = gather([table], "gemm", (), figures_lookup())
+    samples = gather([table], "gemm", ())
     np.testing.assert_allclose(samples.time_s, [2e-6])
 
 
 def test_suspect_rows_are_not_fitted() -> None:
     table = pd.concat([gemm_table(20), gemm_table(20, seed=1).assign(variant="suspect:above_peak_flops")])
-    assert len(gather([table], "gemm", (), figures_lookup())) <= 20
+    assert len(gather([table], "gemm", ())) <= 20
 
 
 @pytest.mark.parametrize(
@@ -277,7 +276,7 @@ def test_weights_round_trip(fitted: Path, tmp_path: Path) -> None:
 
 def test_large_shapes_and_devices_left_out_are_reported() -> None:
     table = gemm_table(1400).assign(k=lambda frame: frame["k"] + np.arange(1400))  # no two alike
-    samples = gather([table], "gemm", (), figures_lookup())
+    samples = gather([table], "gemm", ())
     record = fit_regressor(samples, replace(TINY, steps=8, refit_steps=4, left_out_steps=4)).record
     assert record["large_left_out"]["n"] >= 50
     assert set(record["device_left_out"]) == {"A100-SXM4-80GB", "H100-SXM5-80GB"}

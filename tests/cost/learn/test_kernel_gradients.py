@@ -17,10 +17,10 @@ from perfmodel.cost.learn import (
     Inputs,
     Regressor,
     load_regressor,
-    predict_log_time,
     rows_from_ops,
     shipped_folder,
 )
+from perfmodel.cost.learn._parameters import log_time_and_positions
 from perfmodel.cost.learn._queries import Asked, Query
 from perfmodel.cost.learn._rows import machine_of, one_hot, shape_with_flags
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
@@ -53,7 +53,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
         @jax.jit
         def log_time(shape: dict, machine: tuple) -> jax.Array:
             changed = inputs._replace(shape={**inputs.shape, **shape}, machine=type(inputs.machine)(*machine))
-            return predict_log_time(params, changed, family=regressor.family, xp=jnp)[0]
+            return log_time_and_positions(params, changed, family=regressor.family, xp=jnp)[0][0]
 
         shape = {c: jnp.asarray(inputs.shape[c], jnp.float64) for c in columns}
         machine = tuple(jnp.asarray(m, jnp.float64).reshape(-1) for m in inputs.machine)
@@ -74,10 +74,10 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 def test_jax_and_numpy_predict_alike(name: str) -> None:
     op, _ = CASES[name]
     regressor, inputs = regressor_inputs(name, op)
-    ours = predict_log_time(regressor.params, inputs, family=regressor.family)
+    ours = log_time_and_positions(regressor.params, inputs, family=regressor.family)[0]
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, regressor.params)
-        theirs = predict_log_time(params, inputs, family=regressor.family, xp=jnp)
+        theirs = log_time_and_positions(params, inputs, family=regressor.family, xp=jnp)[0]
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
@@ -89,7 +89,7 @@ def test_one_trace_serves_every_batch_of_a_size() -> None:
     @jax.jit
     def log_time(shape: dict) -> jax.Array:
         traces.append(1)
-        return predict_log_time(params, inputs._replace(shape=shape), family="gemm", xp=jnp)
+        return log_time_and_positions(params, inputs._replace(shape=shape), family="gemm", xp=jnp)[0]
 
     for m in (128.0, 256.0, 1000.0):
         log_time({**inputs.shape, "m": np.array([m])})
@@ -101,8 +101,8 @@ def test_more_bandwidth_never_slows_a_memory_bound_kernel() -> None:
     regressor, inputs = regressor_inputs("memory", CASES["memory"][0])
     faster = inputs._replace(machine=inputs.machine._replace(bandwidth=np.array([2 * a.bandwidth])))
     slower = inputs._replace(machine=inputs.machine._replace(bandwidth=np.array([a.bandwidth / 2])))
-    fast = predict_log_time(regressor.params, faster, family="memory")
-    slow = predict_log_time(regressor.params, slower, family="memory")
+    fast = log_time_and_positions(regressor.params, faster, family="memory")[0]
+    slow = log_time_and_positions(regressor.params, slower, family="memory")[0]
     assert fast < slow
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.cost.learn import Figures, Parameters
-from perfmodel.cost.learn._moved_constants import term_constants
+from perfmodel.cost.learn._base import term_constants
 from perfmodel.cost.learn._plan import Term, make_plan
 from perfmodel.cost.learn._stack import Stack, product
 from perfmodel.ops import KernelKind

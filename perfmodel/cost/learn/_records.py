@@ -1,9 +1,14 @@
-"""What a calibration holds, for people (`perfmodel doctor`)."""
+"""What the weights of a calibration rest on, as their files' metadata say: rows, devices, software, errors on what was
+kept out of their fit."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cost.learn import collective_weights, read_header, weight_files, weights_folder
+from perfmodel.cost.learn._collective_weights import collective_weights
+from perfmodel.cost.learn._stack import Stack
+from perfmodel.cost.learn._weights import belongs, read_header, shipped_folder, weight_files, weights_folder
+from perfmodel.ops import FAMILIES, KernelKind
 
 _KEPT_OUT: Final = {"shapes": "in_range", "larger shapes": "large_left_out", "devices": "device_left_out"}
 """Way of keeping rows out of a fit -> its figures in the record (percent), by device where there are several."""
@@ -63,3 +68,22 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
         "kept_out": kept_out,
         "coverage_90": record.get("in_range", {}).get("coverage_90"),
     }
+
+
+def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:
+    """By kind, how many measured kernels of a device its regressors of a family rest on."""
+    counts: Counter[KernelKind] = Counter()
+    for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
+        for path in sorted(folder.glob("*.safetensors")):
+            if belongs(path, family):
+                for stack in read_header(path)["stacks"]:
+                    if stack["figures"]["name"] == device:
+                        counts.update(Stack.from_dict(stack).kinds)
+    return counts
+
+
+def kernel_records() -> dict[str, dict[str, Any]]:
+    """By shipped regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
+    paths = sorted(shipped_folder().glob("*.safetensors"))
+    kernels = [path for path in paths if any(belongs(path, family) for family in FAMILIES)]
+    return {path.stem: read_header(path)["record"] for path in kernels}
