@@ -42,7 +42,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             changed.append(instruction)
             continue
         question = Question.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
-        answer = OPS[instruction.op].shard(question)
+        answer = OPS[instruction.op].spread(question)
         for name, want in zip(instruction.inputs, answer.inputs, strict=True):
             if sharding[name] != want:
                 raise LayoutError(f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}")

@@ -35,7 +35,7 @@ def megatron_axes(program: Program) -> Program:
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
         question = Question.of(i, types, [spread[n] for n in i.inputs], 1)
-        spread.update(zip(i.outputs, OPS[i.op].shard(question).outputs, strict=True))
+        spread.update(zip(i.outputs, OPS[i.op].spread(question).outputs, strict=True))
     return replace(
         program,
         inputs=tuple(

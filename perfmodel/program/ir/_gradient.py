@@ -55,7 +55,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
             if rule is None or not needed.intersection(instruction.inputs) or all(g is None for g in given):
                 continue
             with builder.tagged(layer=instruction.tag.layer):
-                found = rule(builder, instruction, given)
+                found = rule(builder, instruction, *given)
                 for name, gradient in zip(instruction.inputs, found, strict=True):
                     if gradient is None or name not in needed:
                         continue
