@@ -2,7 +2,6 @@
 
 from perfmodel.catalog._clusters import cluster, clusters
 from perfmodel.catalog._devices import device, devices
-from perfmodel.catalog._dispatchers import ExchangeLibrary, ExchangeRates, exchange_library
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
 from perfmodel.catalog._models import model, models
 from perfmodel.catalog._problem import (
@@ -16,7 +15,7 @@ from perfmodel.catalog._problem import (
     read_job,
     unfiled,
 )
-from perfmodel.catalog._recipes import plain_fp8, recipe
+from perfmodel.catalog._recipes import ExchangeLibrary, ExchangeRates, exchange_library, plain_fp8, recipe
 from perfmodel.catalog._toml import checked, checked_fields
 from perfmodel.catalog._words import DEVICES_PER_NODE, NVL72_DEVICES, cluster_for, compute_network, states_rate
 from perfmodel.display import shorten_reprs

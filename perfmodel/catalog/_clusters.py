@@ -6,8 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.catalog._cpu import CPU_NAMES
-from perfmodel.catalog._devices import device, device_from_toml
+from perfmodel.catalog._devices import CPU_NAMES, device, device_from_toml
 from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
 from perfmodel.catalog._words import cluster_for
 from perfmodel.errors import PerfModelError, UnknownNameError

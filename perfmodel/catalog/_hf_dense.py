@@ -1,6 +1,6 @@
-"""Hugging Face configurations of dense models beside LLaMA's: Gemma, OLMo, StarCoder, GLM, Nemotron; and of those whose
-attention and feed-forward run side by side: Falcon, Phi, StableLM and Command R (GPT-J's and GPT-NeoX's stand with
-those of their time)."""
+"""Hugging Face configurations of dense models beside LLaMA's: OPT, Gemma, OLMo, StarCoder, GLM, Nemotron; and of those
+whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi, StableLM and Command R (GPT-J's stands with
+GPT-2's)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,27 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
-from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Share, Stack, activation
-from perfmodel.catalog._hf_llama import Llama
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Llama, Share, Stack, activation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opt(Stack):
+    """OPT."""
+
+    ffn_dim: Count
+    max_position_embeddings: Count = 2048
+    activation_function: str = "relu"
+    tie_word_embeddings: bool = True
+    enable_bias: bool = True
+    dropout: Share = 0.1
+
+    def fields(self) -> Fields:
+        return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
+            "activation": activation(self.activation_function),
+            "tied_embeddings": self.tie_word_embeddings,
+            "bias": self.enable_bias,
+            "dropout": self.dropout > 0,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +141,27 @@ class Starcoder2(Stack):
             "tied_embeddings": self.tie_word_embeddings,
             "window": self.sliding_window,
             "dropout": self.residual_dropout > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptNeoX(Stack):
+    """GPT-NeoX, Pythia: attention and feed-forward side by side, each on a norm of its own."""
+
+    intermediate_size: Count
+    use_parallel_residual: bool = True
+    max_position_embeddings: Count = 2048
+    hidden_act: str = "gelu"
+    tie_word_embeddings: bool = False
+    hidden_dropout: Share = 0.0
+
+    def fields(self) -> Fields:
+        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+            "activation": activation(self.hidden_act),
+            "positions": "rope",
+            "parallel_blocks": "two_norms" if self.use_parallel_residual else "none",
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.hidden_dropout > 0,
         }
 
 

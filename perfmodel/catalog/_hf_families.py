@@ -4,21 +4,11 @@ Keys that are null count as absent, as in Hugging Face's own classes; keys that 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Protocol
 
 from annotated_types import Gt, Le
 
-from perfmodel.catalog._hf_common import (
-    Count,
-    CountOrNone,
-    Fields,
-    Layers,
-    Share,
-    Stack,
-    activation,
-    plain_sizes,
-)
 from perfmodel.catalog._hf_dense import (
     Cohere,
     Cohere2,
@@ -28,16 +18,35 @@ from perfmodel.catalog._hf_dense import (
     Gemma3,
     Glm,
     Glm4,
+    GptNeoX,
     Nemotron,
     Olmo2,
+    Opt,
     Phi,
     StableLm,
     Starcoder2,
 )
 from perfmodel.catalog._hf_hybrids import Glm4Moe, Llama4, Mamba2, NemotronH, Qwen3Next
-from perfmodel.catalog._hf_llama import DeepSeek, GptOss, Llama, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
-from perfmodel.catalog._hf_patches import Dit, Siglip, Vit
+from perfmodel.catalog._hf_llama import (
+    Count,
+    CountOrNone,
+    DeepSeek,
+    Fields,
+    GptOss,
+    Layers,
+    Llama,
+    Mixtral,
+    Qwen2,
+    Qwen2Moe,
+    Qwen3,
+    Qwen3Moe,
+    Share,
+    Stack,
+    activation,
+    plain_sizes,
+)
 from perfmodel.errors import PerfModelError
+from perfmodel.spec import AdaLN, Patches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,26 +83,6 @@ class GptJ(Gpt2):
     def fields(self) -> Fields:
         own = {"activation": "gelu", "positions": "rope", "bias": False, "norm_bias": True}
         return super().fields() | own | {"parallel_blocks": "one_norm"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opt(Stack):
-    """OPT."""
-
-    ffn_dim: Count
-    max_position_embeddings: Count = 2048
-    activation_function: str = "relu"
-    tie_word_embeddings: bool = True
-    enable_bias: bool = True
-    dropout: Share = 0.1
-
-    def fields(self) -> Fields:
-        return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
-            "activation": activation(self.activation_function),
-            "tied_embeddings": self.tie_word_embeddings,
-            "bias": self.enable_bias,
-            "dropout": self.dropout > 0,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,27 +158,6 @@ class T5:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptNeoX(Stack):
-    """GPT-NeoX, Pythia: attention and feed-forward side by side, each on a norm of its own."""
-
-    intermediate_size: Count
-    use_parallel_residual: bool = True
-    max_position_embeddings: Count = 2048
-    hidden_act: str = "gelu"
-    tie_word_embeddings: bool = False
-    hidden_dropout: Share = 0.0
-
-    def fields(self) -> Fields:
-        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
-            "activation": activation(self.hidden_act),
-            "positions": "rope",
-            "parallel_blocks": "two_norms" if self.use_parallel_residual else "none",
-            "tied_embeddings": self.tie_word_embeddings,
-            "dropout": self.hidden_dropout > 0,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
 class MptAttention:
     """`attn_config` of MPT."""
 
@@ -228,11 +196,75 @@ class Mpt:
         }
 
 
-Family = (
-    Gpt2 | GptJ | GptNeoX | Opt | Bloom | Bert | T5 | Mpt | Falcon | Llama | Mixtral | Qwen2 | Qwen2Moe | Qwen3
-    | Qwen3Moe | DeepSeek | GptOss | Gemma | Gemma2 | Gemma3 | Olmo2 | Starcoder2 | Glm | Glm4 | Nemotron | Llama4
-    | Glm4Moe | Qwen3Next | Mamba2 | NemotronH | Vit | Siglip | Dit | Phi | StableLm | Cohere | Cohere2
-)  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class Vit:
+    """ViT; without classes (`id2label`) it has no head, and its pooler is left out."""
+
+    CLASS_TOKENS: ClassVar[int] = 1
+
+    hidden_size: Count = 768
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Count = 12
+    intermediate_size: Count = 3072
+    image_size: Count = 224
+    patch_size: Count = 16
+    num_channels: Count = 3
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.0
+    id2label: dict[str, Any] = field(default_factory=dict)
+
+    def fields(self) -> Fields:
+        patches = Patches(image_size=self.image_size, patch_size=self.patch_size, channels=self.num_channels,
+                          class_tokens=self.CLASS_TOKENS)  # fmt: skip
+        sizes = plain_sizes(self.num_hidden_layers, self.hidden_size, self.num_attention_heads, self.intermediate_size,
+                            len(self.id2label), patches.tokens)  # fmt: skip
+        return sizes | {
+            "patches": patches, "causal": False, "tied_embeddings": False, "activation": activation(self.hidden_act),
+            "dropout": self.hidden_dropout_prob > 0,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Siglip(Vit):
+    """SigLIP's vision tower as language models use it: without its pooling head."""
+
+    CLASS_TOKENS: ClassVar[int] = 0
+
+    hidden_act: str = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dit:
+    """DiT on latents, with one embedding of time step and class for all layers, as its authors train it (diffusers
+    gives each layer its own)."""
+
+    num_attention_heads: Count = 16
+    attention_head_dim: Count = 72
+    num_layers: Layers = 28
+    in_channels: Count = 4
+    out_channels: Count | None = None
+    sample_size: Count = 32
+    patch_size: Count = 2
+    num_embeds_ada_norm: Count = 1000
+
+    def fields(self) -> Fields:
+        patches = Patches(image_size=self.sample_size, patch_size=self.patch_size, channels=self.in_channels,
+                          out_channels=self.out_channels or self.in_channels)  # fmt: skip
+        hidden, heads = self.num_attention_heads * self.attention_head_dim, self.num_attention_heads
+        return plain_sizes(self.num_layers, hidden, heads, None, 0, patches.tokens) | {
+            "patches": patches, "adaln": AdaLN(classes=self.num_embeds_ada_norm), "causal": False, "dropout": False,
+            "tied_embeddings": False, "positions": "none",
+        }  # fmt: skip
+
+
+class Family(Protocol):
+    """A family's configuration."""
+
+    def fields(self) -> Fields:
+        """Of the model that it means."""
+        ...
+
+
 FAMILIES: Mapping[str, type[Family]] = {
     "gpt2": Gpt2, "gpt_neox": GptNeoX, "gptj": GptJ, "opt": Opt, "bloom": Bloom, "bert": Bert, "t5": T5, "mt5": T5,
     "mpt": Mpt, "falcon": Falcon, "llama": Llama, "mistral": Llama, "phi3": Llama, "mixtral": Mixtral, "qwen2": Qwen2,

@@ -6,8 +6,16 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, Len
 
-from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Layers, Stack, activation
-from perfmodel.catalog._hf_llama import Llama, routed_experts
+from perfmodel.catalog._hf_llama import (
+    Count,
+    CountOrNone,
+    Fields,
+    Layers,
+    Llama,
+    Stack,
+    activation,
+    routed_experts,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import DeltaNet, Experts, Mamba
 

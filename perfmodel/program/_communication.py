@@ -84,7 +84,7 @@ def add_layer_gathers(
     s = passes.schedule
     ahead = spec.gathers_ahead
     queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
-    uses = np.flatnonzero(passes.op_column(s.phase != Phase.BACKWARD_WEIGHT))
+    uses = np.flatnonzero((s.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
     used_by = passes.instruction[uses]
     device, step = s.device[used_by], s.updates_before[used_by]
     at = np.arange(len(uses))
@@ -95,7 +95,7 @@ def add_layer_gathers(
     slot = s.slot[passes.instruction[beside]]
     key = np.where(
         k < queued,
-        order.lead_in_key(slot, device, k),
+        order.place_key(slot, device, k),
         order.key(slot, device, passes.part[beside], Around.GATHER),
     )
     gathers = np.empty(len(uses), np.int64)
@@ -121,8 +121,7 @@ def add_layer_gathers(
             builder.connect(one.source, of_op[passes.first[one.receiver]], one.lag)
     if len(optimizers):
         first = np.flatnonzero((k <= ahead) & (step > 0))
-        done = np.cumsum(s.updates) - s.updates
-        builder.connect(optimizers[done[used_by[first]] - 1], gathers[first])
+        builder.connect(optimizers[s.all_updates_before[used_by[first]] - 1], gathers[first])
 
 
 def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
@@ -159,7 +158,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     during = spec.grad_reduce in ("overlap", "eager_opt") or spec.reduce_every_micro_batch or s.updates.any()
     if spec.grad_reduce == "none" or not during:
         return
-    after = np.flatnonzero(passes.op_column(reduced_after(spec, s)))
+    after = np.flatnonzero(reduced_after(spec, s)[passes.instruction])
     instruction = passes.instruction[after]
     follows = passes.end[instruction] if spec.grad_reduce == "end" and not spec.gathers_by_layer else after
     device, stage, slot = s.device[instruction], s.instruction_stage[instruction], s.slot[instruction]

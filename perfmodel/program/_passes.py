@@ -87,10 +87,6 @@ class Passes:
         """Op whose end makes an instruction's outputs available: of a pair, the last op of the two."""
         return np.where(self.schedule.paired, np.roll(self.last, -1), self.last)
 
-    def op_column(self, per_instruction: np.ndarray) -> np.ndarray:
-        """A column of the instructions as a column of the ops."""
-        return per_instruction[self.instruction]
-
 
 def add_passes(
     builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule, variants: Variants, order: ProgramOrder
@@ -148,8 +144,7 @@ def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"])
 
 def _chunk_of_step(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
     """A number for every chunk of every device between two updates of its weights."""
-    step = np.cumsum(schedule.updates) - schedule.updates  # unique to a device, since devices lie one after another
-    return (step * schedule.devices + schedule.device) * schedule.chunks + schedule.chunk
+    return (schedule.all_updates_before * schedule.devices + schedule.device) * schedule.chunks + schedule.chunk
 
 
 def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:

@@ -145,16 +145,13 @@ class ProgramOrder:
 
     def key(self, slot: Ids, device: Ids, part: Column, around: Around) -> Ids:
         """Key of an op at one of the places around a part."""
-        return self._key(slot, device, self.lead_in + len(Around) * part + around)
+        return self.place_key(slot, device, self.lead_in + len(Around) * part + around)
 
-    def lead_in_key(self, slot: Ids, device: Ids, place: Ids) -> Ids:
-        """Key of an op at one of the `lead_in` places before an instruction."""
-        return self._key(slot, device, place)
+    def place_key(self, slot: Ids, device: Ids, place: Column) -> Ids:
+        """Key of an op at one of an instruction's places: the `lead_in` ones before it, then those around its parts."""
+        width = self.lead_in + len(Around) * self.segments
+        return (slot.astype("int64") * width + place) * self.devices + device
 
     def prologue_key(self, device: Ids, place: Ids, places: int) -> Ids:
         """Key of an op before all instructions, `place` in 0..places-1."""
         return (place - places) * self.devices + device
-
-    def _key(self, slot: Ids, device: Ids, place: Column) -> Ids:
-        width = self.lead_in + len(Around) * self.segments
-        return (slot.astype("int64") * width + place) * self.devices + device

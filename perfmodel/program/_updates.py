@@ -5,7 +5,7 @@ import numpy as np
 from perfmodel.program._communication import reduced_after
 from perfmodel.program._passes import Passes, first_forwards
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure import N_STREAMS, Kind, Stream
 from perfmodel.program._structure_builder import Around, Ids, ProgramOrder, StructureBuilder
 from perfmodel.schedule import NEVER, Schedule
 
@@ -36,9 +36,8 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
     optimizers = builder.add(Kind.OPTIMIZER, device, Stream.COMPUTE, s.stage[device, 0], key=key)
     columns = builder.columns()
     reductions = np.flatnonzero(columns.class_code // builder.class_code(1, 0, -1) == Kind.GRAD_REDUCE)
-    reductions = reductions[columns.stream[reductions] % len(Stream) == Stream.DATA_COMM]
     if len(reductions):
-        waits = _next_of(columns.key[reductions], columns.stream[reductions] // len(Stream), key, device)
+        waits = _next_of(columns.key[reductions], columns.stream[reductions] // N_STREAMS, key, device)
         builder.connect(reductions, optimizers[waits])
     if spec.param_gather in ("step", "step_overlap"):
         _add_gathers(builder, spec, passes, optimizers, order)
@@ -65,8 +64,8 @@ def _add_gathers(
     overlapped = spec.param_gather == "step_overlap"
     uses = first_forwards(passes)
     used_by = passes.instruction[uses]
-    done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
-    update = np.where(s.updates_before[used_by] > 0, done[used_by] - 1, NEVER)
+    # optimizers are numbered as updates of all devices are, one device after another
+    update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
     goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], np.flatnonzero(s.updates)[update] + 1)
     place = np.arange(len(uses)) - np.searchsorted(goes_on, goes_on)
     gathers = builder.add(
@@ -75,7 +74,7 @@ def _add_gathers(
         Stream.DATA_COMM,
         s.instruction_stage[used_by],
         segment=passes.segment[uses],
-        key=order.lead_in_key(s.slot[goes_on], s.device[used_by], place),
+        key=order.place_key(s.slot[goes_on], s.device[used_by], place),
     )
     builder.connect(gathers, uses if overlapped else passes.first[goes_on])
     builder.connect(np.where(update == NEVER, NEVER, optimizers[update]), gathers)

@@ -9,13 +9,29 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from perfmodel.display import shorten_reprs
-from perfmodel.schedule._arrange import arrange
-from perfmodel.schedule._asynchronous import nf1b, pipedream, pipedream_2bw, pipedream_vertical_sync, version_difference
-from perfmodel.schedule._bidirectional import backward_halving, bidirectional_stages, chimera, forward_doubling, gems
+from perfmodel.schedule._asynchronous import (
+    WeightVersions,
+    nf1b,
+    pipedream,
+    pipedream_2bw,
+    pipedream_vertical_sync,
+    version_difference,
+    weight_versions,
+)
+from perfmodel.schedule._bidirectional import (
+    backward_halving,
+    bidirectional_stages,
+    chimera,
+    dualpipe,
+    dualpipe_v,
+    forward_doubling,
+    gems,
+)
 from perfmodel.schedule._check import Problem, check, require_valid
 from perfmodel.schedule._chimera_model import ChimeraModel, chimera_model, rabenseifner_s
 from perfmodel.schedule._construct import (
     Work,
+    arrange,
     even_split,
     forward_part,
     from_keys,
@@ -24,11 +40,18 @@ from perfmodel.schedule._construct import (
     repeated,
     v_stages,
 )
-from perfmodel.schedule._dualpipe import dualpipe, dualpipe_v
-from perfmodel.schedule._facts import ChunkTimes, ScheduleFacts, chunk_facts, equal_parts, schedule_facts
+from perfmodel.schedule._facts import (
+    ChunkTimes,
+    PassTimes,
+    ScheduleFacts,
+    chunk_facts,
+    equal_parts,
+    schedule_facts,
+    starts_and_ends,
+)
 from perfmodel.schedule._memory import Offloads, alive_at_peak, in_flight, offloaded_at_peak, offloads, peak_live
-from perfmodel.schedule._optimise import PassTimes, optimised, starts_and_ends
-from perfmodel.schedule._registry import Scheduler, get_schedule, register, schedule_names
+from perfmodel.schedule._optimise import optimised
+from perfmodel.schedule._registry import Scheduler, WeightPolicy, get_schedule, register, schedule_names
 from perfmodel.schedule._schedule import NEVER, Dependencies, Instruction, Phase, Schedule
 from perfmodel.schedule._synchronous import (
     breadth_first,
@@ -39,7 +62,6 @@ from perfmodel.schedule._synchronous import (
     seq1f1b,
 )
 from perfmodel.schedule._text import parse_schedule, read_schedule, schedule_text
-from perfmodel.schedule._versions import WeightPolicy, WeightVersions, weight_versions
 from perfmodel.schedule._zero_bubble import v_half, v_min, zb_h1, zb_h2, zb_v
 
 for _module in iter_modules(__path__):  # a schedule is a module that registers itself

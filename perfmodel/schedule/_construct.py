@@ -1,5 +1,5 @@
-"""Ways to write a schedule down: sort keys in closed form, or each device's order as a list; and its unit-time slots:
-do given ones respect it, and which are the earliest?"""
+"""Ways to write a schedule down: sort keys in closed form, each device's order as a list, or rules for a greedy machine
+in whole slots of time; and to cut one down to its forwards, or to repeat it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason
+from perfmodel.schedule._check import earliest_slots, slots_hold
+from perfmodel.schedule._memory import taken
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 
 ENDS = 2
@@ -138,6 +140,85 @@ def from_orders(
     return with_slots(schedule)
 
 
+def arrange(
+    pool: Schedule,
+    queue: Int[np.ndarray, " instructions"],
+    priority: Int[np.ndarray, " instructions"],
+    limit: int | None = None,
+    reserve: Int[np.ndarray, " instructions"] | None = None,
+    length: Int[np.ndarray, " instructions"] | None = None,
+) -> Schedule:
+    """The order in which devices would run a pool of work if instructions took whole numbers of slots.
+
+    Each device holds several queues, which are run in the order in which the pool lists their work. In
+    every slot it takes, of the heads of its queues that are ready, the one with the lowest priority
+    number. All devices advance together: the cost is one vector step per slot.
+
+    Args:
+        pool: the work; its own order matters only inside each queue.
+        queue: queue of each instruction, numbers from 0.
+        priority: lower is better; ties go to the lower queue.
+        limit: most micro-batches whose activations a device may hold (from the forward to the end of the
+            backward); None: no limit.
+        reserve: for each forward, how many further micro-batches must still fit when it runs (default 0).
+        length: slots that each instruction takes (default 1).
+
+    Raises:
+        LayoutError: nothing can run any more, because queues or the limit stand in the way.
+    """
+    n, devices = pool.n_instructions, pool.devices
+    queues = int(queue.max()) + 1
+    items, count = _queues(pool, queue, queues)
+    needs = np.stack([np.append(np.where(need == NEVER, n, need), n) for need in pool.dependencies])
+    score = np.append(priority, 0)
+    change = np.append(taken(pool, pool.span), 0)
+    never = np.iinfo(np.int64).max
+    room = np.full(n + 1, never)
+    if limit is not None:
+        takes = np.flatnonzero(change > 0)
+        room[takes] = limit - change[takes] - (0 if reserve is None else reserve[takes])
+    slots = np.ones(n, np.int64) if length is None else length
+    start, end = np.full(n, never), np.full(n + 1, never)
+    end[n] = 0  # nothing to wait for
+    free = np.zeros(devices, np.int64)
+    here, alive = np.zeros((devices, queues), np.int64), np.zeros(devices, np.int64)
+    every, every_queue = np.arange(devices), np.arange(queues)
+    now = done = 0
+    while done < n:
+        more = here < count
+        head = np.where(more, items[every[:, None], every_queue, np.minimum(here, items.shape[2] - 1)], n)
+        ready = more & (end[needs[:, head]] <= now).all(axis=0) & (free <= now)[:, None]
+        ready &= alive[:, None] <= room[head]
+        best = np.where(ready, score[head], never).argmin(axis=1)
+        runs = np.flatnonzero(ready.any(axis=1))
+        which = head[runs, best[runs]]
+        if not len(runs) and not (free > now).any():
+            stuck = pool[int(head[head < n].min())]
+            raise LayoutError(f"schedule {pool.name}: {stuck} can never run; allow more micro-batches in flight")
+        start[which], end[which] = now, now + slots[which]
+        free[runs] = end[which]
+        here[runs, best[runs]] += 1
+        alive[runs] += change[which]
+        done += len(runs)
+        now = now + 1 if length is None else int(free[free > now].min(initial=never))
+    order = np.lexsort((start, pool.device))
+    lengths = None if length is None else length[order]
+    return replace(pool, **pool.picked(order), slot=start[order], length=lengths)
+
+
+def _queues(
+    pool: Schedule, queue: Int[np.ndarray, " instructions"], queues: int
+) -> tuple[Int[np.ndarray, "devices queues places"], Int[np.ndarray, "devices queues"]]:
+    """Instructions of every queue of every device in order, and how many there are."""
+    which = pool.device * queues + queue
+    length = np.bincount(which, minlength=pool.devices * queues)
+    order = np.argsort(which, kind="stable")
+    place = np.arange(len(order)) - np.repeat(np.cumsum(length) - length, length)
+    items = np.zeros((pool.devices * queues, max(1, int(length.max()))), np.int64)
+    items[which[order], place] = order
+    return items.reshape(pool.devices, queues, -1), length.reshape(pool.devices, queues)
+
+
 def forward_part(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes (inference)."""
     keep = schedule.phase == Phase.FORWARD
@@ -212,51 +293,3 @@ def _schedule(
         slot=np.zeros(n, np.int64) if slot is None else slot,
         slices=slices,
     )
-
-
-def slots_hold(schedule: Schedule) -> bool:
-    """Whether the schedule's slots grow along every device's order and every data dependency."""
-    slot = schedule.slot
-    same_device = np.diff(schedule.device) == 0
-    if (np.diff(slot)[same_device] <= 0).any():
-        return False
-    return all(((need == NEVER) | (slot[need] < slot)).all() for need in waits(schedule))
-
-
-def waits(schedule: Schedule) -> list[Int[np.ndarray, " instructions"]]:
-    """What each instruction waits for: its own needs, and for the first of a pair those of its partner.
-
-    What a pair computes is there when both have run: whoever needs the first waits for the second.
-    """
-    needs = list(schedule.dependencies)
-    if schedule.paired.any():
-        needs = [need + ((need != NEVER) & schedule.paired[need]) for need in needs]
-        first = np.flatnonzero(schedule.paired)
-        for need in needs[:3]:
-            partner = np.full_like(need, NEVER)
-            partner[first] = need[first + 1]
-            needs.append(partner)
-    return needs
-
-
-def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
-    """Earliest starts if every instruction took one slot and transfers none; `NEVER` in a deadlock.
-
-    All devices advance together, one slot at a time, so the cost is one vector step per slot.
-    """
-    n = schedule.n_instructions
-    unknown = np.iinfo(np.int32).max
-    slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))  # last entry: nothing to wait for
-    needs = np.stack([np.where(need == NEVER, n, need) for need in waits(schedule)])
-    here, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
-    now = 0
-    while True:
-        active = np.flatnonzero(here < end)
-        candidate = here[active]
-        ready = (slot[needs[:, candidate]] < now).all(axis=0)
-        if not ready.any():
-            break
-        slot[candidate[ready]] = now
-        here[active[ready]] += 1
-        now += 1
-    return np.where(slot[:-1] == unknown, NEVER, slot[:-1])

@@ -1,4 +1,5 @@
-"""A schedule in figures: time and bubble, memory, staleness; what the papers' comparison tables hold."""
+"""Times of passes, and a schedule in figures: time and bubble, memory, staleness; what the papers' comparison tables
+hold."""
 
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -6,17 +7,131 @@ from math import isclose, lcm
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
+from perfmodel.schedule._asynchronous import weight_versions
+from perfmodel.schedule._check import waits
 from perfmodel.schedule._memory import peak_live
-from perfmodel.schedule._optimise import PassTimes, starts_and_ends
 from perfmodel.schedule._registry import MOST_PASSES, Scheduler, get_schedule
-from perfmodel.schedule._schedule import Schedule
-from perfmodel.schedule._versions import weight_versions
+from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class PassTimes:
+    """Seconds of one micro-batch's passes on every stage, and of a transfer between stages.
+
+    Raises:
+        PerfModelError: arrays of different lengths or none, or times that are negative or not finite.
+    """
+
+    forward_s: Float[np.ndarray, " stages"]
+    backward_input_s: Float[np.ndarray, " stages"]
+    backward_weight_s: Float[np.ndarray, " stages"]
+    transfer_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        shapes = {np.shape(self.forward_s), np.shape(self.backward_input_s), np.shape(self.backward_weight_s)}
+        if len(shapes) != 1 or len(next(iter(shapes))) != 1 or shapes == {(0,)}:
+            raise PerfModelError(f"pass times need one entry per stage each, got shapes {sorted(shapes)}")
+        everything = np.concatenate([*self.by_phase.values(), [self.transfer_s]])
+        if not (np.isfinite(everything) & (everything >= 0)).all():
+            raise PerfModelError("pass times must be finite and not negative")
+
+    @classmethod
+    def uniform(
+        cls, stages: int, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
+    ) -> "PassTimes":
+        """Equal stages; `weight_share` of the backward is its weight gradient."""
+        ones = np.ones(max(stages, 0))
+        of_weight = backward_s * weight_share
+        return cls(forward_s * ones, (backward_s - of_weight) * ones, of_weight * ones, transfer_s)
+
+    @property
+    def by_phase(self) -> dict[Phase, Float[np.ndarray, " stages"]]:
+        """Times of each phase; a whole backward is the sum of its halves."""
+        whole = np.asarray(self.backward_input_s) + np.asarray(self.backward_weight_s)
+        return {
+            Phase.FORWARD: np.asarray(self.forward_s),
+            Phase.BACKWARD: whole,
+            Phase.BACKWARD_INPUT: np.asarray(self.backward_input_s),
+            Phase.BACKWARD_WEIGHT: np.asarray(self.backward_weight_s),
+        }
+
+    def of(self, schedule: Schedule) -> Float[np.ndarray, " instructions"]:
+        """Seconds of every instruction of a schedule."""
+        table = np.stack([self.by_phase[phase] for phase in Phase])
+        return table[schedule.phase, schedule.instruction_stage] * schedule.span
+
+
+def starts_and_ends(
+    schedule: Schedule, times: PassTimes
+) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
+    """When every instruction runs, each as early as its device and its inputs allow; transfers do not queue."""
+    seconds = times.of(schedule).tolist()
+    device = schedule.device.tolist()
+    needs = [need.tolist() for need in waits(schedule)]
+    start, end = [0.0] * len(device), [0.0] * len(device)
+    free = [0.0] * schedule.devices
+    for i in np.argsort(schedule.slot, kind="stable").tolist():
+        begin = free[device[i]]
+        for need in needs:
+            j = need[i]
+            if j != NEVER:
+                begin = max(begin, end[j] + (times.transfer_s if device[j] != device[i] else 0.0))
+        start[i], end[i] = begin, begin + seconds[i]
+        free[device[i]] = end[i]
+    return np.array(start), np.array(end)
+
+
+def equal_parts(
+    schedule: Schedule, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
+) -> PassTimes:
+    """Times of a schedule's stages where a p-th of the model takes given ones.
+
+    Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
+    """
+    part = schedule.devices / schedule.n_stages / schedule.slices
+    return PassTimes.uniform(
+        schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
+    )
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """Times of one micro-batch on one chunk, whatever part of the model that is; all chunks alike.
+
+    Raises:
+        PerfModelError: times that are negative, or all zero.
+    """
+
+    forward: Fraction
+    backward_input: Fraction
+    backward_weight: Fraction
+    transfer: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        passes = (self.forward, self.backward_input, self.backward_weight)
+        if min(*passes, self.transfer) < 0 or not any(passes):
+            shown = ",".join(f"{float(time):g}" for time in passes)
+            raise PerfModelError(f"times of a chunk must not be negative and not all be 0, got {shown}")
+
+    def of(self, schedule: Schedule, unit: int = 1) -> PassTimes:
+        """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
+        ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
+        forward, of_input, of_weight = (
+            float(time * part) * ones for time in (self.forward, self.backward_input, self.backward_weight)
+        )
+        return PassTimes(forward, of_input, of_weight, float(self.transfer * unit))
+
+    def whole_unit(self, schedule: Schedule) -> int:
+        """The unit in which all times are whole numbers."""
+        times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
+        return lcm(*(time.denominator for time in times)) * schedule.slices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,52 +209,6 @@ def schedule_facts(
     schedule = get_schedule(name)(stages, micro_batches, chunks)
     times = equal_parts(schedule, forward_s, backward_s, weight_share=weight_share, transfer_s=transfer_s)
     return _facts(name, schedule, times, micro_batches, chunks)
-
-
-def equal_parts(
-    schedule: Schedule, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
-) -> PassTimes:
-    """Times of a schedule's stages where a p-th of the model takes given ones.
-
-    Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
-    """
-    part = schedule.devices / schedule.n_stages / schedule.slices
-    return PassTimes.uniform(
-        schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
-    )
-
-
-@dataclass(frozen=True)
-class ChunkTimes:
-    """Times of one micro-batch on one chunk, whatever part of the model that is; all chunks alike.
-
-    Raises:
-        PerfModelError: times that are negative, or all zero.
-    """
-
-    forward: Fraction
-    backward_input: Fraction
-    backward_weight: Fraction
-    transfer: Fraction = Fraction(0)
-
-    def __post_init__(self) -> None:
-        passes = (self.forward, self.backward_input, self.backward_weight)
-        if min(*passes, self.transfer) < 0 or not any(passes):
-            shown = ",".join(f"{float(time):g}" for time in passes)
-            raise PerfModelError(f"times of a chunk must not be negative and not all be 0, got {shown}")
-
-    def of(self, schedule: Schedule, unit: int = 1) -> PassTimes:
-        """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
-        ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
-        forward, of_input, of_weight = (
-            float(time * part) * ones for time in (self.forward, self.backward_input, self.backward_weight)
-        )
-        return PassTimes(forward, of_input, of_weight, float(self.transfer * unit))
-
-    def whole_unit(self, schedule: Schedule) -> int:
-        """The unit in which all times are whole numbers."""
-        times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
-        return lcm(*(time.denominator for time in times)) * schedule.slices
 
 
 def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *, chunks: int = 1) -> ScheduleFacts:

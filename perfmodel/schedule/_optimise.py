@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from jaxtyping import Float
 
-from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.schedule._construct import from_orders, looped_stages, waits
+from perfmodel.errors import LayoutError
+from perfmodel.schedule._construct import from_orders, looped_stages
+from perfmodel.schedule._facts import PassTimes, starts_and_ends
 from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 from perfmodel.schedule._zero_bubble import zb_h1, zb_h2
@@ -21,73 +21,6 @@ from perfmodel.schedule._zero_bubble import zb_h1, zb_h2
 _FORWARD, _INPUT, _WEIGHT = Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT
 _NEIGHBOURS_UP_TO = 400
 """Instructions up to which exchanging neighbours is worth its time."""
-
-
-@dataclass(frozen=True, eq=False)
-class PassTimes:
-    """Seconds of one micro-batch's passes on every stage, and of a transfer between stages.
-
-    Raises:
-        PerfModelError: arrays of different lengths or none, or times that are negative or not finite.
-    """
-
-    forward_s: Float[np.ndarray, " stages"]
-    backward_input_s: Float[np.ndarray, " stages"]
-    backward_weight_s: Float[np.ndarray, " stages"]
-    transfer_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        shapes = {np.shape(self.forward_s), np.shape(self.backward_input_s), np.shape(self.backward_weight_s)}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1 or shapes == {(0,)}:
-            raise PerfModelError(f"pass times need one entry per stage each, got shapes {sorted(shapes)}")
-        everything = np.concatenate([*self.by_phase.values(), [self.transfer_s]])
-        if not (np.isfinite(everything) & (everything >= 0)).all():
-            raise PerfModelError("pass times must be finite and not negative")
-
-    @classmethod
-    def uniform(
-        cls, stages: int, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
-    ) -> "PassTimes":
-        """Equal stages; `weight_share` of the backward is its weight gradient."""
-        ones = np.ones(max(stages, 0))
-        of_weight = backward_s * weight_share
-        return cls(forward_s * ones, (backward_s - of_weight) * ones, of_weight * ones, transfer_s)
-
-    @property
-    def by_phase(self) -> dict[Phase, Float[np.ndarray, " stages"]]:
-        """Times of each phase; a whole backward is the sum of its halves."""
-        whole = np.asarray(self.backward_input_s) + np.asarray(self.backward_weight_s)
-        return {
-            Phase.FORWARD: np.asarray(self.forward_s),
-            Phase.BACKWARD: whole,
-            Phase.BACKWARD_INPUT: np.asarray(self.backward_input_s),
-            Phase.BACKWARD_WEIGHT: np.asarray(self.backward_weight_s),
-        }
-
-    def of(self, schedule: Schedule) -> Float[np.ndarray, " instructions"]:
-        """Seconds of every instruction of a schedule."""
-        table = np.stack([self.by_phase[phase] for phase in Phase])
-        return table[schedule.phase, schedule.instruction_stage] * schedule.span
-
-
-def starts_and_ends(
-    schedule: Schedule, times: PassTimes
-) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
-    """When every instruction runs, each as early as its device and its inputs allow; transfers do not queue."""
-    seconds = times.of(schedule).tolist()
-    device = schedule.device.tolist()
-    needs = [need.tolist() for need in waits(schedule)]
-    start, end = [0.0] * len(device), [0.0] * len(device)
-    free = [0.0] * schedule.devices
-    for i in np.argsort(schedule.slot, kind="stable").tolist():
-        begin = free[device[i]]
-        for need in needs:
-            j = need[i]
-            if j != NEVER:
-                begin = max(begin, end[j] + (times.transfer_s if device[j] != device[i] else 0.0))
-        start[i], end[i] = begin, begin + seconds[i]
-        free[device[i]] = end[i]
-    return np.array(start), np.array(end)
 
 
 @dataclass(frozen=True)

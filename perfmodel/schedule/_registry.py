@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -13,11 +13,21 @@ from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameErr
 from perfmodel.schedule._construct import looped_stages, repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
-from perfmodel.schedule._versions import WeightPolicy
 from perfmodel.spec import schedule_name
 
 MOST_PASSES: Final = 2**23
 """Micro-batches times chunks of all devices, beyond which a schedule's order takes gigabytes."""
+WeightPolicy = Literal["flush", "stashing", "vertical_sync", "double_buffering", "latest"]
+"""How weight versions are chosen.
+
+- flush: one version; updated when all work of a step is done.
+- stashing: a forward takes the newest version of its device, the backward the same one (PipeDream).
+- vertical_sync: both take the version that was newest on the first stage when the micro-batch entered.
+- double_buffering: micro-batches of update k take version k - 1 everywhere (PipeDream-2BW).
+- latest: a forward takes the version that was newest on the first stage when the micro-batch entered, a
+  backward the newest one that all stages had when it began on the last stage (TiMePReSt: vertical but no
+  horizontal stashing, section 4.1).
+"""
 Demands = Callable[[int, int, int], None]
 """(devices, micro_batches, chunks); raises `LayoutError`."""
 StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
@@ -141,29 +151,14 @@ DEFAULT_SLICES = 2
 _SCHEDULERS: dict[str, Scheduler] = {}
 
 
-def register(
-    name: str,
-    *,
-    stage_map: StageMap = looped_stages,
-    chunks: int | None = None,
-    number: Literal["", "pipelines", "slices", "slots"] = "",
-    plain: bool = True,
-    weights: WeightPolicy = "flush",
-    demands: Demands | None = None,
-    looped: bool = False,
-    staggered: bool = False,
-    period: Callable[[int, int], int] | None = None,
-) -> Callable[[Builder], Scheduler]:
-    """Decorator that makes a builder known under `name`; a name is given once. See `Scheduler`."""
+def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
+    """Decorator that makes a builder known under `name`, which is given once; `traits` are fields of `Scheduler`."""
 
     def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
         digest = "" if build.__module__.startswith("perfmodel.") else None
-        scheduler = Scheduler(
-            name, build, stage_map, chunks, number, (), plain, weights, demands, digest, looped, staggered, period
-        )
-        _SCHEDULERS[name] = scheduler
+        _SCHEDULERS[name] = scheduler = Scheduler(name, build, digest=digest, **traits)
         return scheduler
 
     return add
@@ -192,7 +187,7 @@ def get_schedule(name: str) -> Scheduler:
         raise LayoutError(f"schedule {head} takes no number, got {name!r}; use schedule={head}")
     if not tail.isdecimal() or int(tail) < 1:
         raise LayoutError(f"schedule {name!r}: {scheduler.number} must be a whole number of at least 1, as in {head}:2")
-    return Scheduler(**{**vars(scheduler), "given": (int(tail),)})
+    return replace(scheduler, given=(int(tail),))
 
 
 def _from_file(name: str, path: str) -> Scheduler:

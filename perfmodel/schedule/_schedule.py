@@ -160,6 +160,11 @@ class Schedule:
         return total - before[self.device]  # totals of earlier devices cancel, but for rounding
 
     @cached_property
+    def all_updates_before(self) -> Int[np.ndarray, " instructions"]:
+        """Updates before each instruction, those of all earlier devices included: a number for every device's step."""
+        return np.cumsum(self.updates) - self.updates
+
+    @cached_property
     def updates_before(self) -> Int[np.ndarray, " instructions"]:
         """Updates of the device's weights before each instruction."""
         return self.running_total(self.updates) - self.updates

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule._arrange import arrange
-from perfmodel.schedule._construct import from_keys, looped_stages, v_stages
+from perfmodel.schedule._construct import arrange, from_keys, looped_stages, v_stages
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._squeeze import squeezed

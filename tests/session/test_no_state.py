@@ -12,7 +12,7 @@ CACHED = {
     "spec._documented.documented": "source of the package",
     "spec._notation.schedule_name": "words",
     "catalog._devices._catalog": "files of the package",
-    "catalog._dispatchers.exchange_library": "a file of the package, by name of a dispatcher",
+    "catalog._recipes.exchange_library": "a file of the package, by name of a dispatcher",
     "catalog._frameworks._files": "files of the package",
     "catalog._frameworks._names": "files of the package",
     "catalog._frameworks._of_catalog": "files of the package",

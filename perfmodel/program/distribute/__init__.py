@@ -3,10 +3,15 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.program.distribute._checkpoint import checkpoint
 from perfmodel.program.distribute._distribute import Degrees, distribute, on_one_stream, spread_stages, staged
-from perfmodel.program.distribute._parallel import data_parallel, expert_parallel, tensor_parallel
+from perfmodel.program.distribute._parallel import (
+    data_parallel,
+    expert_parallel,
+    megatron_axes,
+    pad_vocabulary,
+    tensor_parallel,
+)
 from perfmodel.program.distribute._pipeline import micro_batches, pipeline
 from perfmodel.program.distribute._sequence import sequence_slices
 from perfmodel.program.distribute._spread import Plan, spread
-from perfmodel.program.distribute._weights import megatron_axes, pad_vocabulary
 
 shorten_reprs(__name__)

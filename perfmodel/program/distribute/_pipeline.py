@@ -8,8 +8,14 @@ from itertools import groupby
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.program.distribute._batch import batch_shardings, summed_at_once
-from perfmodel.program.distribute._passes import Passes, default_stages, n_layers, passes_of, places
+from perfmodel.program.distribute._passes import (
+    batch_shardings,
+    default_stages,
+    n_layers,
+    passes_of,
+    places,
+    summed_at_once,
+)
 from perfmodel.program.distribute._versions import Versions
 from perfmodel.program.ir import (
     REPLICATED,
@@ -102,7 +108,7 @@ class _Pipeline:
         self._count = schedule.micro_batches // schedule.slices
         self._sharding, self._function = batch_shardings(program, self._count)
         self._total_of, self._function = summed_at_once(self._function, self._sharding)
-        self._passes: Passes = passes_of(self._function, stages)
+        self._passes = passes_of(self._function, stages)
         self._place = places(schedule)
         self._at: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         self._out: list[Instruction] = []
@@ -118,8 +124,11 @@ class _Pipeline:
                 self._send(name, micro_batch)
         for instruction in () if self._weights else self._passes.update:
             self._update(instruction)
-        returned_wholes = [w for w in self._program.outputs if not (self._weights and w.role == "gradient")]
-        outputs = tuple(self._output(whole) for whole in returned_wholes)
+        outputs = tuple(
+            replace(w, pieces=tuple(piece for held in w.pieces for piece in self._returned(held)))
+            for w in self._program.outputs
+            if not (self._weights and w.role == "gradient")
+        )
         returned = tuple(dict.fromkeys(piece.value for whole in outputs for piece in whole.pieces))
         function = Function(self._function.name, tuple(self._parameters), tuple(self._out), returned)
         return Program(function, inputs, outputs)
@@ -131,37 +140,24 @@ class _Pipeline:
         for parameter in self._function.parameters:
             name, here = parameter.name, devices[parameter.name] or {0: None}
             copies = {device: name if len(here) == 1 else f"{name}.p{device}" for device in here}
-            spread = self._sharding[name]
-            placed[name] = [
-                piece
-                for device, copy in copies.items()
-                for piece in (
-                    self._cut(name, copy, spread.axis, device)
-                    if isinstance(spread, Sharded)
-                    else self._whole(name, copy, device)
-                )
-            ]
+            placed[name] = [piece for device, copy in copies.items() for piece in self._placed(name, copy, device)]
         return tuple(
             replace(w, pieces=tuple(_moved(new, p.start) for p in w.pieces for new in placed[p.value]))
             for w in self._program.inputs
         )
 
-    def _whole(self, name: str, copy: str, device: int) -> list[Piece]:
-        tensor = self._program.types[name]
-        self._parameters.append(Parameter(copy, tensor.on(device)))
-        self._at[name, -1][device] = copy
-        return [Piece(copy, (0,) * tensor.rank)]
-
-    def _cut(self, name: str, copy: str, axis: int, device: int) -> list[Piece]:
-        """One parameter per micro-batch."""
-        tensor, count = self._program.types[name], self._count
-        size = tensor.shape[axis] // count
-        part = tensor.with_size(axis, size).on(device)
-        pieces = []
-        for k in range(count):
-            self._parameters.append(Parameter(f"{copy}.m{k}", part))
-            self._at[name, k][device] = f"{copy}.m{k}"
-            pieces.append(Piece(f"{copy}.m{k}", tuple(k * size if i == axis else 0 for i in range(tensor.rank))))
+    def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
+        """Parameters of a copy on a device: the whole of it, or one per micro-batch where these cut it."""
+        tensor, spread = self._program.types[name].on(device), self._sharding[name]
+        if not isinstance(spread, Sharded):
+            self._parameters.append(Parameter(copy, tensor))
+            self._at[name, -1][device] = copy
+            return [Piece(copy, (0,) * tensor.rank)]
+        size = tensor.shape[spread.axis] // self._count
+        pieces = [Piece(f"{copy}.m{k}", _start(tensor.rank, spread.axis, k * size)) for k in range(self._count)]
+        for k, piece in enumerate(pieces):
+            self._parameters.append(Parameter(piece.value, tensor.with_size(spread.axis, size)))
+            self._at[name, k][device] = piece.value
         return pieces
 
     def _input_devices(self) -> dict[str, dict[int, None]]:
@@ -278,10 +274,6 @@ class _Pipeline:
             for name, output in zip(instruction.outputs, outputs, strict=True):
                 self._at[name, -1][device] = output
 
-    def _output(self, whole: Whole) -> Whole:
-        pieces = [piece for p in whole.pieces for piece in self._returned(p)]
-        return replace(whole, pieces=tuple(pieces))
-
     def _returned(self, piece: Piece) -> list[Piece]:
         """Where a returned value is: its replicas, or its slices by micro-batch."""
         spread: Sharding = self._sharding.get(piece.value, REPLICATED)
@@ -291,9 +283,14 @@ class _Pipeline:
         size = self._program.types[piece.value].shape[axis] // count
         slices = []
         for k in range(count):
-            offset = tuple(k * size if i == axis else 0 for i in range(len(piece.start)))
+            offset = _start(len(piece.start), axis, k * size)
             slices += [_moved(Piece(value, offset), piece.start) for value in self._at[piece.value, k].values()]
         return slices
+
+
+def _start(rank: int, axis: int, at: int) -> tuple[int, ...]:
+    """Where a part begins that is cut along one axis."""
+    return tuple(at if i == axis else 0 for i in range(rank))
 
 
 def _moved(piece: Piece, start: Sequence[int]) -> Piece:

@@ -103,7 +103,7 @@ class _Slicing:
     def _instruction(self, i: Instruction) -> None:
         """The same on every slice."""
         spreads = [self._spread[name] for name in i.inputs]
-        answer = OPS[i.op].shard(Question.of(i, self._types, spreads, self._count))
+        answer = OPS[i.op].spread(Question.of(i, self._types, spreads, self._count))
         given = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
         self._define(i.outputs, answer.outputs)
         values = attributes(**dict(i.attributes) | dict(answer.attributes))

@@ -193,7 +193,7 @@ class _Spreading:
         answer = self._answers.get(key)
         if answer is None:
             question = Question.of(instruction, self._types, shardings, plan.parts, plan.sequence_axis)
-            answer = self._answers[key] = OPS[instruction.op].shard(question)
+            answer = self._answers[key] = OPS[instruction.op].spread(question)
         return answer
 
     def _convert(self, name: str, target: Sharding, tag: Tag) -> Names:

@@ -7,8 +7,8 @@ Build one with `Builder` or from `perfmodel.program.ir.models`, or `parse` its t
 from perfmodel.display import shorten_reprs
 from perfmodel.program.ir._builder import Builder
 from perfmodel.program.ir._cost import LiveMemory, Work, live_memory, work
-from perfmodel.program.ir._function import Function, Module, Typing, inline, instruction_devices, lower
-from perfmodel.program.ir._gradient import gradient
+from perfmodel.program.ir._function import Function, Module, inline, instruction_devices, lower
+from perfmodel.program.ir._gradient import Adam, Sgd, gradient, training_step
 from perfmodel.program.ir._instruction import (
     INTEGER_DTYPES,
     ITEM_BYTES,

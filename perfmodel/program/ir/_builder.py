@@ -18,7 +18,7 @@ from perfmodel.program.ir._instruction import (
     Tensor,
     attributes,
 )
-from perfmodel.program.ir._program import Piece, Program, Role, Whole
+from perfmodel.program.ir._program import Program, Role, Whole, whole_value
 
 
 class Builder:
@@ -137,19 +137,11 @@ class ModelBuilder(Builder):
 
     def program(self, outputs: Sequence[tuple[str, Role]]) -> Program:
         """The program that returns the given values in the given roles, under their own names."""
-        wholes = []
-        for value, role in outputs:
-            tensor = self.types[value]
-            wholes.append(_whole(value, role, tensor, value))
-        return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), tuple(wholes))
+        wholes = tuple(whole_value(value, self.types[value], role) for value, role in outputs)
+        return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), wholes)
 
     def _input(self, name: str, role: Role, shape: Shape, dtype: str, **axes: int | None) -> str:
         tensor = Tensor(dtype, shape)
         self.parameter(name, tensor)
-        self._inputs.append(_whole(name, role, tensor, name, **axes))
+        self._inputs.append(whole_value(name, tensor, role, **axes))
         return name
-
-
-def _whole(name: str, role: Role, tensor: Tensor, value: str, **axes: int | None) -> Whole:
-    piece = Piece(value, (0,) * tensor.rank)
-    return Whole(name=name, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)

@@ -37,15 +37,6 @@ OutputTypes = dict[tuple[str, Attributes, tuple[Tensor, ...]], tuple[Tensor, ...
 
 
 @dataclass(frozen=True)
-class Typing:
-    """What abstract interpretation finds."""
-
-    types: Mapping[str, Tensor]
-    """Of every value; equal types are one object."""
-    n_devices: int
-
-
-@dataclass(frozen=True)
 class Function:
     """Instructions in program order: what one device runs, it runs in this order.
 
@@ -58,19 +49,14 @@ class Function:
     outputs: tuple[str, ...]
 
     @cached_property
-    def typing(self) -> Typing:
-        """Type of every value, by abstract interpretation (raises `ProgramError`)."""
+    def types(self) -> Mapping[str, Tensor]:
+        """Type of every value, by abstract interpretation (raises `ProgramError`); equal types are one object."""
         return infer(self)
 
-    @property
-    def types(self) -> Mapping[str, Tensor]:
-        """Type of every value."""
-        return self.typing.types
-
-    @property
+    @cached_property
     def n_devices(self) -> int:
         """Devices 0 to the highest that any value lives on."""
-        return self.typing.n_devices
+        return max((tensor.device for tensor in self.types.values()), default=0) + 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ class Module:
         return self.functions[-1]
 
 
-def infer(function: Function, lines: Sequence[int] | None = None) -> Typing:
+def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str, Tensor]:
     """Type of every value of a function whose parameters are typed and whose calls are inlined.
 
     Args:
@@ -124,8 +110,7 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Typing:
         if name not in types:
             at = line_of(len(function.instructions), lines)
             raise ProgramError(function.name, at, name, "is returned but not defined")
-    devices = {tensor.device for tensor in types.values()}
-    return Typing(types, max(devices, default=0) + 1)
+    return types
 
 
 def output_types(instruction: Instruction, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

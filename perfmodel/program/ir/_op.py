@@ -65,7 +65,7 @@ class Question:
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
 
     def settled(self) -> "Question":
-        """The question with partial sums completed, for rules of ops that are not linear."""
+        """The question with partial sums completed."""
         return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
 
     def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
@@ -82,7 +82,16 @@ class Question:
 
     def replicated(self) -> "Answer":
         """The answer that every part does the whole work."""
-        return Answer((REPLICATED,) * len(self.operands), (REPLICATED,) * len(self.outputs))
+        return self._all(REPLICATED)
+
+    def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "Answer":
+        """All operands and results sharded along one axis: the first allowed one that an operand is sharded along."""
+        axes = map(self.sharded_axis, range(len(self.operands)))
+        axis = next((a for a in axes if a is not None and allowed(a)), None)
+        return self.replicated() if axis is None else self._all(Sharded(axis))
+
+    def _all(self, spread: Sharding) -> "Answer":
+        return Answer((spread,) * len(self.operands), (spread,) * len(self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +131,18 @@ class Emitter(Protocol):
 
 Names = tuple[str | None, ...]
 """Of gradients; None where there is none."""
-GradientRule = Callable[[Emitter, Instruction, Names], Names]
+GradientRule = Callable[..., Names]
+"""(emitter, instruction, gradient of each output) -> gradients of the operands. Of several outputs some may have none,
+but not all."""
 ShardRule = Callable[[Question], Answer]
+PartialRule = Callable[[Question], Answer | None]
+
+
+def sums_pass(question: Question) -> Answer | None:
+    """Of linear ops: where all operands are partial sums, so are the results."""
+    if any(spread != Partial("sum") for spread in question.shardings):
+        return None
+    return Answer(question.shardings, (Partial("sum"),) * len(question.outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +159,16 @@ class OpDefinition:
     gradient: GradientRule | None = None
     """Emits the gradients of the operands from those of the outputs; None: the op is constant."""
     shard: ShardRule = Question.replicated
-    """How to spread the op over the parts of a parallel dimension."""
+    """How to spread the op over the parts of a parallel dimension, given operands without partial sums."""
+    partial: PartialRule | None = None
+    """How it takes partial sums as they are; None, or an answer of None: they are completed first."""
     collective: bool = False
     """Whether the op runs on several devices at once."""
+
+    def spread(self, question: Question) -> Answer:
+        """What to convert the operands to, and how the results are spread then."""
+        found = self.partial(question) if self.partial is not None else None
+        return self.shard(question.settled()) if found is None else found
 
 
 def operands(count: int, given: tuple[Tensor, ...]) -> None:
@@ -158,6 +184,12 @@ def required(attributes: Mapping[str, Any], name: str, kind: type | tuple[type, 
         names = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
         raise RuleError(f"attribute {name} of type {names} is needed, got {value!r}")
     return value
+
+
+def require_gradient_of(out: Tensor, gradient: Tensor) -> None:
+    """Raise `RuleError` unless a gradient has the shape of what it is the gradient by."""
+    if gradient.shape != out.shape:
+        raise RuleError(f"the gradient must have shape {out.shape}, got {gradient.shape}")
 
 
 def axis_of(attributes: Mapping[str, Any], name: str, rank: int) -> int:

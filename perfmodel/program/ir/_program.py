@@ -1,6 +1,6 @@
 """Programs: a function together with the whole tensors that its values are pieces of."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -119,11 +119,10 @@ def _region(piece: Piece, shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(start, start + n) for start, n in zip(piece.start, shape, strict=True))
 
 
-def whole_value(function: Function, name: str, value: str, role: Role, **axes: int | None) -> Whole:
-    """A whole tensor that one value holds."""
-    tensor = function.types[value]
-    origin = (0,) * tensor.rank
-    return Whole(name=name, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(Piece(value, origin),), **axes)
+def whole_value(value: str, tensor: Tensor, role: Role, **axes: int | None) -> Whole:
+    """The whole tensor that one value holds, of the same name."""
+    piece = Piece(value, (0,) * tensor.rank)
+    return Whole(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
 
 
 def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
@@ -131,10 +130,9 @@ def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -
 
     Such a program can be executed, simulated and lowered; most transforms need the roles.
     """
-    roles = roles or {}
-    names: Iterable[str] = dict.fromkeys(function.outputs)
+    roles, types = roles or {}, function.types
     return Program(
         function,
-        tuple(whole_value(function, p.name, p.name, roles.get(p.name, "data")) for p in function.parameters),
-        tuple(whole_value(function, name, name, roles.get(name, "output")) for name in names),
+        tuple(whole_value(p.name, types[p.name], roles.get(p.name, "data")) for p in function.parameters),
+        tuple(whole_value(name, types[name], roles.get(name, "output")) for name in dict.fromkeys(function.outputs)),
     )

@@ -123,7 +123,7 @@ def _checked(parser: Parser) -> Module:
         parser.fail(f"the last function, @{module.main.name}, is where the program starts; give its parameters types")
     flat, where = inline(module, lines)
     if all(p.type is not None for p in flat.parameters):
-        _check(flat.name, parser.annotations[-1], infer(flat, where).types)
+        _check(flat.name, parser.annotations[-1], infer(flat, where))
     return module
 
 

@@ -14,12 +14,12 @@ from perfmodel.program.ir._op import (
     Answer,
     InferRule,
     OpDefinition,
-    Partial,
     Question,
-    Sharded,
+    WorkRule,
     axis_of,
     kernel_dtype,
     required,
+    sums_pass,
     table,
 )
 from perfmodel.program.ir._op import operands as expect
@@ -126,20 +126,16 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor
 
 
 def _shard_collective(question: Question) -> Answer:
-    """Slices and partial sums of all operands alike go through, unless cut along the op's own axis."""
-    count = len(question.operands), len(question.outputs)
-    attributes = question.attributes
-    if attributes.get("op", "sum") == "sum" and all(s == Partial("sum") for s in question.shardings):
-        return Answer((Partial("sum"),) * count[0], (Partial("sum"),) * count[1])
-    question = question.settled()
-    own = {attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
-    axes = [s.axis for s in question.shardings if isinstance(s, Sharded) and s.axis not in own]
-    if not axes:
-        return question.replicated()
-    return Answer((Sharded(axes[0]),) * count[0], (Sharded(axes[0]),) * count[1])
+    """Slices of all operands alike go through, unless cut along the op's own axis."""
+    own = {question.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
+    return question.alike(lambda axis: axis not in own)
 
 
-def _moves(kind: CollectiveKind, gathered: bool = False) -> Any:
+def _sums_pass(question: Question) -> Answer | None:
+    return sums_pass(question) if question.attributes.get("op", "sum") == "sum" else None
+
+
+def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
     """Work of one collective, its bytes counted as `spec.Collective` does."""
 
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
@@ -153,8 +149,8 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> Any:
     return work
 
 
-def _definition(name: str, infer: InferRule, work: Any) -> OpDefinition:
-    return OpDefinition(name=name, infer=infer, work=work, shard=_shard_collective, collective=True)
+def _definition(name: str, infer: InferRule, work: WorkRule) -> OpDefinition:
+    return OpDefinition(name=name, infer=infer, work=work, shard=_shard_collective, partial=_sums_pass, collective=True)
 
 
 COLLECTIVES = table(

@@ -1,6 +1,6 @@
 """Element-wise ops with NumPy's broadcasting, and sums that undo it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import pi
 from typing import Any
 
@@ -11,6 +11,7 @@ from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
     Emitter,
+    GradientRule,
     InferRule,
     Names,
     OpDefinition,
@@ -20,7 +21,9 @@ from perfmodel.program.ir._op import (
     Sharding,
     memory_bound,
     operands,
+    require_gradient_of,
     required,
+    sums_pass,
     table,
 )
 
@@ -58,16 +61,14 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
     def infer_gradient(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         same_dtype(given)
         (out,) = infer(given[:-1], attributes)
-        if given[-1].shape != out.shape:
-            raise RuleError(f"the gradient must have shape {out.shape}, got {given[-1].shape}")
+        require_gradient_of(out, given[-1])
         return given[:-1]
 
     return infer_gradient
 
 
 def shard_elementwise(question: Question) -> Answer:
-    """All operands sliced alike; partial sums are completed first."""
-    question = question.settled()
+    """All operands sliced alike, where they are not broadcast."""
     out = question.outputs[0]
     for tensor, spread in zip(question.operands, question.shardings, strict=True):
         if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:
@@ -75,13 +76,6 @@ def shard_elementwise(question: Question) -> Answer:
             inputs = tuple(_aligned(t, axis, out) for t in question.operands)
             return Answer(inputs, (Sharded(axis),) * len(question.outputs))
     return question.replicated()
-
-
-def shard_linear(question: Question) -> Answer:
-    """As element-wise ops, but sums of partial sums stay partial."""
-    if all(spread == Partial("sum") for spread in question.shardings):
-        return Answer(question.shardings, (Partial("sum"),))
-    return shard_elementwise(question)
 
 
 def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
@@ -101,57 +95,44 @@ def unbroadcast(b: Emitter, gradient: str, like: str) -> str:
     return b.op("sum", gradient, axes=axes, keep=True) if axes else gradient
 
 
-def _add_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return tuple(unbroadcast(b, dy, name) for name in i.inputs) if dy else (None, None)
-
-
-def _sub_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return None, None
+def _sub_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     left, right = i.inputs
     return unbroadcast(b, dy, left), b.op("scale", unbroadcast(b, dy, right), factor=-1.0)
 
 
-def _mul_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return None, None
+def _mul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     left, right = i.inputs
     return unbroadcast(b, b.op("mul", dy, right), left), unbroadcast(b, b.op("mul", dy, left), right)
 
 
-def _with_input(op: str) -> Callable[[Emitter, Instruction, Names], Names]:
+def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    left, right = i.inputs
+    d_left = b.op("div", dy, right)
+    d_right = b.op("scale", b.op("mul", d_left, i.outputs[0]), factor=-1.0)
+    return unbroadcast(b, d_left, left), unbroadcast(b, d_right, right)
+
+
+def _with_input(op: str) -> GradientRule:
     """Gradient rule that applies `op` to the operand and the gradient, under the same attributes."""
-    return lambda b, i, g: (b.emit(op, (i.inputs[0], g[0]), (op,), i.attributes)[0] if g[0] else None,)
+    return lambda b, i, dy: b.emit(op, (i.inputs[0], dy), (op,), i.attributes)
 
 
-def _tanh_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
+def _tanh_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """dy (1 - y^2)."""
-    (dy,), (y,) = gradients, i.outputs
-    return (b.op("sub", dy, b.op("mul", b.op("mul", dy, y), y)) if dy else None,)
+    (y,) = i.outputs
+    return (b.op("sub", dy, b.op("mul", b.op("mul", dy, y), y)),)
 
 
-def _sigmoid_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
+def _sigmoid_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """dy y (1 - y)."""
-    (dy,), (y,) = gradients, i.outputs
-    if dy is None:
-        return (None,)
+    (y,) = i.outputs
     part = b.op("mul", dy, y)
     return (b.op("sub", part, b.op("mul", part, y)),)
 
 
-def _sqrt_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5) if dy else None,)
-
-
-def _erf_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
+def _erf_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """dy 2 / sqrt(pi) exp(-x^2)."""
-    (dy,), (x,) = gradients, i.inputs
-    if dy is None:
-        return (None,)
+    (x,) = i.inputs
     bell = b.op("exp", b.op("scale", b.op("mul", x, x), factor=-1.0))
     return (b.op("mul", dy, b.op("scale", bell, factor=2 / pi**0.5)),)
 
@@ -159,31 +140,6 @@ def _erf_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
 def _scale(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     required(attributes, "factor", (int, float))
     return elementwise(1)(given, attributes)
-
-
-def _scale_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return (b.op("scale", dy, factor=i.attribute("factor")) if dy else None,)
-
-
-def _exp_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return (b.op("mul", dy, i.outputs[0]) if dy else None,)
-
-
-def _log_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return (b.op("div", dy, i.inputs[0]) if dy else None,)
-
-
-def _div_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return None, None
-    left, right = i.inputs
-    d_left = b.op("div", dy, right)
-    d_right = b.op("scale", b.op("mul", d_left, i.outputs[0]), factor=-1.0)
-    return unbroadcast(b, d_left, left), unbroadcast(b, d_right, right)
 
 
 def _sum(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -196,10 +152,7 @@ def _sum(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tens
     return (x.with_shape(kept),)
 
 
-def _sum_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return (None,)
+def _sum_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     (x,) = i.inputs
     axes = i.attribute("axes")
     if not i.attribute("keep") and b.types[dy].rank and sorted(axes) != list(range(len(axes))):
@@ -210,12 +163,7 @@ def _sum_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
 
 
 def _shard_sum(question: Question) -> Answer:
-    (spread,) = question.shardings
-    axes = question.attributes["axes"]
-    if spread == Partial("sum"):
-        return Answer((spread,), (spread,))
-    question = question.settled()
-    axis = question.sharded_axis(0)
+    axes, axis = question.attributes["axes"], question.sharded_axis(0)
     if axis is None:
         return question.replicated()
     if axis in axes:
@@ -232,77 +180,78 @@ def _broadcast_like(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) ->
     return (x.with_shape(like.shape),)
 
 
-def _broadcast_like_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return (unbroadcast(b, dy, i.inputs[0]) if dy else None), None
-
-
-def _shard_like(question: Question) -> Answer:
+def _lends_shape(question: Question) -> Answer | None:
     """`like` only lends its shape, so that a partial one serves as it is."""
     like = question.shardings[1]
-    if isinstance(like, Partial):
-        return Answer((REPLICATED, like), (REPLICATED,))
-    return shard_elementwise(question)
+    return Answer((REPLICATED, like), (REPLICATED,)) if isinstance(like, Partial) else None
 
 
 ELEMENTWISE = table(
     OpDefinition(
-        name="add", infer=elementwise(2), work=memory_bound("add"), gradient=_add_gradient, shard=shard_linear,
-        fold=lambda x, _: x[0] + x[1],
+        name="add", infer=elementwise(2), work=memory_bound("add"), shard=shard_elementwise, partial=sums_pass,
+        gradient=lambda b, i, dy: tuple(unbroadcast(b, dy, name) for name in i.inputs), fold=lambda x, _: x[0] + x[1],
     ),
     OpDefinition(
-        name="sub", infer=elementwise(2), work=memory_bound("sub"), gradient=_sub_gradient, shard=shard_linear,
-        fold=lambda x, _: x[0] - x[1],
+        name="sub", infer=elementwise(2), work=memory_bound("sub"), shard=shard_elementwise, partial=sums_pass,
+        gradient=_sub_gradient, fold=lambda x, _: x[0] - x[1],
     ),
     OpDefinition(
-        name="mul", infer=elementwise(2), work=memory_bound("mul"), gradient=_mul_gradient, shard=shard_elementwise,
+        name="mul", infer=elementwise(2), work=memory_bound("mul"), shard=shard_elementwise, gradient=_mul_gradient,
         fold=lambda x, _: x[0] * x[1],
     ),
     OpDefinition(
-        name="div", infer=elementwise(2), work=memory_bound("div"), gradient=_div_gradient, shard=shard_elementwise
+        name="div", infer=elementwise(2), work=memory_bound("div"), shard=shard_elementwise, gradient=_div_gradient
     ),
     OpDefinition(
-        name="scale", infer=_scale, work=memory_bound("mul_scalar"), gradient=_scale_gradient, shard=shard_linear
+        name="scale", infer=_scale, work=memory_bound("mul_scalar"), shard=shard_elementwise, partial=sums_pass,
+        gradient=lambda b, i, dy: (b.op("scale", dy, factor=i.attribute("factor")),),
     ),
     OpDefinition(
-        name="exp", infer=elementwise(1), work=memory_bound("exp"), gradient=_exp_gradient, shard=shard_elementwise
+        name="exp", infer=elementwise(1), work=memory_bound("exp"), shard=shard_elementwise,
+        gradient=lambda b, i, dy: (b.op("mul", dy, i.outputs[0]),),
     ),
     OpDefinition(
-        name="log", infer=elementwise(1), work=memory_bound("log"), gradient=_log_gradient, shard=shard_elementwise
+        name="log", infer=elementwise(1), work=memory_bound("log"), shard=shard_elementwise,
+        gradient=lambda b, i, dy: (b.op("div", dy, i.inputs[0]),),
     ),
     OpDefinition(
-        name="sqrt", infer=elementwise(1), work=memory_bound("sqrt"), gradient=_sqrt_gradient, shard=shard_elementwise
+        name="sqrt", infer=elementwise(1), work=memory_bound("sqrt"), shard=shard_elementwise,
+        gradient=lambda b, i, dy: (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5),),
     ),
     OpDefinition(
-        name="tanh", infer=elementwise(1), work=memory_bound("tanh"), gradient=_tanh_gradient, shard=shard_elementwise
+        name="tanh", infer=elementwise(1), work=memory_bound("tanh"), shard=shard_elementwise, gradient=_tanh_gradient
     ),
     OpDefinition(
-        name="sigmoid", infer=elementwise(1), work=memory_bound("sigmoid"), gradient=_sigmoid_gradient,
-        shard=shard_elementwise,
+        name="sigmoid", infer=elementwise(1), work=memory_bound("sigmoid"), shard=shard_elementwise,
+        gradient=_sigmoid_gradient,
     ),
     OpDefinition(
-        name="erf", infer=elementwise(1), work=memory_bound("erf"), gradient=_erf_gradient, shard=shard_elementwise
+        name="erf", infer=elementwise(1), work=memory_bound("erf"), shard=shard_elementwise, gradient=_erf_gradient
     ),
     OpDefinition(
-        name="relu", infer=elementwise(1), work=memory_bound("relu"), gradient=_with_input("relu_grad"),
-        shard=shard_elementwise,
+        name="relu", infer=elementwise(1), work=memory_bound("relu"), shard=shard_elementwise,
+        gradient=_with_input("relu_grad"),
     ),
     OpDefinition(
         name="relu_grad", infer=elementwise(2), work=memory_bound("relu", backward=True), shard=shard_elementwise
     ),
     # by tanh, or by erf with attribute `exact`
     OpDefinition(
-        name="gelu", infer=elementwise(1), work=memory_bound("gelu"), gradient=_with_input("gelu_grad"),
-        shard=shard_elementwise,
+        name="gelu", infer=elementwise(1), work=memory_bound("gelu"), shard=shard_elementwise,
+        gradient=_with_input("gelu_grad"),
     ),
     OpDefinition(
         name="gelu_grad", infer=elementwise(2), work=memory_bound("gelu", backward=True), shard=shard_elementwise
     ),
-    OpDefinition(name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum),
     OpDefinition(
-        name="broadcast_like", infer=_broadcast_like, work=memory_bound("copy"), gradient=_broadcast_like_gradient,
-        shard=_shard_like,
+        name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum, partial=sums_pass
+    ),
+    OpDefinition(
+        name="broadcast_like", infer=_broadcast_like, work=memory_bound("copy"), shard=shard_elementwise,
+        partial=_lends_shape, gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
     ),
     # `add` of gradients of several micro-batches: transforms know it by name
-    OpDefinition(name="accumulate", infer=elementwise(2), work=memory_bound("add"), shard=shard_linear),
+    OpDefinition(
+        name="accumulate", infer=elementwise(2), work=memory_bound("add"), shard=shard_elementwise, partial=sums_pass
+    ),
 )  # fmt: skip

@@ -15,10 +15,12 @@ from perfmodel.program.ir._op import (
     Question,
     Sharded,
     Sharding,
+    ShardRule,
     WorkRule,
     kernel_dtype,
     memory_bound,
     operands,
+    require_gradient_of,
     required,
     table,
 )
@@ -54,10 +56,8 @@ def _conv2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
 
 
-def _conv2d_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,), (x, w) = gradients, i.inputs
-    if dy is None:
-        return None, None
+def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    x, w = i.inputs
     values = dict(i.attributes)
     image, kernel = b.types[x].shape[2:], b.types[w].shape[2:]
     return b.op("conv2d_input_grad", w, dy, image=image, **values), b.op(
@@ -70,7 +70,7 @@ def _input_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
     w, dy = given
     groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
     x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
-    _same_result((x, w), dy, attributes)
+    require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (x,)
 
 
@@ -81,14 +81,8 @@ def _weight_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tu
     if x.rank != 4 or dy.rank != 4 or groups < 1:
         raise RuleError(f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}")
     w = x.with_shape((dy.shape[1], x.shape[1] // groups, *kernel))
-    _same_result((x, w), dy, attributes)
+    require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (w,)
-
-
-def _same_result(given: tuple[Tensor, Tensor], dy: Tensor, attributes: Mapping[str, Any]) -> None:
-    (out,) = _conv2d(given, attributes)
-    if out.shape != dy.shape:
-        raise RuleError(f"the gradient must have shape {out.shape}, got {dy.shape}")
 
 
 def _conv2d_work(pass_: Any) -> WorkRule:
@@ -105,7 +99,7 @@ def _conv2d_work(pass_: Any) -> WorkRule:
     return work
 
 
-def _shard_conv2d(*roles: str) -> Any:
+def _shard_conv2d(*roles: str) -> ShardRule:
     """By samples, by channels of the result, or (of one group) by channels of the image.
 
     Args:
@@ -116,7 +110,6 @@ def _shard_conv2d(*roles: str) -> Any:
     *given, made = roles
 
     def shard(question: Question) -> Answer:
-        question = question.settled()
         for k, role in enumerate(given):
             axis = question.sharded_axis(k)
             shared = next((name for name, at in axis_of[role].items() if at == axis), None)
@@ -142,19 +135,9 @@ def _pool2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)
 
 
-def _pool2d_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes) if dy else (None,)
-
-
 def _shard_pool2d(question: Question) -> Answer:
     """By samples or channels."""
-    question = question.settled()
-    axes = [question.sharded_axis(k) for k in range(len(question.operands))]
-    axis = next((a for a in axes if a in (0, 1)), None)
-    if axis is None:
-        return question.replicated()
-    return Answer((Sharded(axis),) * len(axes), (Sharded(axis),))
+    return question.alike(lambda axis: axis < 2)
 
 
 IMAGES = table(
@@ -171,7 +154,8 @@ IMAGES = table(
     ),
     # the largest or the mean of a `kernel` of elements; the padding counts as zeros of a mean
     OpDefinition(
-        name="pool2d", infer=_pool2d, work=memory_bound("copy"), gradient=_pool2d_gradient, shard=_shard_pool2d
+        name="pool2d", infer=_pool2d, work=memory_bound("copy"), shard=_shard_pool2d,
+        gradient=lambda b, i, dy: b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes),
     ),
     OpDefinition(
         name="pool2d_grad", infer=gradient_of_operands(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d

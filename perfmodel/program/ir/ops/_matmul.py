@@ -25,9 +25,9 @@ from perfmodel.program.ir.ops._elementwise import same_dtype
 Labels = tuple[str, ...]
 
 
-def _labels(question_or_types: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
+def _labels(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
     """Einstein-summation labels of both operands and the output: `0`, `1`, .. for batch axes, m, n, k."""
-    a, b = question_or_types
+    a, b = given
     batch = tuple(map(str, range(a.rank - 2)))
     left = ("k", "m") if attributes.get("transpose_a") else ("m", "k")
     right = ("n", "k") if attributes.get("transpose_b") else ("k", "n")
@@ -48,10 +48,7 @@ def _matmul(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (a.with_shape([size[label] for label in out]),)
 
 
-def _matmul_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return None, None
+def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, w = i.inputs
     transpose_a, transpose_b = bool(i.attribute("transpose_a")), bool(i.attribute("transpose_b"))
     if transpose_a:
@@ -78,18 +75,12 @@ def _weight_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tu
     return (x.with_shape([x.shape[-1], dy.shape[-1]]),)
 
 
-def _weight_grad_labels(given: tuple[Tensor, ...]) -> tuple[Labels, Labels, Labels]:
-    lead = tuple(map(str, range(given[0].rank - 1)))
-    return (*lead, "m"), (*lead, "n"), ("m", "n")
-
-
 def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> Answer:
     """Spread a product along one label.
 
     Where operands are sharded along different labels, one of the output goes before one that is summed over
     and the second operand's (the weight's) before the first's: so an activation is gathered, not a weight.
     """
-    question = question.settled()
     left, right, out = labels
     choices = []
     for index, names in enumerate((left, right)):
@@ -111,7 +102,8 @@ def _shard_matmul(question: Question) -> Answer:
 
 
 def _shard_weight_grad(question: Question) -> Answer:
-    return shard_labels(question, _weight_grad_labels(question.operands))
+    lead = tuple(map(str, range(question.operands[0].rank - 1)))
+    return shard_labels(question, ((*lead, "m"), (*lead, "n"), ("m", "n")))
 
 
 def _matmul_work(

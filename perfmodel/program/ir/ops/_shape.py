@@ -1,6 +1,6 @@
 """Ops that make, cut, join and reshape tensors, and the shape arithmetic that imported graphs contain."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -12,7 +12,6 @@ from perfmodel.program.ir._op import (
     Emitter,
     Names,
     OpDefinition,
-    Partial,
     Question,
     Sharded,
     axis_of,
@@ -20,6 +19,7 @@ from perfmodel.program.ir._op import (
     memory_bound,
     operands,
     required,
+    sums_pass,
     table,
 )
 from perfmodel.program.ir.ops._elementwise import same_dtype
@@ -65,17 +65,13 @@ def _resolved(shape: Shape, wanted: Any) -> Shape:
     return tuple(wanted)
 
 
-def _reshape_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    dx = b.op("reshape", dy, shape=b.types[i.inputs[0]].shape) if dy else None
+def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    dx = b.op("reshape", dy, shape=b.types[i.inputs[0]].shape)
     return (dx, *((None,) * (len(i.inputs) - 1)))
 
 
 def _shard_reshape(question: Question) -> Answer:
-    """The outermost factor of a group of merged or split axes stays sharded; partial sums pass through."""
-    if question.shardings == (Partial("sum"),):
-        return Answer(question.shardings, question.shardings)
-    question = question.settled()
+    """The outermost factor of a group of merged or split axes stays sharded."""
     axis = question.sharded_axis(0)
     x, *dynamic = question.operands
     if axis is None or dynamic:
@@ -98,16 +94,12 @@ def _transpose(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (x.with_shape([x.shape[i] for i in order]),)
 
 
-def _transpose_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
+def _transpose_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     order = tuple(int(k) for k in np.argsort(i.attribute("permutation")))
-    return (b.op("transpose", dy, permutation=order) if dy else None,)
+    return (b.op("transpose", dy, permutation=order),)
 
 
 def _shard_transpose(question: Question) -> Answer:
-    if question.shardings == (Partial("sum"),):
-        return Answer(question.shardings, question.shardings)
-    question = question.settled()
     axis = question.sharded_axis(0)
     if axis is None:
         return question.replicated()
@@ -123,9 +115,7 @@ def _split(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (x.with_size(axis, x.shape[axis] // parts),) * parts
 
 
-def _split_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    if all(dy is None for dy in gradients):
-        return (None,)
+def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names:
     known = next(dy for dy in gradients if dy)
     filled = [dy or b.op("scale", known, factor=0.0) for dy in gradients]
     return (b.op("concat", *filled, axis=i.attribute("axis")),)
@@ -144,10 +134,7 @@ def _concat(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (x.with_size(axis, size),)
 
 
-def _concat_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return (None,) * len(i.inputs)
+def _concat_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     axis = axis_of(dict(i.attributes), "axis", b.types[dy].rank)
     pieces: list[str | None] = []
     start = 0
@@ -168,11 +155,8 @@ def _slice(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (x.with_size(axis, stop - start),)
 
 
-def _slice_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
+def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """Zeros beside the slice."""
-    (dy,) = gradients
-    if dy is None:
-        return (None,)
     (x,) = i.inputs
     axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
     n, start, stop = b.types[x].shape[axis], i.attribute("start"), i.attribute("stop")
@@ -185,16 +169,9 @@ def _slice_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
 
 
 def _shard_beside_axis(question: Question) -> Answer:
-    """Any sharding but along the op's own axis; partial sums pass through."""
-    if all(s == Partial("sum") for s in question.shardings):
-        return Answer(question.shardings, (Partial("sum"),) * len(question.outputs))
-    question = question.settled()
+    """Any sharding but along the op's own axis."""
     own = axis_of(question.attributes, "axis", question.operands[0].rank)
-    axes = [s.axis for s in question.shardings if isinstance(s, Sharded) and s.axis != own]
-    if not axes:
-        return question.replicated()
-    spread = Sharded(axes[0])
-    return Answer((spread,) * len(question.operands), (spread,) * len(question.outputs))
+    return question.alike(lambda axis: axis != own)
 
 
 def _take(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -204,10 +181,6 @@ def _take(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
     if not index.dtype.startswith("int"):
         raise RuleError(f"indices must be integers, got {index.dtype}")
     return (x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
-
-
-def _fold_take(values: Sequence[np.ndarray], attributes: Mapping[str, Any]) -> np.ndarray:
-    return np.take(values[0], values[1], axis=attributes["axis"])
 
 
 def _unsqueeze(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -226,21 +199,25 @@ SHAPE = table(
     OpDefinition(name="shape", infer=_shape, work=free),
     OpDefinition(
         name="reshape", infer=_reshape, work=free, gradient=_reshape_gradient, shard=_shard_reshape,
-        fold=lambda x, a: x[0].reshape(a["shape"] if len(x) == 1 else x[1]),
+        partial=sums_pass, fold=lambda x, a: x[0].reshape(a["shape"] if len(x) == 1 else x[1]),
     ),
     OpDefinition(
         name="transpose", infer=_transpose, work=memory_bound("copy"), gradient=_transpose_gradient,
-        shard=_shard_transpose,
+        shard=_shard_transpose, partial=sums_pass,
     ),
     OpDefinition(
-        name="split", infer=_split, work=free, gradient=_split_gradient, shard=_shard_beside_axis
+        name="split", infer=_split, work=free, gradient=_split_gradient, shard=_shard_beside_axis, partial=sums_pass
     ),
     OpDefinition(
         name="concat", infer=_concat, work=memory_bound("copy"), gradient=_concat_gradient, shard=_shard_beside_axis,
-        fold=lambda x, a: np.concatenate(x, a["axis"]),
+        partial=sums_pass, fold=lambda x, a: np.concatenate(x, a["axis"]),
     ),
-    OpDefinition(name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis),
-    OpDefinition(name="take", infer=_take, work=memory_bound("copy"), fold=_fold_take),
+    OpDefinition(
+        name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis, partial=sums_pass
+    ),
+    OpDefinition(
+        name="take", infer=_take, work=memory_bound("copy"), fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"])
+    ),
     OpDefinition(
         name="unsqueeze", infer=_unsqueeze, work=free, fold=lambda x, a: np.expand_dims(x[0], a["axes"])
     ),

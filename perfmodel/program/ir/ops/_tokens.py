@@ -1,7 +1,11 @@
-"""Embeddings, and the pieces of a cross-entropy that vocabularies spread over devices allow.
+"""Embeddings, the pieces of a cross-entropy that vocabularies spread over devices allow, and the routing of each token
+to its best expert (Fedus et al. 2021, section 2.1).
 
 The `offset` of a table's or row's first entry is 0 unless the vocabulary is sharded (Megatron-LM's
 vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3).
+
+Experts take their tokens from buffers of fixed capacity; a token beyond it is dropped (zeros come back).
+Sharding tokens shards the capacity: each part fills its own share of every buffer, in its own order.
 """
 
 from collections.abc import Mapping
@@ -14,15 +18,19 @@ from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
     Emitter,
+    GradientRule,
     InferRule,
     Names,
     OpDefinition,
     Partial,
     Question,
     Sharded,
+    WorkRule,
     kernel_dtype,
     memory_bound,
     operands,
+    require_gradient_of,
+    required,
     table,
 )
 
@@ -30,6 +38,11 @@ from perfmodel.program.ir._op import (
 def _integers(tensor: Tensor) -> None:
     if not tensor.dtype.startswith("int"):
         raise RuleError(f"token numbers must be integers, got {tensor.dtype}")
+
+
+def _rows(tensor: Tensor) -> None:
+    if tensor.rank < 1:
+        raise RuleError("a tensor of at least one dimension is needed")
 
 
 def _embedding(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -41,33 +54,24 @@ def _embedding(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (rows.with_shape((*ids.shape, rows.shape[1])),)
 
 
-def _embedding_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    return _first_gradient("embedding_grad", b, i, gradients)
-
-
-def _first_gradient(op: str, b: Emitter, i: Instruction, gradients: Names) -> Names:
+def _of_first(op: str) -> GradientRule:
     """The first operand's gradient by an op of its own; token numbers have none."""
-    (dy,) = gradients
-    if dy is None:
-        return None, None
-    return b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes)[0], None
+    return lambda b, i, dy: (*b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes), None)
 
 
 def _first_grad(forward: InferRule) -> InferRule:
-    """Type of that op: the first operand's, where the last has the type of what `forward` gives."""
+    """Type of that op: the first operand's, where the last has the shape of what `forward` gives."""
 
     def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         operands(3, given)
         (out,) = forward(given[:2], attributes)
-        if given[2].shape != out.shape:
-            raise RuleError(f"the gradient must have shape {out.shape}, got {given[2].shape}")
+        require_gradient_of(out, given[2])
         return given[:1]
 
     return infer
 
 
 def _shard_embedding(question: Question) -> Answer:
-    question = question.settled()
     by_row, by_token = question.sharded_axis(0), question.sharded_axis(1)
     rows = question.operands[0]
     if by_row == 0:
@@ -81,7 +85,6 @@ def _shard_embedding(question: Question) -> Answer:
 
 
 def _shard_embedding_grad(question: Question) -> Answer:
-    question = question.settled()
     rows, _, dy = question.operands
     by_row, by_token, by_gradient = map(question.sharded_axis, range(3))
     if by_row == 0:
@@ -98,13 +101,11 @@ def _shard_embedding_grad(question: Question) -> Answer:
 def _row_max(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     operands(1, given)
     (x,) = given
-    if x.rank < 1:
-        raise RuleError("a tensor of at least one dimension is needed")
+    _rows(x)
     return (x.with_shape((*x.shape[:-1], 1)),)
 
 
 def _shard_row_max(question: Question) -> Answer:
-    question = question.settled()
     axis = question.sharded_axis(0)
     if axis is None:
         return question.replicated()
@@ -122,12 +123,7 @@ def _pick(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
     return (x.with_shape((*labels.shape, 1)),)
 
 
-def _pick_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    return _first_gradient("pick_grad", b, i, gradients)
-
-
 def _shard_pick(question: Question) -> Answer:
-    question = question.settled()
     x = question.operands[0]
     others = len(question.operands) - 1
     axis = next((a for a in map(question.sharded_axis, range(others + 1)) if a is not None), None)
@@ -140,7 +136,7 @@ def _shard_pick(question: Question) -> Answer:
     return Answer((Sharded(axis), *((REPLICATED,) * others)), (out,), offset_step=local)
 
 
-def _embedding_work(backward: bool) -> Any:
+def _embedding_work(backward: bool) -> WorkRule:
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
         rows, ids = inputs[:2]
         kernel = Embedding(
@@ -152,9 +148,63 @@ def _embedding_work(backward: bool) -> Any:
     return work
 
 
+def _argmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, given)
+    (x,) = given
+    _rows(x)
+    return (Tensor("int32", x.shape[:-1], x.device),)
+
+
+def _shard_argmax(question: Question) -> Answer:
+    last = question.operands[0].rank - 1
+    return question.alike(lambda axis: axis < last)
+
+
+def _dispatch(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Tokens [.., hidden] and their experts [..] to buffers [experts, capacity, hidden]."""
+    operands(2, given)
+    x, chosen = given
+    experts, capacity = required(attributes, "experts", int), required(attributes, "capacity", int)
+    if chosen.shape != x.shape[:-1] or not chosen.dtype.startswith("int"):
+        raise RuleError(f"an expert number for each of {x.shape[:-1]} tokens is needed, got {chosen}")
+    return (x.with_shape((experts, capacity, x.shape[-1])),)
+
+
+def _shard_dispatch(question: Question) -> Answer:
+    tokens = [a for a in map(question.sharded_axis, (0, 1)) if a is not None and a < question.operands[1].rank]
+    capacity = question.attributes["capacity"]
+    if not tokens:
+        return question.replicated()
+    if capacity % question.parts:
+        raise RuleError(f"capacity {capacity} does not divide over {question.parts} parts")
+    spread = Sharded(tokens[0])
+    return Answer((spread, spread), (Sharded(1),), (("capacity", capacity // question.parts),))
+
+
+def _collect(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [.., hidden]."""
+    operands(2, given)
+    buffers, chosen = given
+    if buffers.rank != 3 or not chosen.dtype.startswith("int"):
+        raise RuleError(f"buffers [experts, capacity, hidden] and expert numbers are needed, got {buffers}, {chosen}")
+    return (buffers.with_shape((*chosen.shape, buffers.shape[2])),)
+
+
+def _collect_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    experts, capacity, _ = b.types[i.inputs[0]].shape
+    return b.op("dispatch", dy, i.inputs[1], experts=experts, capacity=capacity), None
+
+
+def _shard_collect(question: Question) -> Answer:
+    axis = question.sharded_axis(1)
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(1), Sharded(axis)), (Sharded(axis),))
+
+
 TOKENS = table(
     OpDefinition(
-        name="embedding", infer=_embedding, work=_embedding_work(backward=False), gradient=_embedding_gradient,
+        name="embedding", infer=_embedding, work=_embedding_work(backward=False), gradient=_of_first("embedding_grad"),
         shard=_shard_embedding,
     ),
     OpDefinition(
@@ -163,6 +213,16 @@ TOKENS = table(
     ),
     # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a constant
     OpDefinition(name="row_max", infer=_row_max, work=memory_bound("row_max"), shard=_shard_row_max),
-    OpDefinition(name="pick", infer=_pick, work=memory_bound("row_max"), gradient=_pick_gradient, shard=_shard_pick),
+    OpDefinition(
+        name="pick", infer=_pick, work=memory_bound("row_max"), gradient=_of_first("pick_grad"), shard=_shard_pick
+    ),
     OpDefinition(name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick),
+    OpDefinition(name="argmax", infer=_argmax, work=memory_bound("row_max"), shard=_shard_argmax),
+    OpDefinition(
+        name="dispatch", infer=_dispatch, work=memory_bound("copy"), shard=_shard_dispatch,
+        gradient=lambda b, i, dy: (b.op("collect", dy, i.inputs[1]), None),
+    ),
+    OpDefinition(
+        name="collect", infer=_collect, work=memory_bound("copy"), gradient=_collect_gradient, shard=_shard_collect
+    ),
 )  # fmt: skip

@@ -1,10 +1,12 @@
-"""Fused kernels of transformers: layer norm, softmax and self-attention over joint queries, keys and values.
+"""Fused kernels: layer norm, softmax, self-attention over joint queries, keys and values, and weight updates by
+gradient descent and Adam (Kingma and Ba 2015, algorithm 1).
 
 Attention takes the parts of a sequence, in order: the queries of the last meet the keys and values of all. Of one part
 it is that of a whole sequence.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.ops import Attention, Op
@@ -18,6 +20,7 @@ from perfmodel.program.ir._op import (
     Partial,
     Question,
     Sharded,
+    WorkRule,
     kernel_dtype,
     memory_bound,
     operands,
@@ -36,11 +39,8 @@ def _layer_norm(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
     return (x,)
 
 
-def _layer_norm_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
+def _layer_norm_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, gain, bias = i.inputs
-    if dy is None:
-        return None, None, None
     return b.emit("layer_norm_grad", (x, gain, dy), (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"), i.attributes)
 
 
@@ -61,7 +61,6 @@ def _row_axis(question: Question, *candidates: int) -> int | None:
 
 
 def _shard_layer_norm(question: Question) -> Answer:
-    question = question.settled()
     axis = _row_axis(question, 0)
     if axis is None:
         return question.replicated()
@@ -69,7 +68,6 @@ def _shard_layer_norm(question: Question) -> Answer:
 
 
 def _shard_layer_norm_grad(question: Question) -> Answer:
-    question = question.settled()
     axis = _row_axis(question, 0, 2)
     if axis is None:
         return question.replicated()
@@ -82,11 +80,6 @@ def _softmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
     return given
 
 
-def _softmax_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    return (b.op("softmax_grad", i.outputs[0], dy) if dy else None,)
-
-
 def _softmax_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     operands(2, given)
     same_dtype(given)
@@ -94,11 +87,8 @@ def _softmax_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> t
 
 
 def _shard_rows(question: Question) -> Answer:
-    question = question.settled()
-    axis = _row_axis(question, *range(len(question.operands)))
-    if axis is None:
-        return question.replicated()
-    return Answer((Sharded(axis),) * len(question.operands), (Sharded(axis),))
+    last = question.operands[0].rank - 1
+    return question.alike(lambda axis: axis < last)
 
 
 def _attention(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -114,16 +104,12 @@ def _attention(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
 
 
-def _attention_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return (None,) * len(i.inputs)
+def _attention_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return b.emit("attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes)
 
 
 def _shard_attention(question: Question) -> Answer:
     """By sequences, or by heads."""
-    question = question.settled()
     axes = [question.sharded_axis(i) for i in range(len(question.operands))]
     heads = question.attributes["heads"]
     if 2 in axes and heads % question.parts == 0:
@@ -135,7 +121,7 @@ def _shard_attention(question: Question) -> Answer:
     return Answer((spread,) * len(axes), (spread,) * len(question.outputs), change)
 
 
-def _attention_work(backward: bool) -> Any:
+def _attention_work(backward: bool) -> WorkRule:
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
         parts = inputs[: len(inputs) - backward]
         batch, seq, width = parts[-1].shape
@@ -150,7 +136,41 @@ def _attention_work(backward: bool) -> Any:
     return work
 
 
-TRANSFORMER = table(
+def _same_shape(given: tuple[Tensor, ...]) -> None:
+    if len({(tensor.dtype, tensor.shape) for tensor in given}) > 1:
+        raise RuleError("weight, gradient and moments must share dtype and shape")
+
+
+def _sgd(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Weight and gradient to the new weight."""
+    operands(2, given)
+    _same_shape(given)
+    required(attributes, "rate", float)
+    return given[:1]
+
+
+def _adam(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Weight, gradient, first and second moment to the new weight and moments."""
+    operands(4, given)
+    _same_shape(given)
+    for name in ("rate", "beta1", "beta2", "epsilon"):
+        required(attributes, name, float)
+    if required(attributes, "step", int) < 1:
+        raise RuleError("steps count from 1")
+    return given[0], given[2], given[3]
+
+
+def _streams(op: str, tensors: int) -> WorkRule:
+    """One kernel per weight that reads and writes so many tensors of its size in all."""
+
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        (kernel,) = memory_bound(op)(inputs, outputs, attributes)
+        return (replace(kernel, n_inputs=tensors - 1),)
+
+    return work
+
+
+FUSED = table(
     OpDefinition(
         name="layer_norm", infer=_layer_norm, work=memory_bound("layer_norm"), gradient=_layer_norm_gradient,
         shard=_shard_layer_norm,
@@ -160,7 +180,8 @@ TRANSFORMER = table(
         shard=_shard_layer_norm_grad,
     ),
     OpDefinition(
-        name="softmax", infer=_softmax, work=memory_bound("softmax"), gradient=_softmax_gradient, shard=_shard_rows
+        name="softmax", infer=_softmax, work=memory_bound("softmax"), shard=_shard_rows,
+        gradient=lambda b, i, dy: (b.op("softmax_grad", i.outputs[0], dy),),
     ),
     OpDefinition(
         name="softmax_grad", infer=_softmax_grad, work=memory_bound("softmax", backward=True), shard=_shard_rows
@@ -173,4 +194,7 @@ TRANSFORMER = table(
         name="attention_grad", infer=gradient_of_operands(_attention), work=_attention_work(backward=True),
         shard=_shard_attention,
     ),
+    # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
+    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=Question.alike),
+    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=Question.alike),
 )  # fmt: skip

@@ -1,0 +1,175 @@
+"""Parts of transformers beside plain attention and feed-forwards: experts, mixers, patches, conditioning."""
+
+from dataclasses import dataclass
+
+from perfmodel.errors import PerfModelError
+from perfmodel.spec._documented import Stated
+from perfmodel.units import whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts(Stated):
+    """Mixture-of-experts feed-forward."""
+
+    count: int
+    topk: int
+    ffn_hidden: int
+    """Inner size of one routed expert."""
+    shared_ffn_hidden: int = 0
+    """Inner size of the always-active shared expert(s) together; 0 for none."""
+    first_dense_layers: int = 0
+    """Leading layers that keep a dense feed-forward (DeepSeek)."""
+    every: int = 1
+    """After these, every n-th layer has experts and the others a dense feed-forward (Llama 4 Maverick: 2)."""
+    shared_gate: bool = False
+    """The shared expert's output is weighted by a gate of its own (Qwen2-MoE)."""
+    router_bias: bool = False
+    """The router's product has a trained bias (GPT-OSS)."""
+    groups: int = 1
+    """Groups that the experts are divided into, of which a token chooses `groups_kept` before it chooses its experts
+    among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+    groups_kept: int = 1
+    latent: int = 0
+    """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
+    Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
+
+    def __post_init__(self) -> None:
+        whole(
+            "experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")}
+        )
+        whole("experts", {name: getattr(self, name) for name in ("shared_ffn_hidden", "first_dense_layers", "latent")},
+              least=0)  # fmt: skip
+        if self.topk > self.count:
+            raise PerfModelError(f"experts: topk={self.topk} are more than there are (count={self.count})")
+        if self.groups_kept > self.groups or self.count % self.groups:
+            raise PerfModelError(
+                f"experts: groups={self.groups} must divide count={self.count}, and groups_kept={self.groups_kept} "
+                "must be no more than there are"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention(Stated):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1)."""
+
+    q_lora_rank: int
+    """Rank of the query compression; 0 for none."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    def __post_init__(self) -> None:
+        sizes = dict(vars(self))
+        whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
+        whole("latent attention", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba(Stated):
+    """Mamba-2 mixers (Dao and Gu, arXiv 2405.21060) of a hybrid model."""
+
+    heads: int
+    head_dim: int
+    state: int
+    """Elements of the state per element of a head."""
+    groups: int
+    """Groups of heads that share their input and output projections of the state."""
+    conv_kernel: int = 4
+    chunk: int = 128
+    """Tokens that are computed as one block of matrix products (section 6)."""
+
+    def __post_init__(self) -> None:
+        whole("mamba", vars(self))
+        if self.heads % self.groups:
+            raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
+
+    @property
+    def inner(self) -> int:
+        """Elements of a token inside the mixer, of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: what is inside, and inputs and outputs of the state."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNet(Stated):
+    """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
+
+    heads: int
+    """Of values, which is also that of states."""
+    key_heads: int
+    """Of queries and keys; each serves heads / key_heads of the values'."""
+    head_dim: int
+    """Elements of a value."""
+    key_dim: int
+    """Elements of a query or key."""
+    conv_kernel: int = 4
+    chunk: int = 64
+    """Tokens that are computed as one block of matrix products (section 3.3)."""
+
+    def __post_init__(self) -> None:
+        whole("delta_net", vars(self))
+        if self.heads % self.key_heads:
+            raise PerfModelError(f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}")
+
+    @property
+    def values(self) -> int:
+        """Elements of a token's values, of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: values, queries and keys."""
+        return self.values + 2 * self.key_heads * self.key_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches(Stated):
+    """What a vision encoder or a diffusion transformer is given: square images (or latents) in square patches."""
+
+    image_size: int
+    patch_size: int
+    channels: int = 3
+    class_tokens: int = 0
+    """Learned tokens beside the patches (ViT: 1)."""
+    out_channels: int = 0
+    """Channels that are predicted for every pixel (diffusion: noise, and its variance); 0 for encoders."""
+
+    def __post_init__(self) -> None:
+        whole("patches", {name: getattr(self, name) for name in ("image_size", "patch_size", "channels")})
+        whole("patches", {"class_tokens": self.class_tokens, "out_channels": self.out_channels}, least=0)
+        if self.image_size < self.patch_size:
+            raise PerfModelError(f"patches: patch_size={self.patch_size} exceeds image_size={self.image_size}")
+
+    @property
+    def tokens(self) -> int:
+        """Per image."""
+        return (self.image_size // self.patch_size) ** 2 + self.class_tokens
+
+    @property
+    def elements(self) -> int:
+        """Numbers of a patch."""
+        return self.patch_size**2 * self.channels
+
+    @property
+    def out_elements(self) -> int:
+        """Numbers predicted for a patch."""
+        return self.patch_size**2 * self.out_channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaLN(Stated):
+    """Conditioning by scale, shift and gate of every sub-layer, made of time step and class (adaLN-Zero of DiT,
+    Peebles and Xie, arXiv 2212.09748, section 3.2); norms have no parameters of their own."""
+
+    classes: int
+    """One more stands for no class (classifier-free guidance)."""
+    frequencies: int = 256
+    """Sines and cosines that a time step is told by."""
+
+    def __post_init__(self) -> None:
+        whole("adaln", vars(self))
