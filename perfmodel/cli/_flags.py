@@ -81,6 +81,11 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     return layout
 
 
+def layouts_of(arguments: argparse.Namespace, text: str, model: Model) -> list[Layout]:
+    """Layouts separated by ';', each as `layout_of`."""
+    return [layout_of(arguments, one, model) for one in text.split(";") if one.strip()]
+
+
 def add_job(
     command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False, settings: str = "",
     program: bool = False,

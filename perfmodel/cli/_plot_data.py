@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import layout_of, problem_of, refuse_strict, require_measured
+from perfmodel.cli._flags import layout_of, layouts_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._schedule_facts import chunks_of, named
 from perfmodel.display import progress
 from perfmodel.errors import LayoutError, PerfModelError
@@ -41,10 +41,10 @@ def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
 
     problem = step_problem(arguments)
     if arguments.layouts:
-        named = [layout_of(arguments, text, problem.model) for text in arguments.layouts.split(";") if text.strip()]
-        for layout in named:
+        chosen = layouts_of(arguments, arguments.layouts, problem.model)
+        for layout in chosen:
             require_measured(arguments, problem, layout)
-        return [_explained(problem, layout, arguments.devices) for layout in named]
+        return [_explained(problem, layout, arguments.devices) for layout in chosen]
     refuse_strict(arguments, "plot breakdown")
     if arguments.devices is None:
         raise PerfModelError(
