@@ -2,11 +2,18 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import reporting, written
+from perfmodel.errors import PerfModelError
 from perfmodel.units import duration
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfmodel.ingest import MeasuredTrace
+    from perfmodel.prediction import Prediction
 
 _SHOWN_STAGES = 12
 
@@ -16,16 +23,7 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "compare", help="errors of a predicted timeline against a measured one: batch time, devices, stages"
     )
-    command.add_argument(
-        "--predicted", type=Path, required=True, metavar="TRACE", help="from 'perfmodel timeline --out'"
-    )
-    command.add_argument(
-        "--measured", type=Path, nargs="+", required=True, metavar="TRACE",
-        help="of a profiler (a file per rank), of 'perfmodel run --out', or of 'perfmodel import --timeline'",
-    )  # fmt: skip
-    command.add_argument(
-        "--format", default="auto", metavar="F", help="of the measured trace (default: by its content)"
-    )
+    _add_traces(command)
     command.add_argument(
         "--replicas", type=int, default=1, metavar="R",
         help="measured devices per predicted pipeline rank (tensor x data parallel; default 1)",
@@ -38,18 +36,54 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=reporting(run, show))
 
 
+def _add_traces(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--predicted", type=Path, required=True, metavar="TRACE", help="from 'perfmodel timeline --out'"
+    )
+    command.add_argument(
+        "--measured", type=Path, nargs="+", required=True, metavar="TRACE",
+        help="of a profiler (a file per rank), of 'perfmodel run --out', or of 'perfmodel import --timeline'",
+    )  # fmt: skip
+    command.add_argument(
+        "--format", default="auto", metavar="F", help="of the measured trace (default: by its content)"
+    )
+
+
+def add_picture(command: argparse.ArgumentParser) -> None:
+    """The flags of `plot compare`."""
+    add_json(command)
+    _add_traces(command)
+
+
+def draw_picture(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    """The picture of `plot compare`, which shows no layout that was asked for.
+
+    Raises:
+        PerfModelError: as `run`.
+    """
+    from perfmodel import viz
+    from perfmodel.validation import compare_traces
+
+    predicted, measured = _traces(arguments)
+    if measured.devices % predicted.devices:
+        raise PerfModelError(
+            f"plot compare: {measured.devices} devices measured, {predicted.devices} predicted; record all ranks"
+        )
+    errors = compare_traces(predicted, measured, measured.devices // predicted.devices).errors
+    title = f"batch time {errors.batch_time_error:.2%} off"
+    return viz.draw_comparison(predicted, measured, title, **wide), []
+
+
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The errors, and the files written.
 
     Raises:
         PerfModelError: traces that cannot be read, or of other numbers of devices.
     """
-    from perfmodel import ingest
     from perfmodel.ingest.tables import write_table
     from perfmodel.validation import compare_traces
 
-    predicted = ingest.read_trace("auto", [arguments.predicted])
-    measured = ingest.read_trace(arguments.format, arguments.measured)
+    predicted, measured = _traces(arguments)
     comparison = compare_traces(predicted, measured, arguments.replicas)
     report = comparison.to_dict() | {"written": []}
     if arguments.out:
@@ -64,6 +98,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         save_figure(draw_comparison(predicted, measured, title), arguments.png)
         report["written"].append(str(arguments.png))
     return report
+
+
+def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrace]":
+    """The predicted and the measured one."""
+    from perfmodel.ingest import read_trace
+
+    return read_trace("auto", [arguments.predicted]), read_trace(arguments.format, arguments.measured)
 
 
 def show(report: dict[str, Any]) -> None:
