@@ -6,7 +6,7 @@ from math import expm1, inf
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._explain import add_profile
+from perfmodel.cli._compare import add_profile
 from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import flags_of, lacking

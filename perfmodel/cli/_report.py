@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cli._explain import add_profile
+from perfmodel.cli._compare import add_profile
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._launch import of_calibration
 from perfmodel.cli._search import add_search, options_of, space_of
