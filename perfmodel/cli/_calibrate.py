@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import _for_decision
+from perfmodel.cli._files import add_job_file, lacking
 from perfmodel.cli._flags import add_json, add_problem, layouts_of, problem_of
 from perfmodel.cli._interrupts import terminable
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import lacking
 from perfmodel.cli._show import emit
 from perfmodel.display import progress
 from perfmodel.errors import CalibrationError, PerfModelError

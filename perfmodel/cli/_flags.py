@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, job_fields, require
+from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._show import note
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import (

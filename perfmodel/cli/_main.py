@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from perfmodel.cli._files import complete_from_job, complete_from_launch
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
-from perfmodel.cli._job_file import complete_from_job
-from perfmodel.cli._launch import complete
 from perfmodel.cli._parser import given, parser
 from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
@@ -29,7 +28,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             _keep_compilations()
         _require_outputs(arguments)
         complete_from_job(arguments, given(argv))
-        complete(arguments)
+        complete_from_launch(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:
         print(f"perfmodel: {error}", file=sys.stderr)

@@ -6,9 +6,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._files import PROGRAM_HELP
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._import_model import dimension
-from perfmodel.cli._job_file import PROGRAM_HELP
 from perfmodel.cli._show import emit, reporting, written
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError

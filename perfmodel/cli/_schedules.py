@@ -14,9 +14,8 @@ from perfmodel.cli._equal_stages import (
     trained,
     uniform_times,
 )
+from perfmodel.cli._files import add_from, add_job_file, lacking
 from perfmodel.cli._flags import add_dtype, add_framework, add_json, layout_of, problem_on
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, lacking
 from perfmodel.cli._show import new_console, reporting, table, written
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem

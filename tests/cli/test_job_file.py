@@ -11,8 +11,8 @@ from test_cli import run
 
 import perfmodel as pm
 from perfmodel import catalog
+from perfmodel.cli._files import complete_from_job
 from perfmodel.cli._init import samples
-from perfmodel.cli._job_file import complete_from_job
 from perfmodel.cli._parser import given, parser
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts import SEARCH_WORDS
