@@ -98,8 +98,8 @@ _ROUND = tuple(float(f"{d}e{e}") for e in range(-6, 9) for d in (1, 1.5, 2, 3, 5
 
 @styled
 def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", width: Width = "column") -> "Figure":
-    """Step time against memory, and against cost where there is one; the fronts. Some layouts of the first panel's front
-    get a letter and a line below.
+    """Step time against memory, and against cost where there is one; the fronts. Some layouts of the first panel's
+    front get a letter and a line below.
 
     Args:
         layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them); with
