@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sphinx.pycode import ModuleAnalyzer
 
-from perfmodel.cli._parser import parser, parsers
+from perfmodel.cli._main import parser, parsers
 
 HERE = Path(__file__).parent
 MADE = ("notebooks", "accuracy", "reference")

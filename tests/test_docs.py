@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cli import main
-from perfmodel.cli._parser import parser
+from perfmodel.cli._main import parser
 from perfmodel.schedule import parse_schedule, require_valid
 
 ROOT = Path(__file__).parents[1]

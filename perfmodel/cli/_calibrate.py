@@ -3,28 +3,28 @@ profile to make before a layout is chosen."""
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import _for_decision
-from perfmodel.cli._flags import add_json, add_problem, layout_of, problem_of
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import lacking
-from perfmodel.cli._remaining import Remaining, remaining
+from perfmodel.cli._files import add_job_file, lacking
+from perfmodel.cli._flags import add_json, add_problem, layouts_of, problem_of
+from perfmodel.cli._interrupts import terminable
 from perfmodel.cli._show import emit
+from perfmodel.display import progress
 from perfmodel.errors import CalibrationError, PerfModelError
+from perfmodel.spec import BACKENDS
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from perfmodel.measure import Agent, Launch, Plan, Point, RemainingTime
 
-    from perfmodel.measure import Agent, Launch, Plan, Point
-
-BACKENDS = ("jax", "torch", "nccl-tests")
+LINE_EVERY_S = 30.0
 
 
 def add_command(commands: Any) -> None:
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return measure.compare(arguments.first, arguments.second)
     launch = _launch(arguments)
     if launch is not None and launch.index:
-        with _terminable():
+        with terminable():
             measure.serve_agent(launch, arguments.out, arguments.launch_timeout)
         return {"process": launch.index}
     if arguments.backend != "jax" or arguments.dry_run:
@@ -155,10 +155,7 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
     from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
 
     problem = problem_of(arguments)
-    layouts = [
-        layout_of(arguments, text, problem.model)
-        for part in arguments.layouts for text in part.split(";") if text.strip()
-    ]  # fmt: skip
+    layouts = layouts_of(arguments, ";".join(arguments.layouts), problem.model)
     made = model_plan(
         problem.model, problem.cluster, problem.job, layouts,
         device=arguments.device or problem.cluster.device.name, framework=problem.framework,
@@ -177,20 +174,18 @@ def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]
 
 def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
     from perfmodel import measure
-
-    def cards(bar: Remaining) -> list[measure.Card]:
-        with _gathered(arguments, launch) as agents:
-            return measure.run_plan(
-                plan, arguments.out, arguments.backend, progress=bar, only_missing=arguments.resume,
-                read_nccl_tests=_read_nccl_tests, agents=agents,
-            )  # fmt: skip
+    from perfmodel.ingest import read_measurements
 
     left, rows = _left(arguments, plan)
     if len(left) < rows:
         print(f"{rows - len(left)} of {rows} rows are measured already", file=sys.stderr)
     try:
-        with _terminable(), remaining(measure.RemainingTime(left), rows) as bar:
-            written = cards(bar)
+        told = _remaining(measure.RemainingTime(left), rows)
+        with terminable(), told as begin, _gathered(arguments, launch) as agents:
+            written = measure.run_plan(
+                plan, arguments.out, arguments.backend, progress=begin, only_missing=arguments.resume,
+                read_nccl_tests=lambda path: read_measurements("nccl-tests", [path]), agents=agents,
+            )  # fmt: skip
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; rows measured so far are kept in {arguments.out}: the same command goes on with the next one"
@@ -201,6 +196,30 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
             "then give the same command again"
         ) from None
     return [{"path": str(arguments.out / card.table), **asdict(card)} for card in written]
+
+
+@contextmanager
+def _remaining(left: "RemainingTime", rows: int) -> "Iterator[Callable[[Point], None]]":
+    """To be called with each point before it is measured: what is left is a bar on a terminal, elsewhere a line on
+    stderr now and then.
+
+    Args:
+        rows: of the plan, those measured earlier too.
+    """
+    last_s = -inf
+    with progress("calibrate") as report:
+
+        def begin(point: "Point") -> None:
+            nonlocal last_s
+            done = rows - left.rows_left
+            left.start(point)
+            minutes = f"{left.device_s() / 60:.1f} device-minutes left"
+            report(f"{point.op.family}, {minutes}", done, rows)
+            if not sys.stderr.isatty() and time.monotonic() - last_s >= LINE_EVERY_S:
+                last_s = time.monotonic()
+                print(f"{done} of {rows} rows, {minutes}, now {point.op.family}", file=sys.stderr)
+
+        yield begin
 
 
 @contextmanager
@@ -242,26 +261,6 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
         else next(times)
         for point in points
     ]
-
-
-def _read_nccl_tests(path: Path) -> "pd.DataFrame":
-    from perfmodel.ingest import read_measurements
-
-    return read_measurements("nccl-tests", [path])
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, by which schedulers stop jobs, ends the run as Ctrl-C does."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def show(report: dict[str, Any]) -> None:

@@ -1,21 +1,43 @@
-"""`perfmodel compare`: a predicted timeline against a measured one."""
+"""Where a prediction and a measurement of the same step part: `perfmodel compare` of two timelines;
+`perfmodel explain` of every event."""
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_json
-from perfmodel.cli._show import reporting, written
-from perfmodel.units import duration
+from perfmodel.cli._flags import add_job, add_json, add_layout, problem_of, require_measured
+from perfmodel.cli._show import new_console, reporting, table, written
+from perfmodel.errors import PerfModelError
+from perfmodel.units import duration, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfmodel.ingest import MeasuredTrace
+    from perfmodel.prediction import Prediction
 
 _SHOWN_STAGES = 12
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
+def add_compare(commands: Any) -> None:
+    """Register `compare`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "compare", help="errors of a predicted timeline against a measured one: batch time, devices, stages"
     )
+    _add_traces(command)
+    command.add_argument(
+        "--replicas", type=int, default=1, metavar="R",
+        help="measured devices per predicted pipeline rank (tensor x data parallel; default 1)",
+    )  # fmt: skip
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="errors per device, stage, phase and micro-batch (csv)"
+    )
+    command.add_argument("--png", type=Path, metavar="FILE", help="both timelines, one above the other")
+    add_json(command)
+    command.set_defaults(run=reporting(_compare, _show_compared))
+
+
+def _add_traces(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--predicted", type=Path, required=True, metavar="TRACE", help="from 'perfmodel timeline --out'"
     )
@@ -26,30 +48,43 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--format", default="auto", metavar="F", help="of the measured trace (default: by its content)"
     )
-    command.add_argument(
-        "--replicas", type=int, default=1, metavar="R",
-        help="measured devices per predicted pipeline rank (tensor x data parallel; default 1)",
-    )  # fmt: skip
-    command.add_argument(
-        "--out", type=Path, metavar="FILE", help="errors per device, stage, phase and micro-batch (csv)"
-    )
-    command.add_argument("--png", type=Path, metavar="FILE", help="both timelines, one above the other")
+
+
+def add_picture(command: argparse.ArgumentParser) -> None:
+    """The flags of `plot compare`."""
     add_json(command)
-    command.set_defaults(run=reporting(run, show))
+    _add_traces(command)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def draw_picture(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    """The picture of `plot compare`, which shows no layout that was asked for.
+
+    Raises:
+        PerfModelError: traces that cannot be read, or of other numbers of devices.
+    """
+    from perfmodel import viz
+    from perfmodel.validation import compare_traces
+
+    predicted, measured = _traces(arguments)
+    if measured.devices % predicted.devices:
+        raise PerfModelError(
+            f"plot compare: {measured.devices} devices measured, {predicted.devices} predicted; record all ranks"
+        )
+    errors = compare_traces(predicted, measured, measured.devices // predicted.devices).errors
+    title = f"batch time {errors.batch_time_error:.2%} off"
+    return viz.draw_comparison(predicted, measured, title, **wide), []
+
+
+def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """The errors, and the files written.
 
     Raises:
         PerfModelError: traces that cannot be read, or of other numbers of devices.
     """
-    from perfmodel import ingest
     from perfmodel.ingest.tables import write_table
     from perfmodel.validation import compare_traces
 
-    predicted = ingest.read_trace("auto", [arguments.predicted])
-    measured = ingest.read_trace(arguments.format, arguments.measured)
+    predicted, measured = _traces(arguments)
     comparison = compare_traces(predicted, measured, arguments.replicas)
     report = comparison.to_dict() | {"written": []}
     if arguments.out:
@@ -66,7 +101,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: dict[str, Any]) -> None:
+def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrace]":
+    """The predicted and the measured one."""
+    from perfmodel.ingest import read_trace
+
+    return read_trace("auto", [arguments.predicted]), read_trace(arguments.format, arguments.measured)
+
+
+def _show_compared(report: dict[str, Any]) -> None:
     """The report for people."""
     predicted, measured = duration(report["predicted_batch_s"]), duration(report["measured_batch_s"])
     steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
@@ -95,3 +137,63 @@ def show(report: dict[str, Any]) -> None:
             where = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
             print(f"  {where}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
     written(report["written"])
+
+
+def add_explain(commands: Any) -> None:
+    """Register `explain`."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "explain", help="where a prediction and a profile of the same step part, and what would remove it"
+    )
+    add_profile(command, required=True)
+    add_job(command)
+    add_layout(command, "that ran; as for predict")
+    command.set_defaults(run=reporting(_explain, _show_explained))
+
+
+def add_profile(command: argparse.ArgumentParser, required: bool = False) -> None:
+    """The flags that name a profile."""
+    command.add_argument(
+        "--profile", type=Path, nargs="+", required=required, metavar="FILE",
+        help="traces of torch.profiler (one per rank, all or some), Nsight Systems (sqlite) or JAX (xplane)",
+    )  # fmt: skip
+    command.add_argument("--format", default="auto", metavar="F", help="of the profile (default: by its content)")
+
+
+def _explain(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The report.
+
+    Raises:
+        PerfModelError: files that cannot be read, or a layout that is not the one that ran.
+    """
+    from perfmodel.calibration import explain_profile
+    from perfmodel.prediction import layout_of, step_problem_of
+
+    problem = problem_of(arguments)
+    if arguments.strict:
+        laid_out, _ = layout_of(problem, arguments.layout)
+        require_measured(arguments, step_problem_of(problem, arguments.calibration), laid_out)
+    return explain_profile(
+        problem, arguments.layout, arguments.profile, format=arguments.format,
+        calibration=arguments.calibration,
+    ).to_dict()  # fmt: skip
+
+
+def _show_explained(report: dict[str, Any]) -> None:
+    """The report for people."""
+    console = new_console()
+    console.print(
+        f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "
+        f"{duration(report['measured_step_s'])} measured ({report['steps']} steps, {report['devices']} devices); "
+        f"{report['matched_share']:.0%} of the measured time is of predicted events"
+    )
+    heads = ("event", "effect", "predicted", "measured", "calls", "remedy")
+    rows = [
+        (
+            d["event"], "+" * bool(d["effect_s"] > 0) + duration(d["effect_s"]), duration(d["predicted_s"]),
+            duration(d["measured_s"]), f"{figure(d['predicted_calls'])} / {figure(d['measured_calls'])}", d["remedy"],
+        )
+        for d in report["differences"]
+    ]  # fmt: skip
+    console.print(table("Largest differences, per device and step", heads, rows))
+    for what, calls in report["unread"].items():
+        console.print(f"{calls:,} calls: the profile does not say their {what}")

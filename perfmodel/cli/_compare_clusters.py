@@ -5,10 +5,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, job_flags, price_of, problem_on
-from perfmodel.cli._search import add_space, space_of
+from perfmodel.cli._search_flags import add_reliability, add_space, reliability_of, space_of
 from perfmodel.cli._show import emit, new_console
-from perfmodel.cli._show_search import interval
-from perfmodel.cli._training_run import add_reliability, failures, reliability_of
+from perfmodel.cli._show_search import failures, interval
 from perfmodel.display import progress
 from perfmodel.units import GIB, counted, duration, figure
 

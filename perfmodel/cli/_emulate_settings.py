@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._flags import add_framework, framework_of, layout_of
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, job_fields, require
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import check_delay
 from perfmodel.units import parse_seconds, require_seed

@@ -6,10 +6,9 @@ from math import expm1, inf
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._explain import add_profile
+from perfmodel.cli._compare import add_profile
+from perfmodel.cli._files import add_job_file, flags_of, lacking
 from perfmodel.cli._flags import add_json, add_problem, problem_of
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import flags_of, lacking
 from perfmodel.cli._show import emit, error_figure, error_head, new_console, table, written
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError

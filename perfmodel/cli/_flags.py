@@ -4,17 +4,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, job_fields, require
+from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._show import note
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import (
     OPTIMIZERS,
     USUAL_DTYPES,
     Cluster,
-    Device,
     Framework,
-    Job,
     Layout,
     Model,
     Problem,
@@ -79,6 +76,11 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     layout, assumed = framework.layout(text, model)
     note([*([assumed] if assumed else []), *framework.cannot_run(layout)])
     return layout
+
+
+def layouts_of(arguments: argparse.Namespace, text: str, model: Model) -> list[Layout]:
+    """Layouts separated by ';', each as `layout_of`."""
+    return [layout_of(arguments, one, model) for one in text.split(";") if one.strip()]
 
 
 def add_job(
@@ -205,9 +207,21 @@ def refuse_strict(arguments: argparse.Namespace, command: str) -> None:
         )
 
 
-def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet: bool = False) -> Job:
-    """The job that the flags of `add_job` describe, for a model and a kind of device; says what it assumes
-    unless it is `quiet`, as the text of `predict` does by itself."""
+def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem:
+    """The problem that the flags of `add_job` describe; of several global batches that of the first. Says what it
+    assumes as `problem_on`."""
+    from perfmodel import catalog
+
+    if isinstance(arguments.global_batch, list):
+        arguments.global_batch = arguments.global_batch[0]
+    return problem_on(arguments, catalog.cluster(arguments.cluster), arguments.devices, quiet=quiet)
+
+
+def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | None, *, quiet: bool = False) -> Problem:
+    """The problem that the flags of `add_job` describe, on a cluster; says what it assumes unless it is `quiet`, as the
+    text of `predict` does by itself."""
+    from perfmodel import catalog
+
     said = job_fields(arguments) | arguments.of_job
     flags = vars(arguments)  # a command may have some of them only
     if (attention := flags.get("attention")) is not None:
@@ -218,9 +232,10 @@ def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet
         said["frozen"] = freeze == "all" or bool(lora_rank)
         said["frozen_embedding"] = freeze == "embedding"
         said["adapter_rank"] = lora_rank or 0
-    job = framework_of(arguments).job(
+    model, framework = catalog.model(arguments.model), framework_of(arguments)
+    job = framework.job(
         model,
-        device,
+        cluster.device,
         global_batch=arguments.global_batch,
         seq_len=arguments.seq_len,
         dtype=arguments.dtype,
@@ -228,26 +243,7 @@ def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet
     )
     if not quiet and (arguments.command != "predict" or arguments.json):
         note(job.assumed)
-    return job
-
-
-def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem:
-    """The problem that the flags of `add_job` describe; of several global batches that of the first. Says what it
-    assumes as `job_of`."""
-    from perfmodel import catalog
-
-    if isinstance(arguments.global_batch, list):
-        arguments.global_batch = arguments.global_batch[0]
-    return problem_on(arguments, catalog.cluster(arguments.cluster), arguments.devices, quiet=quiet)
-
-
-def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | None, *, quiet: bool = False) -> Problem:
-    """The problem that the flags describe, on a cluster."""
-    from perfmodel import catalog
-
-    model = catalog.model(arguments.model)
-    job = job_of(arguments, model, cluster.device, quiet=quiet)
-    return Problem(model=model, cluster=cluster, job=job, framework=framework_of(arguments), devices=devices)
+    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)
 
 
 def _calibration(text: str) -> Path | None:

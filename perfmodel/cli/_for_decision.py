@@ -5,9 +5,9 @@ import shlex
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.cli._files import flags_of, lacking
 from perfmodel.cli._flags import add_calibration, job_flags, problem_of
-from perfmodel.cli._launch import flags_of, lacking
-from perfmodel.cli._search import add_space, space_of
+from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import emit, new_console
 from perfmodel.cli._show_search import layout_last
 from perfmodel.display import progress

@@ -31,9 +31,7 @@ def add_command(commands: Any) -> None:
         "--devices", type=int, default=1, metavar="N",
         help="fake devices to compile a sharded JAX function for; 1 traces it unsharded (default)",
     )  # fmt: skip
-    command.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dimension (ONNX; repeatable)"
-    )
+    add_dimensions(command)
     command.add_argument("--trip-count", type=int, metavar="T", help="iterations of loops that state none")
     command.add_argument("--out", type=Path, metavar="FILE", help="all kernels and collectives (csv)")
     add_calibration(command)
@@ -129,6 +127,13 @@ def _fake_devices(count: int) -> None:
     if count > 1:
         jax.config.update("jax_num_cpu_devices", count)
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+def add_dimensions(command: argparse.ArgumentParser) -> None:
+    """The flag whose words `dimension` reads."""
+    command.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dimension (ONNX; repeatable)"
+    )
 
 
 def dimension(text: str) -> tuple[str, int]:

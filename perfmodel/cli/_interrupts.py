@@ -81,6 +81,20 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, inherited)
 
 
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, by which schedulers stop jobs, ends the command as Ctrl-C does while the context lasts."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _importing(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

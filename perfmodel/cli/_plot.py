@@ -1,81 +1,59 @@
 """`perfmodel plot KIND`: one picture per kind, all with the same --out and --width."""
 
 import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from perfmodel.cli import _plot_data
-from perfmodel.cli._flags import add_calibration, add_job, add_json, add_layout
+from perfmodel.cli._compare import add_picture, draw_picture
+from perfmodel.cli._equal_stages import add_pipeline, facts_and_drawings, facts_by_micro_batches
+from perfmodel.cli._flags import (
+    add_calibration,
+    add_job,
+    add_json,
+    add_layout,
+    layout_of,
+    layouts_of,
+    problem_of,
+    refuse_strict,
+    require_measured,
+)
 from perfmodel.cli._predict import note_layout, with_timeline
-from perfmodel.cli._schedule_facts import add_pipeline, facts_and_drawings
 from perfmodel.cli._show import reporting, written
+from perfmodel.display import progress
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.spec import Layout, Problem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from perfmodel.prediction import Prediction
+    from perfmodel.prediction import Prediction, StepProblem
 
-KINDS: Final = {
-    "gantt": "what every pipeline rank does when, with micro-batch numbers and the critical path",
-    "memory": "memory in use on every pipeline rank over the step",
-    "links": "how busy the links of every pipeline rank are over the step",
-    "breakdown": "where the step goes, layout by layout",
-    "pareto": "layouts between step time, memory and cost",
-    "whatif": "step time against parameters of the machine",
-    "bubble": "bubble against micro-batches, schedule by schedule",
-    "schedules": "pipeline schedules, drawn as in the papers",
-    "roofline": "measured kernels under a device's roofs",
-    "parity": "predicted against measured times, with intervals",
-    "compare": "a predicted timeline above a measured one",
-}
-_OF_A_STEP: Final = ("gantt", "memory", "links")
+
+class Kind(NamedTuple):
+    """A kind of picture."""
+
+    about: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    """Its own, beside --out and --width."""
+    draw: "Callable[[argparse.Namespace, dict[str, Any]], tuple[Figure, list[Prediction]]]"
+    """(arguments, `width` where one is given) -> the picture, and the layouts in it that were chosen by the user."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command and its kinds."""
     command: argparse.ArgumentParser = commands.add_parser("plot", help="pictures for papers, as PNG, PDF or SVG")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for kind, text in KINDS.items():
-        one = kinds.add_parser(kind, help=text)
-        if kind in (*_OF_A_STEP, "breakdown", "pareto", "whatif"):
-            add_job(one, settings="as for whatif; or " if kind == "whatif" else "")
-        else:
-            add_json(one)
-        if kind in ("roofline", "parity"):
-            add_calibration(one) if kind == "parity" else None
-            one.add_argument("files", nargs="+", type=Path, metavar="TABLE", help="measured kernels, collectives, runs")
-        _own_flags(kind, one)
+    for name, kind in KINDS.items():
+        one = kinds.add_parser(name, help=kind.about)
+        kind.add_flags(one)
         one.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture: .png, .pdf or .svg")
         one.add_argument(
             "--width", choices=("column", "page"), help="as wide as a paper's column or page (default: by kind)"
         )
         one.set_defaults(run=reporting(run, lambda report: written(report["written"])))
-
-
-def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
-    if kind in (*_OF_A_STEP, "whatif"):
-        add_layout(one)
-    if kind == "whatif":
-        one.add_argument("--sweep", action="append", required=True, metavar="NAME=FIRST:LAST:COUNT",
-                         help="as for whatif; may be repeated")  # fmt: skip
-    if kind == "breakdown":
-        one.add_argument("--layouts", metavar="LIST", help="separated by ';' (default: the best of every tp, pp, dp)")
-        one.add_argument("--top", type=int, default=12, metavar="K", help="bars at most without --layouts (default 12)")
-    if kind == "pareto":
-        one.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
-        one.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
-    if kind in ("bubble", "schedules"):
-        add_pipeline(one)
-    if kind == "schedules":
-        one.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
-    if kind == "bubble":
-        one.add_argument("--micro-batches", default="8,16,32,64", metavar="LIST", help="default 8,16,32,64")
-    if kind == "roofline":
-        one.add_argument("--device", required=True, help="catalog name or alias: whose kernels and roofs")
-    if kind == "compare":
-        one.add_argument("--predicted", type=Path, required=True, metavar="TRACE", help="from 'timeline --out'")
-        one.add_argument("--measured", type=Path, nargs="+", required=True, metavar="TRACE", help="as for compare")
-        one.add_argument("--format", default="auto", metavar="F", help="of the measured trace (default: by content)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,7 +64,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from perfmodel import viz
 
-    figure, layouts = _draw(arguments)
+    wide = {} if arguments.width is None else {"width": arguments.width}
+    figure, layouts = KINDS[arguments.kind].draw(arguments, wide)
     viz.save_figure(figure, arguments.out)
     report = {"kind": arguments.kind, "written": [str(arguments.out)]}
     if not layouts:
@@ -97,39 +76,225 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
 
 
-def _draw(arguments: argparse.Namespace) -> "tuple[Figure, list[Prediction]]":
-    """The picture, and the layouts in it that were chosen by the user."""
+def _add_step(one: argparse.ArgumentParser) -> None:
+    add_job(one)
+    add_layout(one)
+
+
+def _draw_step(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
     from perfmodel import viz
 
-    wide: dict[str, Any] = {} if arguments.width is None else {"width": arguments.width}
-    if arguments.kind in _OF_A_STEP:
-        draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[arguments.kind]
-        step = with_timeline(arguments)
-        return draw(step, **wide), [step]
-    if arguments.kind == "breakdown":
-        layouts = _plot_data.layouts_of_degrees(arguments)
+    draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[arguments.kind]
+    step = with_timeline(arguments)
+    return draw(step, **wide), [step]
+
+
+def _add_breakdown(one: argparse.ArgumentParser) -> None:
+    add_job(one)
+    one.add_argument("--layouts", metavar="LIST", help="separated by ';' (default: the best of every tp, pp, dp)")
+    one.add_argument("--top", type=int, default=12, metavar="K", help="bars at most without --layouts (default 12)")
+
+
+def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    """The layouts that are named; else the best of every (tp, pp, dp) that fits, the fastest of them."""
+    from perfmodel import viz
+    from perfmodel.prediction import explain
+
+    problem = _step_problem(arguments)
+    if arguments.layouts:
+        chosen = layouts_of(arguments, arguments.layouts, problem.model)
+        for layout in chosen:
+            require_measured(arguments, problem, layout)
+        layouts = [_explained(problem, layout, arguments.devices) for layout in chosen]
         return viz.draw_breakdown(layouts, **wide), layouts
-    if arguments.kind == "whatif":
-        curves, step = _plot_data.curves(arguments)
-        return viz.draw_curves(curves, **wide), [step]
-    return _draw_other(arguments, wide), []
+    refuse_strict(arguments, "plot breakdown")
+    if arguments.devices is None:
+        raise PerfModelError(
+            "plot breakdown: give --layouts 'LAYOUT;LAYOUT', or --devices N for the best of each degree"
+        )
+    best: dict[tuple[int, int, int], tuple[float, Layout]] = {}
+    for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json):
+        key = (layout.tp, layout.pp, layout.dp)
+        if key not in best or step_s < best[key][0]:
+            best[key] = (step_s, layout)
+    fastest = sorted(best.items(), key=lambda item: item[1][0])[: arguments.top]
+    layouts = [explain(problem, layout) for _, (_, layout) in sorted(fastest, key=lambda item: item[0])]
+    return viz.draw_breakdown(layouts, **wide), layouts
 
 
-def _draw_other(arguments: argparse.Namespace, wide: dict[str, Any]) -> "Figure":
+def _add_pareto(one: argparse.ArgumentParser) -> None:
+    add_job(one)
+    one.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
+    one.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
+
+
+def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    """Every layout that fits on each number of devices, with what it costs."""
+    import pandas as pd
+
     from perfmodel import viz
 
-    kind: str = arguments.kind
-    if kind == "pareto":
-        table, cost_label = _plot_data.all_layouts(arguments)
-        # on one number of devices cost is but another unit of time
-        cost = "cost" if len(set(table["devices"])) > 1 else ""
-        return viz.draw_pareto(table, cost, cost_label, **wide)
-    if kind == "bubble":
-        return viz.draw_bubble_curves(_plot_data.bubbles(arguments), **wide)
-    if kind == "schedules":
-        return viz.draw_schedules(facts_and_drawings(arguments)[0], **wide)
-    if kind == "roofline":
-        return viz.draw_roofline(*_plot_data.device_and_kernels(arguments), **wide)
-    if kind == "parity":
-        return viz.draw_parity(_plot_data.parity(arguments), **wide)
-    return viz.draw_comparison(*_plot_data.traces(arguments), **wide)
+    if arguments.price is not None and not 0 <= arguments.price < inf:
+        raise PerfModelError(f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}")
+    counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
+    if counts == [None]:
+        raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
+    refuse_strict(arguments, "plot pareto")
+    problem = _step_problem(arguments)
+    rows = [
+        {"layout": str(layout), "devices": devices, "step_time_s": step_s, "peak_bytes": peak_bytes}
+        for devices in counts
+        for layout, step_s, peak_bytes in _scored(problem, devices, arguments.json)
+    ]
+    table = pd.DataFrame(rows)
+    priced = arguments.price is not None
+    table["cost"] = table["devices"] * table["step_time_s"] / 3600 * (arguments.price if priced else 1.0)
+    # on one number of devices cost is but another unit of time
+    cost = "cost" if len(set(table["devices"])) > 1 else ""
+    return viz.draw_pareto(table, cost, "price of a step" if priced else "device-hours per step", **wide), []
+
+
+def _add_whatif(one: argparse.ArgumentParser) -> None:
+    add_job(one, settings="as for whatif; or ")
+    add_layout(one)
+    one.add_argument("--sweep", action="append", required=True, metavar="NAME=FIRST:LAST:COUNT",
+                     help="as for whatif; may be repeated")  # fmt: skip
+
+
+def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    """A curve per --sweep; the layout is that on the machine as it is."""
+    from perfmodel import viz
+    from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
+
+    problem, scenario = _step_problem(arguments), Scenario.parse(arguments.set)
+    layout = layout_of(arguments, arguments.layout, problem.model)
+    require_measured(arguments, problem, layout)
+    sweeps = [parse_sweep(text) for text in arguments.sweep]
+    curves = []
+    with progress("sweeps", silent=arguments.json) as report:
+        for done, settings in enumerate(sweeps):
+            report(settings[0].name, done, len(sweeps))
+            curves.append(sweep(problem, layout, scenario, settings))
+    return viz.draw_curves(curves, **wide), [_explained(problem, layout, arguments.devices)]
+
+
+def _add_bubble(one: argparse.ArgumentParser) -> None:
+    add_json(one)
+    add_pipeline(one)
+    one.add_argument("--micro-batches", default="8,16,32,64", metavar="LIST", help="default 8,16,32,64")
+
+
+def _draw_bubble(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    from perfmodel import viz
+
+    counts = _numbers(arguments.micro_batches, "--micro-batches")
+    return viz.draw_bubble_curves(facts_by_micro_batches(arguments, counts), **wide), []
+
+
+def _add_schedules(one: argparse.ArgumentParser) -> None:
+    add_json(one)
+    add_pipeline(one)
+    one.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
+
+
+def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    from perfmodel import viz
+
+    return viz.draw_schedules(facts_and_drawings(arguments)[0], **wide), []
+
+
+def _add_roofline(one: argparse.ArgumentParser) -> None:
+    _add_tables(one)
+    one.add_argument("--device", required=True, help="catalog name or alias: whose kernels and roofs")
+
+
+def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    import pandas as pd
+
+    from perfmodel import catalog, viz
+    from perfmodel.cost import measured_work
+    from perfmodel.ingest.tables import read_table, table_kind
+
+    device = catalog.device(arguments.device)
+    tables = [(read_table(path), path) for path in arguments.files]
+    if wrong := [path for table, path in tables if table_kind(table, path) != "compute"]:
+        raise PerfModelError(f"plot roofline: {wrong[0]} is not a table of kernels; give only such")
+    kernels = pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
+    return viz.draw_roofline(device, kernels, **wide), []
+
+
+def _add_parity(one: argparse.ArgumentParser) -> None:
+    _add_tables(one)
+    add_calibration(one)
+
+
+def _draw_parity(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+    from perfmodel import viz
+    from perfmodel.validation import parity_rows
+
+    with progress("parity", silent=arguments.json) as report:
+        rows = parity_rows(arguments.files, arguments.calibration, progress=report)
+    return viz.draw_parity(rows, **wide), []
+
+
+KINDS: Final = {
+    "gantt": Kind(
+        "what every pipeline rank does when, with micro-batch numbers and the critical path", _add_step, _draw_step
+    ),
+    "memory": Kind("memory in use on every pipeline rank over the step", _add_step, _draw_step),
+    "links": Kind("how busy the links of every pipeline rank are over the step", _add_step, _draw_step),
+    "breakdown": Kind("where the step goes, layout by layout", _add_breakdown, _draw_breakdown),
+    "pareto": Kind("layouts between step time, memory and cost", _add_pareto, _draw_pareto),
+    "whatif": Kind("step time against parameters of the machine", _add_whatif, _draw_whatif),
+    "bubble": Kind("bubble against micro-batches, schedule by schedule", _add_bubble, _draw_bubble),
+    "schedules": Kind("pipeline schedules, drawn as in the papers", _add_schedules, _draw_schedules),
+    "roofline": Kind("measured kernels under a device's roofs", _add_roofline, _draw_roofline),
+    "parity": Kind("predicted against measured times, with intervals", _add_parity, _draw_parity),
+    "compare": Kind("a predicted timeline above a measured one", add_picture, draw_picture),
+}
+
+
+def _add_tables(one: argparse.ArgumentParser) -> None:
+    add_json(one)
+    one.add_argument("files", nargs="+", type=Path, metavar="TABLE", help="measured kernels, collectives, runs")
+
+
+def _step_problem(arguments: argparse.Namespace) -> "StepProblem":
+    from perfmodel.prediction import step_problem_of
+
+    return step_problem_of(problem_of(arguments), arguments.calibration)
+
+
+def _explained(problem: "StepProblem", layout: Layout, devices: int | None) -> "Prediction":
+    from perfmodel.prediction import check_layout, explain
+
+    check_layout(problem.model, problem.cluster, problem.job, layout, devices)
+    return explain(problem, layout)
+
+
+def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
+    """Layouts that fit, with step time and peak memory."""
+    from perfmodel.planning.layouts import default_space, enumerate_layouts
+    from perfmodel.prediction import evaluate, peak_memory
+
+    asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
+    found = list(enumerate_layouts(default_space(asked), asked, Counter()))
+    with progress("layouts", silent) as report:
+        report("memory", 0, len(found))
+        peak_bytes = peak_memory(problem, found)[0] if found else []
+        fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= problem.usable_bytes]
+        if not fitting:
+            raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more of them")
+        report("step times", 0, len(fitting))
+        step_s = evaluate(problem, [layout for layout, _ in fitting]).step_time_s.tolist()
+    yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise PerfModelError(f"plot: {flag} takes whole numbers above zero separated by commas, got {text!r}")
+    return found

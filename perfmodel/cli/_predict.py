@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import breakdown, emit, new_console, note, table, written
-from perfmodel.cli._training_run import add_reliability, lines, run_of
+from perfmodel.cli._show_search import run_lines
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout
 from perfmodel.units import GIB, duration
@@ -105,7 +106,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         result.to_dict() | (run.to_dict() if run else {}),
-        lambda: _show(result, lines(run) if run else ()),
+        lambda: _show(result, run_lines(run) if run else ()),
     )
     return 0
 

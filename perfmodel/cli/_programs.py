@@ -6,9 +6,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._files import PROGRAM_HELP
 from perfmodel.cli._flags import add_calibration, add_json
-from perfmodel.cli._import_model import dimension
-from perfmodel.cli._job_file import PROGRAM_HELP
+from perfmodel.cli._import_model import add_dimensions, dimension
 from perfmodel.cli._show import emit, reporting, written
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
@@ -64,9 +64,7 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
 
 def add_values(command: argparse.ArgumentParser) -> None:
     """Sizes and inputs that a program's source leaves open."""
-    command.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dimension (ONNX; repeatable)"
-    )
+    add_dimensions(command)
     command.add_argument(
         "--input-value", action="append", default=[], metavar="NAME=VALUE",
         help="value of an input that shapes or masks depend on: a number, a JSON list or FILE.npy (repeatable)",

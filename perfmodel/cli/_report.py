@@ -4,12 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cli._explain import add_profile
+from perfmodel.cli._compare import add_profile
+from perfmodel.cli._files import of_calibration
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
-from perfmodel.cli._launch import of_calibration
-from perfmodel.cli._search import add_search, options_of, space_of
+from perfmodel.cli._search_flags import add_search, options_of, reliability_of, space_of
 from perfmodel.cli._show import emit, new_console, table, written
-from perfmodel.cli._training_run import reliability_of
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration
 

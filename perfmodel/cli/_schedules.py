@@ -4,17 +4,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_dtype, add_framework, add_json, layout_of, problem_on
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, lacking
-from perfmodel.cli._schedule_facts import (
+from perfmodel.cli._equal_stages import (
+    accuracies,
     add_pipeline,
     facts_and_drawings,
     named,
     named_facts,
     require_times_alone,
+    trained,
     uniform_times,
 )
+from perfmodel.cli._files import add_from, add_job_file, lacking
+from perfmodel.cli._flags import add_dtype, add_framework, add_json, layout_of, problem_on
 from perfmodel.cli._show import new_console, reporting, table, written
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
@@ -97,7 +98,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 raise PerfModelError(f"schedules: --accuracy {flag}")
     if arguments.model:
         return _predicted(arguments)
-    return _trained(arguments) if arguments.train else _facts(arguments)
+    if not arguments.train:
+        return _facts(arguments)
+    return trained(arguments) if arguments.accuracy is None else accuracies(arguments)
 
 
 def show(report: dict[str, Any]) -> None:
@@ -243,68 +246,3 @@ def _asked(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
         raise PerfModelError(f"schedules: --model needs {flags} too")
     problem = problem_on(arguments, catalog.cluster(arguments.cluster), None)
     return problem, layout_of(arguments, arguments.layout, problem.model)
-
-
-def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
-    import pandas as pd
-
-    from perfmodel.execution.interpreter import as_mini_batches, mlp_model, teacher_data, training_curve
-    from perfmodel.ingest.tables import write_table
-
-    if arguments.accuracy is not None:
-        return _accuracies(arguments)
-    p, m = arguments.stages, arguments.micro_batches
-    model = mlp_model(16, p)
-    inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
-    curves = []
-    for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
-        per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
-        curves.append(training_curve(name, model, model.initial(1), x, y, passes, per_step=per_step, learning_rate=0.3))
-    written = []
-    if arguments.out:
-        write_table(arguments.out, pd.concat([curve.to_frame() for curve in curves]))
-        written.append(str(arguments.out))
-    if arguments.png:
-        from perfmodel import viz
-
-        viz.save_figure(viz.draw_training_curves(curves), arguments.png)
-        written.append(str(arguments.png))
-    rows = [
-        {
-            "schedule": curve.schedule,
-            "updates": len(curve.loss),
-            "time_s": float(curve.time_s[-1]),
-            "first_loss": float(curve.loss[0]),
-            "last_loss": float(curve.loss[-len(curve.loss) // 10 :].mean()),
-            "version_difference": int(curve.version_difference[-1]),
-            "versions_held": int(curve.held.max()),
-        }
-        for curve in curves
-    ]
-    return {"rows": rows, "written": written}
-
-
-_MINI_BATCH = 128
-_LEARNING_RATE = 1.0
-
-
-def _accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from perfmodel.execution.interpreter import TimeToAccuracy, accuracy_curve
-
-    if not 0 < arguments.accuracy < 1:
-        raise PerfModelError(f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}")
-    passes = uniform_times(arguments, arguments.stages)
-    rows = []
-    for name in named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):
-        curves = [
-            accuracy_curve(
-                name, passes, micro_batches=arguments.micro_batches, mini_batch=_MINI_BATCH, epochs=arguments.epochs,
-                learning_rate=_LEARNING_RATE, seed=seed,
-            )
-            for seed in range(arguments.seeds)
-        ]  # fmt: skip
-        rows.append(asdict(TimeToAccuracy.of(curves, arguments.accuracy)))
-    title = f"mini-batches of {_MINI_BATCH}, {arguments.seeds} seeds, test accuracy {arguments.accuracy:g}"
-    return {"title": title, "rows": rows, "written": []}

@@ -1,30 +1,24 @@
 """`perfmodel search`: the best layouts, under which objective and constraints, and why no others."""
 
 import argparse
-import sys
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import _show_search
+from perfmodel.cli._files import MOST_NAMED
 from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
-from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.cli._programs import add_values, search_program
-from perfmodel.cli._show import emit
-from perfmodel.cli._training_run import add_reliability, lines, run_of, tariff_of
+from perfmodel.cli._search_flags import add_search, options_of, run_of, space_of, tariff_of
+from perfmodel.cli._show import emit, note
 from perfmodel.display import progress
-from perfmodel.errors import PerfModelError
-from perfmodel.spec import Problem
+from perfmodel.errors import LaunchFileError, PerfModelError
 
 if TYPE_CHECKING:
-    from perfmodel.planning.layouts import ParetoFront, SearchOptions, SearchResult, SearchSpace
-    from perfmodel.planning.training_run import TrainingRun
-
-
-IMPOSSIBLE = 2
-"""Exit status of a search that no layout can satisfy."""
+    from perfmodel.ingest.launch import Launch
+    from perfmodel.planning.layouts import SearchResult
 
 
 def add_command(commands: Any) -> None:
@@ -44,175 +38,103 @@ def add_command(commands: Any) -> None:
         "-v", "--verbose", action="store_true", help="also how it was searched, why others are out, where the step goes"
     )
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
-    add_export(command)
+    command.add_argument(
+        "--export", type=Path, metavar="FILE",
+        help="write the best layout that the framework can run as its launch file; the framework is that of --from, or "
+        "follows from the file's name: best.sh (Megatron), best.toml (torchtitan), best.json (DeepSpeed), "
+        "best.nanotron.yaml",
+    )  # fmt: skip
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
     command.set_defaults(run=_execute)
-
-
-def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
-    """Flags that say which layouts are looked for, by what, and how many."""
-    command.add_argument("--top", type=int, default=top, metavar="K", help=f"layouts to report (default {top})")
-    command.add_argument(
-        "--method",
-        default="auto",
-        help="enumerate (exact), auto (then uneven stages where they gain; default), or relax",
-    )
-    add_space(command)
-    add_goal(command)
-    add_reliability(command)
-    command.add_argument(
-        "--robust", nargs="?", const="regret", default="", metavar="ORDER",
-        help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
-    )  # fmt: skip
-    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
-    command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
-    command.add_argument(
-        "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
-    )
-
-
-def add_space(command: argparse._ActionsContainer) -> None:
-    """Flags that say which layouts are tried."""
-    command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
-    command.add_argument(
-        "--schedules",
-        default="",
-        metavar="NAMES",
-        help="pipeline schedules, as 1f1b,zb-h1,chimera; or all (that flush)",
-    )
-    command.add_argument(
-        "--options", "--vary", dest="vary", default="", metavar="NAMES",
-        help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
-    )  # fmt: skip
-    command.add_argument("--fewer-devices", action="store_true", help="layouts may leave some of the devices unused")
-
-
-def add_goal(command: argparse.ArgumentParser) -> None:
-    """Flags that say what is minimised, under which constraints, at which prices."""
-    command.add_argument(
-        "--objective", metavar="NAME",
-        help="step_time (default), tokens_per_s (default of several batches), tokens_per_s_per_device, mfu, cost, "
-        "energy, train_time, memory, devices, or a formula to minimise",
-    )  # fmt: skip
-    command.add_argument(
-        "--constraint", dest="constraints", action="append", default=[], metavar="COMPARISON",
-        help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
-    )  # fmt: skip
-    command.add_argument(
-        "--price", dest="price_per_device_hour", type=float, metavar="MONEY",
-        help="per device and hour (default: the cluster's)",
-    )  # fmt: skip
-    command.add_argument(
-        "--power", dest="power_w", type=float, metavar="W", help="of a busy device (default: its nominal power)"
-    )
-    command.add_argument(
-        "--idle-power", dest="idle_power_w", type=float, metavar="W",
-        help="of an idle device (default: the catalog's)",
-    )  # fmt: skip
-    command.add_argument(
-        "--tokens", type=float, metavar="N", help="tokens to train on; cost and energy are per million without"
-    )
-
-
-def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
-    """The space that the flags describe."""
-    from perfmodel.planning.layouts import SpaceWords
-
-    return SpaceWords(**{f.name: getattr(arguments, f.name) for f in fields(SpaceWords)})(problem)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
     if arguments.program:
         return search_program(arguments)
     if arguments.pareto:
-        front = run_pareto(arguments)
-        if not front.layouts:
-            raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
-        files = write(arguments, front.to_dict())
-        emit(arguments, front.to_dict(), lambda: _show_search.pareto(front, files))
-        return 0
+        return _pareto(arguments)
     if arguments.export:
-        export_framework(arguments)  # refused before anything is searched
+        _export_framework(arguments)  # refused before anything is searched
     job, of_file = job_flags(arguments), arguments.job_file is not None
-    result = run(arguments)
+    result = _searched(arguments)
     if of_file and result.layouts:  # the file may say more of them than the best layout uses
         job += ["--devices", str(result.layouts[0].layout.devices)]
-    report, runs = result.to_dict(), _runs(arguments, result)
-    for told, one in zip(report["layouts"], runs, strict=False):
-        told |= one.to_dict()
-    files = write(arguments, report)
+    report, problem, run = result.to_dict(), problem_of(arguments, quiet=True), ()
+    for told, p in zip(report["layouts"], result.layouts, strict=True):
+        if training := run_of(arguments, problem.replace(global_batch=p.global_batch), p):
+            told |= training.to_dict()
+            run = _show_search.run_lines(training) if p is result.first_to_try else run
+    files = _written(arguments, report)
     if result.complete and result.layouts and arguments.export:
-        files.append(_export(arguments, result))
+        _export(arguments, result)
+        files.append(str(arguments.export))
     if result.complete and result.layouts and (arguments.trace or arguments.png):
         best = result.first_to_try
         arguments.devices, arguments.global_batch = None, best.global_batch
         drawn = predicted(arguments, best.layout, timeline=True, quiet=True)
         files += write_pictures(drawn, arguments.trace, arguments.png)
-    if result.impossible and not arguments.json:
-        raise PerfModelError(str(result.impossible))
-    if result.layouts or result.complete or arguments.json:
-        emit(
-            arguments,
-            report,
-            lambda: _show_search.search(result, job, files, _of_first(result, runs), verbose=arguments.verbose),
-        )
+    if arguments.json or (result.complete and not result.impossible) or result.layouts:
+        show = partial(_show_search.search, result, job, files, run, verbose=arguments.verbose)
+        emit(arguments, report, show)
     if result.impossible:
-        print(f"perfmodel: {result.impossible}", file=sys.stderr)
-        return IMPOSSIBLE
+        raise PerfModelError(str(result.impossible))
     if not result.complete:
         raise KeyboardInterrupt(result.certificate)
     return 0
 
 
-def _runs(arguments: argparse.Namespace, result: "SearchResult") -> "list[TrainingRun]":
-    """What training on `--tokens` takes with every ranked layout; none where they are not given."""
+def _export_framework(arguments: argparse.Namespace) -> str:
+    """Whose launch file `--export` writes.
+
+    Raises:
+        PerfModelError: the file's name leaves it open.
+    """
+    from perfmodel.ingest.launch import format_of_path, launch_format
+
+    path: Path = arguments.export
+    launch: Launch | None = arguments.launch
+    if launch is not None and Path(launch.path).suffix == path.suffix:
+        # Accelerate launches frameworks that have files of their own
+        return launch.framework if launch_format(launch.framework).name == launch.format else launch.format
+    if launch is None and arguments.framework is not None:
+        return arguments.framework
+    return format_of_path(path).frameworks[0]
+
+
+def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
+    """Write the first of the layouts that the framework can run; says why those before it were passed over.
+
+    Raises:
+        LaunchFileError: it can run none of them; with the reason for the first.
+    """
+    from perfmodel.ingest.launch import export_launch, launch_format, write_launch
+
     problem = problem_of(arguments, quiet=True)
-    runs = [run_of(arguments, problem.replace(global_batch=p.global_batch), p) for p in result.layouts]
-    return [one for one in runs if one is not None]
-
-
-def _of_first(result: "SearchResult", runs: "Sequence[TrainingRun]") -> Sequence[str]:
-    """What the whole run of the layout to try first takes."""
-    return next((lines(run) for p, run in zip(result.layouts, runs, strict=False) if p is result.first_to_try), ())
-
-
-def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
-    """Write the best layout that the framework can run as its launch file; the file's name."""
-    problem = problem_of(arguments, quiet=True)
-    jobs = [replace(problem.job, global_batch=p.global_batch) for p in result.layouts]
-    node = problem.cluster.devices_per_node
-    path, _ = export_best(arguments, [p.layout for p in result.layouts], jobs, problem.model, node)
-    return str(path)
-
-
-def options_of(arguments: argparse.Namespace) -> "SearchOptions":
-    """How the flags say to search; before `problem_of`, which keeps the first of several batches."""
-    from perfmodel.planning.layouts import SearchOptions
-
-    batches: list[int] = arguments.global_batch
-    return SearchOptions(
-        method=arguments.method,
-        objective=arguments.objective,
-        constraints=arguments.constraints,
-        tariff=tariff_of(arguments),
-        robust=arguments.robust,
-        batches=batches if len(batches) > 1 else (),
-        top=arguments.top,
-        strict=arguments.strict,
-        workers=arguments.workers,
-        dask=arguments.dask,
-        resume=arguments.resume,
-        **arguments.of_search,
+    node, framework, refused = problem.cluster.devices_per_node, _export_framework(arguments), []
+    launch: Launch | None = arguments.launch
+    like = launch.path if launch is not None and launch.format == launch_format(framework).name else None
+    for rank, p in enumerate(result.layouts, 1):
+        job = replace(problem.job, global_batch=p.global_batch)
+        try:
+            text = export_launch(
+                p.layout, framework, model=problem.model, job=job, devices_per_node=node, like=like
+            )  # fmt: skip
+        except LaunchFileError as error:
+            refused.append(str(error))
+            continue
+        note(f"passed over: {line}" for line in refused[:MOST_NAMED])
+        if rank > 1:
+            note([f"exported: layout {rank}, {p.layout}"])
+        write_launch(arguments.export, text)
+        return
+    raise LaunchFileError(
+        f"search: {framework} can run none of the {len(result.layouts)} best layouts: {refused[0]}; take a larger "
+        "--top, or --fix"
     )
 
 
-def run(arguments: argparse.Namespace) -> "SearchResult":
-    """What the command finds.
-
-    Raises:
-        PerfModelError: bad input.
-    """
+def _searched(arguments: argparse.Namespace) -> "SearchResult":
     from perfmodel.planning import layouts
 
     options = options_of(arguments)
@@ -229,12 +151,8 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
         )
 
 
-def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
-    """The front that the command asks for.
-
-    Raises:
-        PerfModelError: bad input.
-    """
+def _pareto(arguments: argparse.Namespace) -> int:
+    """Search for the front that --pareto asks for, and show it."""
     from perfmodel.planning import layouts
 
     if len(arguments.global_batch) > 1:
@@ -245,14 +163,19 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
         problem, space=space_of(arguments, problem), calibration=arguments.calibration, settings=arguments.set
     )
     with progress("pareto") as report:
-        return layouts.pareto(
+        front = layouts.pareto(
             question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],
             constraints=arguments.constraints, tariff=tariff_of(arguments), progress=report,
             workers=arguments.workers, dask=arguments.dask,
         )  # fmt: skip
+    if not front.layouts:
+        raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
+    files = _written(arguments, front.to_dict())
+    emit(arguments, front.to_dict(), lambda: _show_search.pareto(front, files))
+    return 0
 
 
-def write(arguments: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+def _written(arguments: argparse.Namespace, report: dict[str, Any]) -> list[str]:
     """Write the report as JSON if asked for; names of the files."""
     from perfmodel.ingest.tables import write_json
 

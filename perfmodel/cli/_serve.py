@@ -3,9 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._files import add_job_file, require
 from perfmodel.cli._flags import add_calibration, add_json
-from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import require
 from perfmodel.cli._show import emit, new_console, table
 from perfmodel.cli._show_search import layout_last
 from perfmodel.errors import PerfModelError

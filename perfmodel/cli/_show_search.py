@@ -6,12 +6,14 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.cli._show import breakdown, new_console, table, written
-from perfmodel.units import GIB, duration, figure, long_duration, scaled
+from perfmodel.units import GIB, counted, duration, figure, long_duration, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from perfmodel.planning.goodput import Goodput
     from perfmodel.planning.layouts import ParetoFront, SearchResult
+    from perfmodel.planning.training_run import TrainingRun
     from perfmodel.prediction import Prediction
 
 Column = Callable[[int, "Prediction"], str]
@@ -199,3 +201,36 @@ def interval(lo_s: float, hi_s: float) -> str:
     """Both ends in the unit of the upper one."""
     upper, unit = duration(hi_s).split()
     return f"{lo_s * float(upper) / hi_s:.4g}-{upper} {unit}"
+
+
+def run_lines(run: "TrainingRun") -> list[str]:
+    """Days with their interval and goodput, then money and energy."""
+    if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
+        return []
+    days = f"{long_duration(run.days * 86400)} for all tokens"
+    priced = "no price is known; give --price"
+    if run.cost_usd is not None:
+        priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
+    energy = []
+    if run.energy_mwh is not None:
+        energy = [f"{'at most ' * run.energy_is_bound}{figure(run.energy_mwh, 3)} MWh"]
+    return [
+        f"{days} ({counted(run.tokens)}; 90 %: {figure(run.days_lo, 3)} to {figure(run.days_hi, 3)} days), "
+        f"{', '.join([priced, *energy])}",
+        f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
+    ]
+
+
+def failures(goodput: "Goodput") -> str:
+    """What interrupts a run, in one line."""
+    told = f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on"
+    if not goodput.checkpoint_bytes:
+        return told
+    by_stage = ""
+    if goodput.stages:
+        sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
+        by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
+    return (
+        f"{told}, {figure(goodput.lost_steps, 3)} steps lost, a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')}"
+        f"{by_stage} every {long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
+    )

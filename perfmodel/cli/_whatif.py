@@ -1,17 +1,20 @@
-"""`perfmodel whatif`: a layout on other hardware, another network, or with a slow rank."""
+"""Other machines: `perfmodel whatif`, the same step on other hardware, another network or with a slow rank; `perfmodel
+design QUESTION`, what the machine would have to be."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, require_measured
+from perfmodel.cli._flags import add_job, add_layout, layout_of, price_of, problem_of, refuse_strict, require_measured
+from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import new_console, note, reporting, table, written
+from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
-from perfmodel.units import duration, figure
+from perfmodel.units import GIB, duration, figure
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
+def add_whatif(commands: Any) -> None:
+    """Register `whatif`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
@@ -22,10 +25,10 @@ def add_command(commands: Any) -> None:
     add_layout(command)
     command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
-    command.set_defaults(run=reporting(run, show))
+    command.set_defaults(run=reporting(_whatif, _show_whatif))
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def _whatif(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the command shows.
 
     Raises:
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: dict[str, Any]) -> None:
+def _show_whatif(report: dict[str, Any]) -> None:
     """The report as text."""
     console = new_console()
     before, after = report["before"], report["after"]
@@ -82,3 +85,116 @@ def show(report: dict[str, Any]) -> None:
         if curve["hidden_up_to"] is not None:
             console.print(f"hidden up to {duration(curve['hidden_up_to'])}")
     written(report.get("written", ()))
+
+
+def add_design(commands: Any) -> None:
+    """Register `design` and its questions."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "design", help="which part to upgrade first, how much memory, how many devices, when a layout wins"
+    )
+    questions = command.add_subparsers(dest="question", required=True, metavar="QUESTION")
+
+    def ask(name: str, text: str) -> argparse.ArgumentParser:
+        one = questions.add_parser(name, help=text)
+        add_job(one)
+        one.set_defaults(run=reporting(_design, _show_design))
+        return one
+
+    upgrade = ask("upgrade", "which part of the machine to upgrade first, with the best layout searched anew")
+    add_space(upgrade)
+    upgrade.add_argument("--share", type=float, default=0.1, metavar="X", help="size of the upgrades (default 0.1)")
+    upgrade.add_argument(
+        "--upgrade-price", action="append", default=[], metavar="NAME=MONEY",
+        help="of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
+    )  # fmt: skip
+    memory = ask("memory", "how much memory makes a layout fit")
+    add_layout(memory)
+    devices = ask("devices", "how many devices a step time needs, of at most --devices")
+    add_space(devices)
+    devices.add_argument("--below", type=float, required=True, metavar="S", help="seconds that a step may take")
+    overtake = ask("overtake", "how much faster a part must be for one layout to beat another")
+    add_layout(overtake)
+    overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")
+    overtake.add_argument("--parameter", default="inter_node_bandwidth", metavar="NAME", help="as whatif names it")
+
+
+def _design(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command shows.
+
+    Raises:
+        PerfModelError: bad input.
+    """
+    from perfmodel.planning import design
+    from perfmodel.planning.layouts import ask
+    from perfmodel.prediction import step_problem_of
+
+    problem = problem_of(arguments)
+    if arguments.question in ("memory", "overtake"):
+        step_problem = step_problem_of(problem, arguments.calibration)
+        layout = layout_of(arguments, arguments.layout, problem.model)
+        require_measured(arguments, step_problem, layout)
+        if arguments.question == "memory":
+            return {"question": "memory"} | design.memory_to_fit(step_problem, layout).to_dict()
+        against = layout_of(arguments, arguments.against, problem.model)
+        require_measured(arguments, step_problem, against)
+        return {"question": "overtake"} | design.overtake(step_problem, layout, against, arguments.parameter).to_dict()
+    refuse_strict(arguments, f"design {arguments.question}")
+    problem.require_devices()
+    arguments.fewer_devices = arguments.fewer_devices or arguments.question == "devices"
+    question = ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
+    if arguments.question == "devices":
+        if not arguments.below > 0:
+            raise PerfModelError(f"design devices: --below must be above 0, got {arguments.below:g}")
+        return {"question": "devices"} | design.devices_for(question, arguments.below).to_dict()
+    with progress("design") as report:
+        prices = dict(price_of(text, "NAME=MONEY, like memory_bytes=500") for text in arguments.upgrade_price)
+        found = design.rank_upgrades(question, share=arguments.share, prices=prices, progress=report)
+    return {"question": "upgrade"} | found.to_dict()
+
+
+def _show_design(report: dict[str, Any]) -> None:
+    """The report as text."""
+    {"memory": _memory, "devices": _devices, "overtake": _overtake, "upgrade": _upgrade}[report["question"]](report)
+
+
+def _memory(report: dict[str, Any]) -> None:
+    parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
+    print(f"{report['layout']} fits with {report['memory_bytes'] / GIB:.1f} GiB per device or more; the cluster's has "
+          f"{report['has_bytes'] / GIB:.1f} GiB: it {'fits' if report['fits'] else 'does not fit'}")  # fmt: skip
+    print(f"the fullest rank takes {report['peak_bytes'] / GIB:.1f} GiB: {parts}")
+    print(f"devices with enough: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
+
+
+def _devices(report: dict[str, Any]) -> None:
+    if report["devices"] is None:
+        print(f"no layout takes less than {duration(report['below_s'])}; the fastest takes "
+              f"{duration(report['step_time_s'])}: {report['layout']}")  # fmt: skip
+    else:
+        print(f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}")
+
+
+def _overtake(report: dict[str, Any]) -> None:
+    first, second = report["first"], report["second"]
+    print(f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}")
+    if report["multiple"] is None:
+        ahead = first if report["first_s"] < report["second_s"] else second
+        print(f"{ahead} stays ahead whatever {report['parameter']} is, up to 1000 times and down to a thousandth")
+    else:
+        print(f"they are equal, at {duration(report['equal_s'])}, with {report['multiple']:.3g} times the "
+              f"{report['parameter']}")  # fmt: skip
+
+
+def _upgrade(report: dict[str, Any]) -> None:
+    console = new_console()
+    console.print(f"best layout {report['layout']}: {duration(report['step_time_s'])}")
+    priced = any(row["price"] is not None for row in report["upgrades"])
+    rows = [
+        (
+            row["parameter"], row["change"], f"{row['kept_gain']:.2%}", f"{row['gain']:.2%}",
+            *([figure(row["gain_per_price"], 3) if row["price"] else "-"] * priced),
+            row["layout"] if row["changes_layout"] else "the same",
+        )
+        for row in report["upgrades"]
+    ]  # fmt: skip
+    heads = ("upgrade", "by", "saves", "with the best layout", *["share per money"] * priced, "options")
+    console.print(table("", heads, rows))

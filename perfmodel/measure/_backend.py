@@ -17,9 +17,8 @@ from perfmodel.measure._meter import Meter, NoMeter, machine_meter, pinned_to_on
 from perfmodel.measure._rank import CollectiveSession, RankSession
 from perfmodel.measure._rows import SOURCE, Point, Row, collective_columns, op_columns, timing_columns
 from perfmodel.ops import Collective, KernelOp
+from perfmodel.spec import BACKENDS
 
-BACKENDS: Final = ("jax", "torch", "nccl-tests")
-"""`nccl-tests` measures collectives only, by its own programs."""
 INTERCONNECT: Final = "loopback"
 """`interconnect` column where a plan does not name one: ranks on one host without links of their own."""
 

@@ -2,7 +2,7 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.spec._cluster import Cluster, NetworkLevel
-from perfmodel.spec._device import USUAL_DTYPES, Device, PeakRates
+from perfmodel.spec._device import BACKENDS, USUAL_DTYPES, Device, PeakRates
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Dimension
 from perfmodel.spec._documented import Stated, documented
 from perfmodel.spec._framework import (

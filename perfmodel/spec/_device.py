@@ -50,6 +50,8 @@ _FALLBACK = {
 _WHOLE_FP32 = ("CDNA1", "CDNA2")
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
+BACKENDS = ("jax", "torch", "nccl-tests")
+"""Whose kernels and collectives are measured; `nccl-tests` measures collectives only, by its own programs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
 """Pictures and traces of predictions."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.viz._comparison import draw_comparison
 from perfmodel.viz._curve import draw_curves, draw_emulated_curve
 from perfmodel.viz._gantt import gantt, write_gantt
 from perfmodel.viz._layouts import draw_breakdown, draw_pareto, non_dominated
-from perfmodel.viz._measured import draw_parity, draw_roofline
+from perfmodel.viz._measured import draw_comparison, draw_parity, draw_roofline
 from perfmodel.viz._over_time import draw_link_utilisation, draw_memory
 from perfmodel.viz._schedules import draw_bubble_curves, draw_schedules, draw_training_curves
 from perfmodel.viz._style import save_figure

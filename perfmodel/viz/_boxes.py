@@ -1,6 +1,6 @@
 """Boxes in rows: what every picture of passes over time is made of."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -42,10 +42,6 @@ class Boxes:
     label: list[str]
     """Written inside where it fits."""
     critical: Bool[np.ndarray, " boxes"]
-
-    def unlabelled(self) -> "Boxes":
-        """The same without labels."""
-        return replace(self, label=[""] * len(self.label))
 
 
 def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> bool:

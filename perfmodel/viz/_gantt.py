@@ -49,6 +49,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     Raises:
         PerfModelError: the prediction holds no timeline.
     """
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
 
     timeline = prediction.kept_timeline
@@ -66,8 +67,8 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     axes = figure.subplots(len(views) + 1, 1, squeeze=False, height_ratios=[*heights, 0.75])[:, 0]
     for axis, (lo_s, hi_s), row_in in zip(axes, views, rows_in, strict=False):
         per_s, unit = time_unit(hi_s - lo_s)
-        last = hi_s == views[-1][1] or len(views) == 1
-        boxes = _boxes(drawn, chunks, per_s) if last else _boxes(drawn, chunks[:, :1], per_s).unlabelled()
+        last = hi_s == views[-1][1]
+        boxes = _boxes(drawn, chunks if last else chunks[:, :1], per_s, numbered=last)
         shares = draw_boxes(axis, boxes, lo_s * per_s, hi_s * per_s, row_in)
         device_ticks(axis, ranks, "pipeline rank")
         part = "the whole step" if (lo_s, hi_s) == views[0] else f"enlarged: {(hi_s - lo_s) * per_s:.3g} {unit} of it"
@@ -89,7 +90,8 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     )
     handles, labels = pass_legend(drawn, chunks)
     handles.append(Line2D([], [], color="black", linewidth=2))
-    legend_below(figure, handles, [*labels, "critical path"], handler_map=_side_by_side())
+    side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
+    legend_below(figure, handles, [*labels, "critical path"], handler_map=side_by_side)
     return figure
 
 
@@ -133,12 +135,6 @@ def kind_of_pass(kind: int) -> bool:
     return KIND_NAMES[kind].startswith(("forward", "backward"))
 
 
-def _side_by_side() -> dict[type, Any]:
-    from matplotlib.legend_handler import HandlerTuple
-
-    return {tuple: HandlerTuple(ndivide=None, pad=0)}
-
-
 def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     """Where the enlarged part begins, and how long it can be for the numbers of its passes to be read."""
     of_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
@@ -151,7 +147,7 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     return (0.0 if all_turned_s < zoom_s else min(all_turned_s - zoom_s / 2, end_s - zoom_s)), zoom_s
 
 
-def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float) -> Boxes:
+def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float, numbered: bool) -> Boxes:
     chunk = np.argmax(stage_map[drawn.device] == drawn.stage[:, None], axis=1)
     shades = {
         kind: chunk_shades(EVENTS[KIND_NAMES[kind]].colour, stage_map.shape[1]) for kind in set(drawn.kind.tolist())
@@ -168,7 +164,7 @@ def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: f
             for kind, c in zip(drawn.kind.tolist(), chunk.tolist(), strict=True)
         ],
         label=[
-            str(m) if m >= 0 and own else ""
+            str(m) if numbered and m >= 0 and own else ""
             for m, own in zip(drawn.micro_batch.tolist(), compute.tolist(), strict=True)
         ],
         critical=drawn.critical,

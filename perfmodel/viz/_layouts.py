@@ -90,23 +90,22 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
     )  # fmt: skip
 
 
-_LETTERS = "ABCDEFGH"
+_LETTERS = "ABCD"
+"""Of the layouts of a front that are named."""
 _ROUND = tuple(float(f"{d}e{e}") for e in range(-6, 9) for d in (1, 1.5, 2, 3, 5, 7))
 """Where the logarithmic axes may have ticks."""
 
 
 @styled
-def draw_pareto(
-    layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", width: Width = "column", named: int = 4
-) -> "Figure":
-    """Step time against memory, and against cost where there is one; the fronts, with some of their layouts named.
+def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", width: Width = "column") -> "Figure":
+    """Step time against memory, and against cost where there is one; the fronts. Some layouts of the first panel's
+    front get a letter and a line below.
 
     Args:
         layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them); with
             `devices` too, where they differ, the layouts are named with it.
         cost: column of what a step costs, in any unit; none by default.
         cost_label: of its axis.
-        named: layouts of the first panel's front that get a letter and a line below.
 
     Raises:
         PerfModelError: a column that is missing, or no row.
@@ -133,7 +132,8 @@ def draw_pareto(
     counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
     for axis in axes if beside else axes[-1:]:
         axis.set_xlabel(f"step time in {unit}")
-    chosen = fronts[0][np.unique(np.linspace(0, len(fronts[0]) - 1, min(named, len(fronts[0]))).round().astype(int))]
+    named = min(len(_LETTERS), len(fronts[0]))
+    chosen = fronts[0][np.unique(np.linspace(0, len(fronts[0]) - 1, named).round().astype(int))]
     handles, labels = axes[0].get_legend_handles_labels()
     most = int(figure.get_figwidth() * 72 / 4.2)
     for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):

@@ -26,7 +26,7 @@ from mutations import VALUES, mutations, toml_text
 from test_cli import run
 
 from perfmodel.cli._init import samples
-from perfmodel.cli._parser import parser, parsers
+from perfmodel.cli._main import parser, parsers
 from perfmodel.cost.learn import weights_folder
 from perfmodel.ingest import read_trace, write_measured_trace
 from perfmodel.program.distribute import Degrees, distribute

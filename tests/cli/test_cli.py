@@ -159,9 +159,7 @@ def test_pictures_without_matplotlib_are_refused_before_anything_is_computed(cap
 
 
 def test_help_imports_no_jax():
-    code = (
-        "import sys; from perfmodel.cli._parser import parser; parser().format_help(); sys.exit('jax' in sys.modules)"
-    )
+    code = "import sys; from perfmodel.cli._main import parser; parser().format_help(); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

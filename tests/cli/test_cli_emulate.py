@@ -105,7 +105,7 @@ def asked_for(*more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     _emulate.add_command(parser.add_subparsers())
     words = [*BASE, "--model", "gpt3-125m", "--layout", "dp=8", "--global-batch", "8", *more]
-    return parser.parse_args(words, argparse.Namespace(of_job={}))  # no job file
+    return parser.parse_args(words, argparse.Namespace(of_job={}, launch=None))  # no file
 
 
 def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:

@@ -11,9 +11,9 @@ from test_cli import run
 
 import perfmodel as pm
 from perfmodel import catalog
+from perfmodel.cli._files import complete_from_job
 from perfmodel.cli._init import samples
-from perfmodel.cli._job_file import complete_from_job
-from perfmodel.cli._parser import given, parser
+from perfmodel.cli._main import given, parser
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts import SEARCH_WORDS
 from perfmodel.spec import Job, Layout
@@ -181,7 +181,7 @@ def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatc
 
 
 def test_every_command_with_the_flags_of_a_job_takes_a_file():
-    from perfmodel.cli._parser import parsers
+    from perfmodel.cli._main import parsers
 
     for one in parsers(parser()):
         names = {action.dest for action in one._actions}

@@ -8,7 +8,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.catalog import JOB_WORDS, PROBLEM_WORDS
-from perfmodel.cli._parser import parser, parsers
+from perfmodel.cli._main import parser, parsers
 from perfmodel.planning.layouts import SEARCH_WORDS
 
 COMMANDS = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser()) if one.prog != "perfmodel"}

@@ -10,7 +10,7 @@ from test_cli import run
 
 from perfmodel.cli._examples import examples
 from perfmodel.cli._init import samples
-from perfmodel.cli._parser import parser, parsers
+from perfmodel.cli._main import parser, parsers
 from perfmodel.cli._vocabulary import VOCABULARY, vocabulary
 from perfmodel.ingest.tables import COLUMNS, RUN_COLUMNS
 from perfmodel.schedule import schedule_names

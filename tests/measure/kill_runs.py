@@ -39,7 +39,7 @@ known: dict[Path, frozenset[str]] = {}
 
 def main(folder: Path, kills: int, seed: int) -> None:
     # children shall not spend their time on imports
-    import_module("perfmodel.cli._parser")
+    import_module("perfmodel.cli._main")
     draw = random.Random(seed)
     seen: Counter[str] = Counter()
     campaign = 0

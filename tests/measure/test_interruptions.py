@@ -139,7 +139,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from fake_backend import FakeBackend, install
-import perfmodel.cli, perfmodel.cli._parser
+import perfmodel.cli, perfmodel.cli._main
 out = Path(sys.argv[1])
 install(FakeBackend(Path(sys.argv[2])))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))

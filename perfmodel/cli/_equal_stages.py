@@ -1,7 +1,9 @@
-"""Schedules as the command line names them, on equal stages: which, with what times, and their figures."""
+"""Schedules as the command line names them, on equal stages: which, with what times, their figures, and training under
+their weight versions."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 
 _FORWARD_S: Final = 1.0
 _BACKWARD_S: Final = 2.0
+_MINI_BATCH: Final = 128
+_LEARNING_RATE: Final = 1.0
 
 
 def add_pipeline(command: argparse.ArgumentParser) -> None:
@@ -51,7 +55,7 @@ def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[st
     return arguments.names or list(default) or [name for name in schedule_names() if name != "forward"]
 
 
-def chunks_of(arguments: argparse.Namespace, name: str) -> int:
+def _chunks_of(arguments: argparse.Namespace, name: str) -> int:
     """Chunks per device of a schedule: --chunks for those that take any."""
     from perfmodel.schedule import get_schedule
 
@@ -72,12 +76,11 @@ def facts_and_drawings(
     """The schedules asked for with equal stages, and why others cannot run (named ones have to)."""
     from perfmodel.schedule import chunk_facts, equal_parts, get_schedule, require_valid, schedule_facts
 
-    exact = _chunk_times(arguments)
-    seconds = {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
+    exact, seconds = _chunk_times(arguments), _seconds(arguments)
     p, m = arguments.stages, arguments.micro_batches
     found, skipped = [], []
     for name in named(arguments):
-        chunks = chunks_of(arguments, name)
+        chunks = _chunks_of(arguments, name)
         try:
             schedule = get_schedule(name)(p, m, chunks)
             require_valid(schedule)
@@ -95,6 +98,19 @@ def facts_and_drawings(
     return found, skipped
 
 
+def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int]) -> "list[ScheduleFacts]":
+    """Facts of every schedule asked for at every number of micro-batches that it can run with."""
+    from perfmodel.schedule import schedule_facts
+
+    found = []
+    for name in named(arguments):
+        for count in counts:
+            with suppress(LayoutError):  # such as micro-batches that a schedule cannot divide
+                chunks = _chunks_of(arguments, name)
+                found.append(schedule_facts(name, arguments.stages, count, chunks=chunks, **_seconds(arguments)))
+    return found
+
+
 def named_facts(facts: "ScheduleFacts") -> dict[str, Any]:
     """One schedule's figures, times in the unit of those given."""
     return {
@@ -108,6 +124,10 @@ def named_facts(facts: "ScheduleFacts") -> dict[str, Any]:
         "version_difference": facts.version_difference,
         "update_sequences": facts.update_sequences,
     }
+
+
+def _seconds(arguments: argparse.Namespace) -> dict[str, float]:
+    return {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
 
 
 def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
@@ -125,3 +145,68 @@ def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
     except (ValueError, ZeroDivisionError):
         raise PerfModelError(f"schedules: --times must be three numbers F,B,W such as 1,1,1; got {text!r}") from None
     return ChunkTimes(forward, of_input, of_weight, transfer)
+
+
+def trained(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What --train shows: losses of a small model under the weight versions of every schedule asked for."""
+    import pandas as pd
+
+    from perfmodel.execution.interpreter import as_mini_batches, mlp_model, teacher_data, training_curve
+    from perfmodel.ingest.tables import write_table
+
+    p, m = arguments.stages, arguments.micro_batches
+    model = mlp_model(16, p)
+    inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
+    curves = []
+    for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
+        per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
+        curves.append(training_curve(name, model, model.initial(1), x, y, passes, per_step=per_step, learning_rate=0.3))
+    written = []
+    if arguments.out:
+        write_table(arguments.out, pd.concat([curve.to_frame() for curve in curves]))
+        written.append(str(arguments.out))
+    if arguments.png:
+        from perfmodel import viz
+
+        viz.save_figure(viz.draw_training_curves(curves), arguments.png)
+        written.append(str(arguments.png))
+    rows = [
+        {
+            "schedule": curve.schedule,
+            "updates": len(curve.loss),
+            "time_s": float(curve.time_s[-1]),
+            "first_loss": float(curve.loss[0]),
+            "last_loss": float(curve.loss[-len(curve.loss) // 10 :].mean()),
+            "version_difference": int(curve.version_difference[-1]),
+            "versions_held": int(curve.held.max()),
+        }
+        for curve in curves
+    ]
+    return {"rows": rows, "written": written}
+
+
+def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What --accuracy shows: epochs and time to a test accuracy.
+
+    Raises:
+        PerfModelError: an accuracy that is no share.
+    """
+    from dataclasses import asdict
+
+    from perfmodel.execution.interpreter import TimeToAccuracy, accuracy_curve
+
+    if not 0 < arguments.accuracy < 1:
+        raise PerfModelError(f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}")
+    passes = uniform_times(arguments, arguments.stages)
+    rows = []
+    for name in named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):
+        curves = [
+            accuracy_curve(
+                name, passes, micro_batches=arguments.micro_batches, mini_batch=_MINI_BATCH, epochs=arguments.epochs,
+                learning_rate=_LEARNING_RATE, seed=seed,
+            )
+            for seed in range(arguments.seeds)
+        ]  # fmt: skip
+        rows.append(asdict(TimeToAccuracy.of(curves, arguments.accuracy)))
+    title = f"mini-batches of {_MINI_BATCH}, {arguments.seeds} seeds, test accuracy {arguments.accuracy:g}"
+    return {"title": title, "rows": rows, "written": []}

@@ -1,0 +1,247 @@
+"""Flags that are not given come from files: a job file, `COMMAND JOB.toml` with `--set KEY=VALUE`; a launch file,
+`--from FILE`."""
+
+import argparse
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
+from perfmodel.cli._show import note
+from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.spec import Layout, Model
+
+if TYPE_CHECKING:
+    from perfmodel.ingest.launch import Launch
+
+MOST_NAMED = 12
+"""Keys, or reasons, that notes name."""
+PROGRAM_HELP = (
+    "program.ir, a catalog model, FILE.onnx, FILE.pt2 (torch.export), or FILE.py:FUNCTION, which returns a PyTorch "
+    "module and the tuple of its arguments, or a JAX loss and the tuple of its weights and data"
+)
+
+
+def add_job_file(
+    command: argparse.ArgumentParser, settings: str = "", positional: bool = True, program: bool = False,
+    layout: bool = False,
+) -> None:  # fmt: skip
+    """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words.
+    Without a place of its own (`positional`) the file may stand for the model. Where a `program` may stand in its
+    place, what does not end in .toml is one (`arguments.program`). With `layout` that of the file counts also where the
+    command does not need one."""
+    if positional:
+        text = "job file ('perfmodel init' writes one): what flags do not say"
+        command.add_argument(
+            "job_file", nargs="?", type=Path, metavar="JOB.toml | PROGRAM" if program else "JOB.toml",
+            help=f"{text}; or {PROGRAM_HELP}" if program else text,
+        )  # fmt: skip
+        if program:
+            command.set_defaults(program=None)
+    else:
+        command.set_defaults(job_file=None)
+    command.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
+        help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
+    )  # fmt: skip
+    command.set_defaults(takes_settings=bool(settings), takes_layout=layout)
+
+
+def add_from(command: argparse._ActionsContainer) -> None:
+    """The flag."""
+    command.add_argument(
+        "--from", dest="launch_file", type=Path, metavar="FILE",
+        help="launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, torchtitan, nanotron, llm-foundry, MaxText "
+        "or Accelerate: model, layout, job and devices that are not given otherwise",
+    )  # fmt: skip
+
+
+def require(command: argparse._ActionsContainer, *needed: str) -> None:
+    """These flags must be given, on the command line or by a launch file."""
+    command.set_defaults(needed=(*(command.get_default("needed") or ()), *needed))
+
+
+def flags_of(names: Iterable[str]) -> str:
+    """Names of arguments as a command line has them, in one line."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def lacking(arguments: argparse.Namespace, *names: str) -> str:
+    """Those of the flags that neither the command line nor a file gives; empty where all are given."""
+    return flags_of(name for name in names if getattr(arguments, name) in (None, [], ""))
+
+
+def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
+    """Fill in what a job file and --set say; what of the job no flag has stays in `arguments.of_job`, what of the
+    search in `arguments.of_search`.
+
+    Args:
+        given: names of the flags that the command line gives.
+
+    Raises:
+        PerfModelError: a broken file, a key that there is not, a value that it cannot have.
+    """
+    arguments.of_job, arguments.of_search, arguments.given = {}, {}, given
+    if not hasattr(arguments, "job_file"):
+        return
+    if arguments.job_file is None and is_job_file(arguments.model):
+        arguments.job_file, arguments.model = Path(arguments.model), None
+    for several in ("names", "tables"):  # a job file may stand among the names that a command takes
+        listed = getattr(arguments, several, None) or []
+        files = [word for word in listed if str(word).endswith(".toml") and not str(word).startswith("file:")]
+        if arguments.job_file is None and len(files) == 1:
+            arguments.job_file = Path(files[0])
+            setattr(arguments, several, [word for word in listed if word not in files])
+    path: Path | None = arguments.job_file
+    if path is not None and path.suffix != ".toml" and hasattr(arguments, "program"):
+        arguments.program, arguments.job_file, path = str(path), None, None
+    if path is not None and path.suffix != ".toml":
+        raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
+    of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
+    arguments.set, arguments.job_changes = [text for text in arguments.set if text not in of_file], of_file
+    if path is None and not of_file:
+        return
+    file = read_job(path, of_file)
+    for word, value in file.words.items():
+        if word == "global_batch" and takes_several(arguments):
+            value = [value]
+        _fill(arguments, arguments.of_job if word in JOB_WORDS else {}, word, value)
+    if isinstance(file.words.get("cluster"), str) and hasattr(arguments, "clusters"):
+        _fill(arguments, {}, "clusters", file.words["cluster"])
+    if file.layout and ("layout" in getattr(arguments, "needed", ()) or arguments.takes_layout):
+        if getattr(arguments, "layouts", None) == []:
+            arguments.layouts = [file.layout]
+        _fill(arguments, {}, "layout", file.layout)
+    if arguments.command == "serve":
+        _fill_serving(arguments, file, given)
+    if file.search and hasattr(arguments, "fix"):
+        _fill_search(arguments, file, given)
+
+
+def _is_key(change: str) -> bool:
+    """Whether a change is of the job file's, or was meant to be: its key has dots, or is one there."""
+    key, sign, _ = change.partition("=")
+    return "." in key or key.strip() in ("", *JOB_FILE_KEYS, *JOB_WORDS) or not sign
+
+
+def _fill(arguments: argparse.Namespace, left: dict[str, Any], name: str, value: Any) -> None:
+    if not hasattr(arguments, name):
+        left[name] = value
+    elif getattr(arguments, name) is None:
+        setattr(arguments, name, value)
+
+
+def _fill_serving(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
+    """Flags of a server that are not given."""
+    from perfmodel.planning.serving import serving_words
+
+    for word, value in serving_words(file).items():
+        flag = word.removesuffix("_s")
+        if flag not in given:
+            setattr(arguments, flag, value)
+
+
+def _fill_search(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
+    """Flags of a search that are not given; what no flag has apart."""
+    from perfmodel.planning.layouts import file_words
+
+    for word, value in file_words(file).items():
+        if word == "batches":
+            arguments.global_batch = arguments.global_batch if "global_batch" in given else value
+        elif not hasattr(arguments, word):
+            arguments.of_search[word] = value
+        elif word not in given:
+            setattr(arguments, word, value)
+
+
+def takes_several(arguments: argparse.Namespace) -> bool:
+    """Whether a command tries several global batches."""
+    return arguments.command in ("search", "report")
+
+
+def complete_from_launch(arguments: argparse.Namespace) -> None:
+    """Fill in what the launch file of `--from` says, say what it assumes and what it does not understand, and require
+    the rest.
+
+    Raises:
+        PerfModelError: a broken file, or a flag that neither the command line nor the file gives.
+    """
+    arguments.launch = None
+    missing: tuple[str, ...] = ()
+    if getattr(arguments, "launch_file", None) is not None:
+        missing = _fill_from_launch(arguments)
+    if arguments.command == "emulate" and arguments.world_size is None:
+        arguments.world_size = Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
+    needed: tuple[str, ...] = getattr(arguments, "needed", ())
+    if arguments.command == "search" and arguments.program:  # says its model and batch itself
+        needed = ("cluster",)
+    if arguments.command == "report" and of_calibration(arguments):
+        needed = ()
+    flags = lacking(arguments, *needed)
+    if flags and missing:
+        raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
+    if flags:
+        raise PerfModelError(
+            f"{arguments.command}: the following arguments are required: {flags}; see 'perfmodel {arguments.command} "
+            "--help'"
+        )
+
+
+def of_calibration(arguments: argparse.Namespace) -> bool:
+    """Whether the page of `report` is of a calibration, which needs no job: tables to hold it against, or a folder and
+    no job."""
+    return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
+
+
+def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Flags from the file; sentences for what it leaves open."""
+    from perfmodel.ingest.launch import read_launch
+
+    batches = arguments.global_batch
+    launch = read_launch(
+        arguments.launch_file,
+        devices=getattr(arguments, "devices", None),
+        global_batch=batches[0] if isinstance(batches, list) else batches,
+        layout=getattr(arguments, "layout", None) or "",
+        model=arguments.model,
+    )
+    arguments.launch = launch
+    _say(launch)
+    if arguments.model is None:
+        arguments.model = launch.model
+    if batches is None and launch.global_batch is not None:
+        arguments.global_batch = [launch.global_batch] if takes_several(arguments) else launch.global_batch
+    arguments.framework = arguments.framework or launch.framework
+    if launch.layout is not None:
+        _fill_layout(arguments, launch.layout, launch.model)
+    arguments.seq_len = launch.seq_len if arguments.seq_len is None else arguments.seq_len
+    arguments.dtype = launch.job_fields.get("dtype") if arguments.dtype is None else arguments.dtype
+    return launch.missing
+
+
+def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | None) -> None:
+    """The layout in the notation from which the framework of the command reads this very layout."""
+    from perfmodel import catalog
+
+    text = catalog.framework(arguments.framework).notation(layout, model)
+    if hasattr(arguments, "layout"):
+        arguments.layout = text
+    elif getattr(arguments, "devices", 0) is None:
+        arguments.devices = layout.devices
+    if arguments.command == "calibrate" and not arguments.layouts:
+        arguments.layouts = [text]
+
+
+def _say(launch: "Launch") -> None:
+    name = Path(launch.path).name
+    note(f"{name}: assumed: {line}" for line in launch.assumed)
+    if launch.ignored:
+        more = len(launch.ignored) - MOST_NAMED
+        named = ", ".join(launch.ignored[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        note([f"{name}: not understood, and could matter: {named}"])
+
+
+def job_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the job that the launch file says beside those that have flags of their own."""
+    launch: Launch | None = arguments.launch
+    return {} if launch is None else {name: said for name, said in launch.job_fields.items() if name != "dtype"}

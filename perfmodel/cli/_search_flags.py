@@ -1,0 +1,170 @@
+"""Flags of a search and of the training that is searched for, and what they say: which layouts are tried, what is best,
+prices, failures."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.spec import Problem
+
+if TYPE_CHECKING:
+    from perfmodel.planning.goodput import Reliability
+    from perfmodel.planning.layouts import SearchOptions, SearchSpace, Tariff
+    from perfmodel.planning.training_run import TrainingRun
+    from perfmodel.prediction import Prediction
+
+
+def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
+    """Flags that say which layouts are looked for, by what, and how many."""
+    command.add_argument("--top", type=int, default=top, metavar="K", help=f"layouts to report (default {top})")
+    command.add_argument(
+        "--method",
+        default="auto",
+        help="enumerate (exact), auto (then uneven stages where they gain; default), or relax",
+    )
+    add_space(command)
+    add_goal(command)
+    add_reliability(command)
+    command.add_argument(
+        "--robust", nargs="?", const="regret", default="", metavar="ORDER",
+        help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
+    )  # fmt: skip
+    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
+    command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
+    command.add_argument(
+        "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
+    )
+
+
+def add_space(command: argparse._ActionsContainer) -> None:
+    """Flags that say which layouts are tried."""
+    command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
+    command.add_argument(
+        "--schedules",
+        default="",
+        metavar="NAMES",
+        help="pipeline schedules, as 1f1b,zb-h1,chimera; or all (that flush)",
+    )
+    command.add_argument(
+        "--options", "--vary", dest="vary", default="", metavar="NAMES",
+        help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
+    )  # fmt: skip
+    command.add_argument("--fewer-devices", action="store_true", help="layouts may leave some of the devices unused")
+
+
+def add_goal(command: argparse.ArgumentParser) -> None:
+    """Flags that say what is minimised, under which constraints, at which prices."""
+    command.add_argument(
+        "--objective", metavar="NAME",
+        help="step_time (default), tokens_per_s (default of several batches), tokens_per_s_per_device, mfu, cost, "
+        "energy, train_time, memory, devices, or a formula to minimise",
+    )  # fmt: skip
+    command.add_argument(
+        "--constraint", dest="constraints", action="append", default=[], metavar="COMPARISON",
+        help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
+    )  # fmt: skip
+    command.add_argument(
+        "--price", dest="price_per_device_hour", type=float, metavar="MONEY",
+        help="per device and hour (default: the cluster's)",
+    )  # fmt: skip
+    command.add_argument(
+        "--power", dest="power_w", type=float, metavar="W", help="of a busy device (default: its nominal power)"
+    )
+    command.add_argument(
+        "--idle-power", dest="idle_power_w", type=float, metavar="W",
+        help="of an idle device (default: the catalog's)",
+    )  # fmt: skip
+    command.add_argument(
+        "--tokens", type=float, metavar="N", help="tokens to train on; cost and energy are per million without"
+    )
+
+
+def add_reliability(command: argparse.ArgumentParser) -> None:
+    """How often devices fail, what checkpoints and restarts take, and what a site draws."""
+    group = command.add_argument_group("failures and energy of a whole run (with --tokens)")
+    group.add_argument(
+        "--mtbf", type=float, metavar="HOURS",
+        help="mean time between failures of one device (default 50,700, as on the 16,384 H100 of Llama 3)",
+    )  # fmt: skip
+    group.add_argument("--restart", type=float, metavar="MINUTES", help="until a failed run goes on (default 10)")
+    group.add_argument(
+        "--storage", type=float, metavar="GB/S", help="of checkpoints, all devices together (default 0.122 per device)"
+    )
+    group.add_argument(
+        "--checkpoint-every", type=float, metavar="MINUTES", help="time between checkpoints (default: the best)"
+    )
+    group.add_argument(
+        "--async-checkpoints", action="store_true", help="training goes on while a checkpoint is written"
+    )
+    group.add_argument(
+        "--stage-checkpoints", action="store_true", help="every pipeline stage writes and reads a checkpoint of its own"
+    )
+    group.add_argument(
+        "--pue", type=float, default=1.0, metavar="X", help="energy of the site over its devices' (default 1)"
+    )
+
+
+def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
+    """The space that the flags describe."""
+    from perfmodel.planning.layouts import SpaceWords
+
+    return SpaceWords(**{f.name: getattr(arguments, f.name) for f in fields(SpaceWords)})(problem)
+
+
+def options_of(arguments: argparse.Namespace) -> "SearchOptions":
+    """How the flags say to search; before `problem_of`, which keeps the first of several batches."""
+    from perfmodel.planning.layouts import SearchOptions
+
+    batches: list[int] = arguments.global_batch
+    return SearchOptions(
+        method=arguments.method,
+        objective=arguments.objective,
+        constraints=arguments.constraints,
+        tariff=tariff_of(arguments),
+        robust=arguments.robust,
+        batches=batches if len(batches) > 1 else (),
+        top=arguments.top,
+        strict=arguments.strict,
+        workers=arguments.workers,
+        dask=arguments.dask,
+        resume=arguments.resume,
+        **arguments.of_search,
+    )
+
+
+def reliability_of(arguments: argparse.Namespace) -> "Reliability":
+    """As the flags of `add_reliability` have it.
+
+    Raises:
+        PerfModelError: times and rates that are not above 0.
+    """
+    from perfmodel.planning.goodput import Reliability
+
+    given = {
+        "device_mtbf_s": arguments.mtbf and arguments.mtbf * 3600,
+        "restart_s": arguments.restart and arguments.restart * 60,
+        "storage_bytes_per_s": arguments.storage and arguments.storage * 1e9,
+        "interval_s": arguments.checkpoint_every and arguments.checkpoint_every * 60,
+    }
+    said = {name: value for name, value in given.items() if value is not None}
+    return Reliability(**said, asynchronous=arguments.async_checkpoints, by_stage=arguments.stage_checkpoints)
+
+
+def tariff_of(arguments: argparse.Namespace) -> "Tariff":
+    """Prices, powers and tokens as given."""
+    from perfmodel.planning.layouts import Tariff
+
+    return Tariff(**{f.name: getattr(arguments, f.name, None) for f in fields(Tariff)})
+
+
+def run_of(arguments: argparse.Namespace, problem: Problem, prediction: "Prediction") -> "TrainingRun | None":
+    """The run that `--tokens` asks for, if it does."""
+    from perfmodel.planning.training_run import training_run
+
+    if arguments.tokens is None:
+        return None
+    return training_run(
+        prediction, problem, tariff=tariff_of(arguments), reliability=reliability_of(arguments), pue=arguments.pue,
+        calibration=arguments.calibration,
+    )  # fmt: skip
