@@ -20,10 +20,10 @@ from perfmodel.prediction._communication import CommunicationEvents, EventClasse
 from perfmodel.prediction._divided import DividedProgram, Division, divided
 from perfmodel.prediction._memory import BlockBytes
 from perfmodel.prediction._phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
-from perfmodel.prediction._price import block_times, priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._programs import program_spec
-from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
+from perfmodel.prediction._shard import Ranks, of_span, ranks_of, shard_events
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import PAIRED, Kind, ProgramSpec
@@ -198,8 +198,8 @@ def price_step(problem: StepProblem, layout: Layout) -> None:
     blocks, program = _laid_out(setting, layout)
     between, _, _ = _entries(setting, program.alike.between, _placed_as(setting, blocks, layout))
     slices = program.spec.scheduler.slices
-    passes = {(span, index, 0) for span, index, _ in program.structure.variants.tolist()}
-    shards = [variant_events(setting, layout, variant, slices) for variant in sorted(passes)]
+    passes = {(span, index) for span, index, _ in program.structure.variants.tolist()}
+    shards = [shard_events(setting, of_span(layout, span), slices, index) for span, index in sorted(passes)]
     ops = chain(blocks.ops, between, *(shard.ops for shard in shards))
     priced_events(problem, list(dict.fromkeys(ops)))
 
@@ -241,7 +241,7 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     tables = bundle.tables
     slices = bundle.spec.scheduler.slices
     if variant != PLAIN or slices > 1:
-        tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
+        tables = [block_times(problem, layout, variant, slices) for layout in bundle.layouts]
     # a third of the time that `stack` takes
     of_lanes = np.concatenate([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)

@@ -72,9 +72,15 @@ def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, Progra
     return [(slice(*ends), ProgramBatch(tuple(chain.from_iterable(groups[slice(*ends)])))) for ends in bounds]
 
 
-def step_programs(problem: StepProblem, bundle: Bundle, lane: int = 0) -> list[WeightedDurations]:
-    """Programs that make up the step of one of a bundle's layouts."""
-    return [(prepared(b.spec), durations(problem, b)[lane], weight) for b, weight in weighted_programs(bundle)]
+def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
+    """Programs that make up the step of each layout."""
+    found: list[list[WeightedDurations]] = [[] for _ in layouts]
+    for bundle in bundles(problem, layouts):
+        for one, weight in weighted_programs(bundle):
+            program = prepared(one.spec)
+            for lane, of_class in zip(bundle.lanes, durations(problem, one), strict=True):
+                found[lane].append((program, of_class, weight))
+    return found
 
 
 def step_time_s(programs: Sequence[WeightedDurations]) -> float:
@@ -85,11 +91,7 @@ def step_time_s(programs: Sequence[WeightedDurations]) -> float:
 
 def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step time of every layout in float64, one by one (`evaluate` is for thousands)."""
-    step_s = np.zeros(len(layouts))
-    for bundle in bundles(problem, layouts):
-        for at, lane in enumerate(bundle.lanes):
-            step_s[lane] = step_time_s(step_programs(problem, bundle, at))
-    return step_s
+    return np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
 
 
 def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:

@@ -16,7 +16,7 @@ from perfmodel.prediction._durations import OnKind
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
-from perfmodel.prediction._price import variant_times
+from perfmodel.prediction._price import block_times
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import PAIRED, Kind
@@ -189,7 +189,7 @@ def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[i
     layout, passes = bundle.layouts[0], bundle.program.passes
     found: dict[int, tuple[PassPart, ...]] = {}
     for variant, of_kind in passes.of_variant.items():
-        table = variant_times(problem, layout, variant, bundle.spec.scheduler.slices)
+        table = block_times(problem, layout, variant, bundle.spec.scheduler.slices)
         shown = table.shown(variant[2] == PAIRED)
         for kind, where in of_kind.items():
             known: dict[tuple[int, bool], PassPart] = {}

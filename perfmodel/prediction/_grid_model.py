@@ -15,7 +15,7 @@ from perfmodel.prediction._memory import RankBlocks
 from perfmodel.prediction._phases import PLAIN, Variant
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
-from perfmodel.prediction._price import priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._sends import Transfers, hops, transfers
@@ -206,7 +206,7 @@ class GridModel:
         found = [
             self._once(
                 ("times", blocks[place], layouts[place].tp_overlap, checked, variant, slices),
-                lambda p=place: variant_times(self.problem, layouts[p], variant, slices),
+                lambda p=place: block_times(self.problem, layouts[p], variant, slices),
             )
             for place in own
         ]

@@ -18,12 +18,11 @@ from jaxtyping import Float
 
 from perfmodel.ops import Op
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._compose import bundles, weighted_programs
-from perfmodel.prediction._durations import durations, parts
+from perfmodel.prediction._compose import bundles
+from perfmodel.prediction._durations import parts
 from perfmodel.prediction._evaluate import per_step, step_gradients, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared
 from perfmodel.program import Structure
 from perfmodel.spec import Layout
 
@@ -37,21 +36,9 @@ class StepDerivatives:
     step_s: Float[np.ndarray, " layouts"]
     by_parameter: Float[np.ndarray, "layouts parameters"]
     """d step time / d parameter [s]."""
-    prepared: tuple[Prepared, ...]
-    """Program of each layout."""
     durations_s: tuple[Float[np.ndarray, " classes"], ...]
+    """Of the classes of each layout's program."""
     durations_by_parameter: tuple[Float[np.ndarray, "parameters classes"], ...]
-
-
-def _step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
-    """Programs that make up the step of each layout."""
-    found: list[list[WeightedDurations]] = [[] for _ in layouts]
-    for bundle in bundles(problem, layouts):
-        for one, weight in weighted_programs(bundle):
-            program = prepared(one.spec)
-            for lane, of_class in zip(bundle.lanes, durations(problem, one), strict=True):
-                found[lane].append((program, of_class, weight))
-    return found
 
 
 def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
@@ -64,7 +51,7 @@ def derivatives_towards(
     problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
 ) -> StepDerivatives:
     """Step times, and their derivatives by parameters of which each of `moved` has one larger by `step`."""
-    here, there = _step_programs(problem, layouts), [_step_programs(other, layouts) for other in moved]
+    here, there = step_programs(problem, layouts), [step_programs(other, layouts) for other in moved]
     step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
     first = []
     for lane, programs in enumerate(here):
@@ -74,13 +61,7 @@ def derivatives_towards(
             by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]
             if at == 0:
                 first.append(slopes.reshape(len(moved), len(of_class)))
-    return StepDerivatives(
-        step_s,
-        by_parameter,
-        tuple(programs[0][0] for programs in here),
-        tuple(programs[0][1] for programs in here),
-        tuple(first),
-    )
+    return StepDerivatives(step_s, by_parameter, tuple(programs[0][1] for programs in here), tuple(first))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +90,7 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     Raises:
         LayoutError: if the model does not divide as the layout asks.
     """
-    (bundle,) = bundles(problem, [layout])
-    programs = step_programs(problem, bundle)
+    (bundle,), (programs,) = bundles(problem, [layout]), step_programs(problem, [layout])
     (structure, durations, _), kinds = programs[0], parts(problem, bundle)
     step_s, gradient, _ = per_step(programs)
     path = CriticalPath(kinds, durations, gradient)

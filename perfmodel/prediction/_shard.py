@@ -7,7 +7,6 @@ from typing import Any
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._blocks import ShardBlocks, count_events
-from perfmodel.prediction._phases import Variant
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.prediction._problem import Setting, kept
 from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
@@ -81,12 +80,6 @@ def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int
 def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int = 0) -> ShardBlocks:
     """Counted events of the blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
     return placed_events(setting, placed_shard(setting, layout), slices, index)
-
-
-def variant_events(setting: Setting, layout: Layout, variant: Variant, slices: int) -> ShardBlocks:
-    """Counted events of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
-    span, index, _ = variant
-    return shard_events(setting, of_span(layout, span)) if slices == 1 else shard_events(setting, layout, slices, index)
 
 
 def of_span(layout: Layout, span: int) -> Layout:

@@ -16,7 +16,7 @@ from perfmodel.prediction._compose import Bundle, weighted_programs
 from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies, offloads_layers
 from perfmodel.prediction._overlap import BlockEvents
 from perfmodel.prediction._phases import Variant, modes_of
-from perfmodel.prediction._price import priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Beside, beside_loss
@@ -69,7 +69,7 @@ def composed(
     for own, of_sizes in by_type:
         for step, variant in lanes:
             its = of_sizes[step].layouts[0]
-            table = variant_times(own, its, variant, slices)
+            table = block_times(own, its, variant, slices)
             shards.append(table)
             asked.append(Priced(own, table.ops, _block_pricer(its, variant, slices)))
     events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
@@ -147,7 +147,7 @@ def composed(
 
 
 def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
-    return lambda problem: variant_times(problem, layout, variant, slices).times.time_s
+    return lambda problem: block_times(problem, layout, variant, slices).times.time_s
 
 
 def _stacked(
