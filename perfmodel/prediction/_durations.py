@@ -194,7 +194,7 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     if not has_step_costs(problem):
         return out
     scale = np.array([one.factor for one in bundle.composed])[:, None]
-    optimizer = program.optimizer
+    optimizer = prepared(bundle.spec).optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
     return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, program.beside)

@@ -102,9 +102,8 @@ class GridModel:
     def _pipeline(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
         def make() -> PipelineBlocks:
             blocks = self.blocks(grid)[0]
-            tied = bool(getattr(self.problem.model, "tied_embeddings", False))
             chosen = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
-            spec = program_spec(chosen, self.problem.job, layer_count(blocks.pairs), tied)
+            spec = program_spec(self.problem.setting, chosen, layer_count(blocks.pairs))
             counts, full = self._once(
                 ("counts", spec.n_stages, blocks.repeats), lambda: self._counts(blocks, spec.n_stages)
             )

@@ -21,9 +21,8 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Beside, beside_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
-from perfmodel.prediction.differentiable._division import Cuts
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
-from perfmodel.prediction.differentiable._program import Programs, Tables, Times
+from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
 from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 
@@ -206,7 +205,7 @@ def _between(
     for at, n in enumerate(knots.tolist()):
         counts = cuts.alike(n, starts)
         events = communication_events(
-            one.ranks.layout, one.states, one.blocks, bundle.spec, spans, counts, problem.job, problem.cluster
+            one.ranks, one.states, one.blocks, bundle.spec, spans, counts, problem.job, problem.cluster
         )
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)
