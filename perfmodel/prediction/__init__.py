@@ -10,7 +10,6 @@ from perfmodel.prediction._adjustment import (
     SKEW,
     Adjustment,
     factors_of,
-    load_adjustments,
     save_adjustments,
 )
 from perfmodel.prediction._check import check_layout, check_machine, check_pipeline, layout_of, stages_without_layer
