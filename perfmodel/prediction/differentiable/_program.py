@@ -47,8 +47,7 @@ class Cuts(NamedTuple):
     @classmethod
     def of(cls, blocks: ShardBlocks, segments: int) -> "Cuts":
         """Of a shard's blocks in stages of so many segments."""
-        before, layers, after = by_layer(blocks.pairs)
-        upto = np.concatenate([np.zeros((1, layers.shape[1])), np.cumsum(layers, axis=0)])
+        before, upto, after = by_layer(blocks.pairs)
         bounds = np.cumsum([np.append(0, segment_sizes(n, segments)) for n in range(len(upto))], axis=1)
         return cls(upto, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
 
