@@ -23,7 +23,7 @@ from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
-from perfmodel.program import PAIRED, Kind, Structure
+from perfmodel.program import PAIRED, Kind
 from perfmodel.spec import Layout
 
 
@@ -196,10 +196,13 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
         LayoutError: if the model does not divide as the layout asks.
     """
     (bundle,), (programs,) = bundles(problem, [layout]), step_programs(problem, [layout])
-    (structure, durations, _), kinds = programs[0], parts(problem, bundle)
+    (program, durations, _), kinds = programs[0], parts(problem, bundle)
     step_s, gradient, _ = per_step(programs)
     path = CriticalPath(kinds, durations, gradient)
-    counted = CriticalPath(kinds, durations, occurrences(structure.structure) / bundle.spec.steps)
+    # how often the program has each class, as an op's own duration or as a transfer between two
+    occurring = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
+    often = np.bincount(occurring, minlength=program.structure.n_classes).astype(float)
+    counted = CriticalPath(kinds, durations, often / bundle.spec.steps)
     index: dict[Op, int] = {}
     at = np.array([index.setdefault(op, len(index)) for op in path.ops])
     replicas = layout.devices / layout.pp
@@ -211,13 +214,6 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
         critical_s=np.bincount(at, path.seconds, len(index)),
         executions=np.bincount(at, counted.count, len(index)) * replicas,
     )
-
-
-def occurrences(structure: Structure) -> Float[np.ndarray, " classes"]:
-    """How often each class occurs in a structure, as an op's own duration or as a transfer between two."""
-    return np.bincount(
-        np.concatenate([structure.duration, structure.lag.ravel()]), minlength=structure.n_classes
-    ).astype(float)
 
 
 _ORDER: Final = (
