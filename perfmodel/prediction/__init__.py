@@ -10,7 +10,6 @@ from perfmodel.prediction._adjustment import (
     SKEW,
     Adjustment,
     factors_of,
-    load_adjustments,
     save_adjustments,
 )
 from perfmodel.prediction._check import check_layout, check_machine, check_pipeline, layout_of, stages_without_layer
@@ -25,7 +24,16 @@ from perfmodel.prediction._compose import (
     weighted_programs,
 )
 from perfmodel.prediction._durations import durations, pass_times
-from perfmodel.prediction._evaluate import evaluate, step_programs, step_time_s, step_times_s
+from perfmodel.prediction._evaluate import (
+    StepDerivatives,
+    derivatives_towards,
+    evaluate,
+    step_derivatives,
+    step_programs,
+    step_time_s,
+    step_times_s,
+)
+from perfmodel.prediction._explain import EventShares, event_shares
 from perfmodel.prediction._fits import (
     bundle_memory,
     fitting,
@@ -39,8 +47,18 @@ from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.prediction._grid import LayoutGrid, PipelineChoice, RecomputeChoice, ShardChoice, StateChoice
 from perfmodel.prediction._grid_costs import GridCosts, lower_bounds_s, pass_work_s, price_grids
 from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors, joint_of, shared_errors
-from perfmodel.prediction._known_runs import OUTLIERS, KnownRuns, Parts, known_runs, widened
-from perfmodel.prediction._layout_offsets import Likeness
+from perfmodel.prediction._known_runs import (
+    OUTLIERS,
+    KnownRuns,
+    Likeness,
+    Parts,
+    Scales,
+    half_width,
+    known_runs,
+    scales,
+    standard_nodes,
+    widened,
+)
 from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._pipeline import LiveState
@@ -53,14 +71,6 @@ from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart,
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, step_problem, step_problem_of
 from perfmodel.prediction._programs import Prepared, prepared, program_live
-from perfmodel.prediction._scatter import Scales, half_width, scales, standard_nodes
-from perfmodel.prediction._sensitivity import (
-    EventShares,
-    StepDerivatives,
-    derivatives_towards,
-    event_shares,
-    step_derivatives,
-)
 from perfmodel.prediction._shard import shard_blocks, shard_events
 from perfmodel.prediction._site import COMPILED, EAGER, Site, attention_slowdown, generation
 from perfmodel.prediction._site_constants import (

@@ -142,28 +142,17 @@ def save_adjustments(folder: Path, adjustments: Mapping[str, Adjustment]) -> Pat
     return path
 
 
-def load_adjustments(calibration: Path | None) -> dict[str, Adjustment]:
-    """What runs said, by device, in a calibration directory; nothing without a directory or such a file.
+def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
+    """What runs said, by device, in a calibration as it was at one moment; nothing without such a file.
 
     Raises:
         CalibrationError: the file is truncated or of another schema version.
     """
-    path = None if calibration is None else calibration / END_TO_END_FILE
-    if path is None or not path.is_file():
-        return {}
-    return _parsed(path.read_bytes(), path)
-
-
-def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
-    """`load_adjustments` of a calibration as it was at one moment."""
     if END_TO_END_FILE not in weights.names:
         return {}
-    return _parsed(weights.read(END_TO_END_FILE), weights.folder / END_TO_END_FILE)
-
-
-def _parsed(text: bytes, path: Path) -> dict[str, Adjustment]:
+    path = weights.folder / END_TO_END_FILE
     try:
-        content = json.loads(text)
+        content = json.loads(weights.read(END_TO_END_FILE))
         if content["schema"] != SCHEMA:
             raise CalibrationError(f"{path}: schema {content['schema']!r} is not {SCHEMA!r} of this version; fit again")
         return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}

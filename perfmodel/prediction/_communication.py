@@ -74,16 +74,13 @@ class CommunicationEvents:
         one after another."""
         parts = np.ones(amount.shape) if units is None else units
         values, inverse = np.unique(amount / parts, return_inverse=True)
-        numbers = [self._number_of(make(value) if value > 0 else None) for value in values.tolist()]
+        numbers = [self.number(make(value) if value > 0 else None) for value in values.tolist()]
         found = np.array(numbers)[inverse].reshape(amount.shape)
         self.tables.append(StageEvents(kind, span, found, parts.astype(int)))
 
-    def _number_of(self, op: Op | None) -> int:
-        return NO_EVENT if op is None else self.number(op)
-
-    def number(self, op: Op) -> int:
-        """The number of an event, new or known."""
-        return self.ops.setdefault(op, len(self.ops))
+    def number(self, op: Op | None) -> int:
+        """The number of an event, new or known; `NO_EVENT` for none."""
+        return NO_EVENT if op is None else self.ops.setdefault(op, len(self.ops))
 
 
 def communication_events(

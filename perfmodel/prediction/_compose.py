@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
-from perfmodel.prediction._divided import DividedProgram, Division, divided
 from perfmodel.prediction._memory import BlockBytes
 from perfmodel.prediction._phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
-from perfmodel.prediction._price import block_times, priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, kept
-from perfmodel.prediction._programs import program_spec
-from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
+from perfmodel.prediction._programs import DividedProgram, Division, divided, program_spec
+from perfmodel.prediction._shard import of_span, ranks_of, shard_events
+from perfmodel.prediction._stages import layer_count
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import PAIRED, Kind, ProgramSpec
@@ -40,7 +40,8 @@ class Placed:
     """What of a layout the events between its blocks follow from; one object for all that are equal."""
 
     blocks: ShardBlocks
-    ranks: Ranks
+    ranks: Layout
+    """How ranks are numbered (`ranks_of`)."""
     states: StateLayout
 
 
@@ -141,7 +142,8 @@ def composed(problem: StepProblem, layout: Layout) -> Composed:
     known = _known_layouts(problem)
     one = known.get(layout)
     if one is None:
-        one = _compose(problem, layout)
+        blocks, program = _laid_out(problem.setting, layout)
+        one = _composed_in(problem, program, blocks, layout)
         if not layout.schedule.startswith("file:"):  # files change
             known[layout] = one
     return one
@@ -153,11 +155,6 @@ def _known_layouts(problem: StepProblem) -> dict[Layout, Composed]:
     return {}
 
 
-def _compose(problem: StepProblem, layout: Layout) -> Composed:
-    blocks, program = _laid_out(problem.setting, layout)
-    return _composed_in(problem, program, blocks, layout)
-
-
 def _composed_in(problem: StepProblem, program: DividedProgram, blocks: ShardBlocks, layout: Layout) -> Composed:
     times, placed = block_times(problem, layout), _placed_as(problem.setting, blocks, layout)
     (mode,), factor = modes_of([layout.recompute]).tolist(), prod(step_factors(problem, layout))
@@ -167,10 +164,7 @@ def _composed_in(problem: StepProblem, program: DividedProgram, blocks: ShardBlo
 def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, DividedProgram]:
     """A layout's blocks, and its program, whose stages divide them."""
     blocks = shard_events(setting, layout)
-    sends = "blocking" if setting.framework.blocking_sends else "lag"
-    tied = bool(getattr(setting.model, "tied_embeddings", False))
-    layers = sum(n for is_layer, n in blocks.kinds if is_layer)
-    spec = program_spec(layout, setting.job, layers, tied, sends)
+    spec = program_spec(setting, layout, layer_count(blocks.pairs))
     # a stack of linear layers is cut into other blocks where it is split
     return blocks, divided(setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers))
 
@@ -181,7 +175,7 @@ def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> Placed:
 
 
 @kept
-def _placed(setting: Setting, blocks: ShardBlocks, ranks: Ranks, states: StateLayout) -> Placed:
+def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> Placed:
     return Placed(blocks, ranks, states)
 
 
@@ -198,8 +192,8 @@ def price_step(problem: StepProblem, layout: Layout) -> None:
     blocks, program = _laid_out(setting, layout)
     between, _, _ = _entries(setting, program.alike.between, _placed_as(setting, blocks, layout))
     slices = program.spec.scheduler.slices
-    passes = {(span, index, 0) for span, index, _ in program.structure.variants.tolist()}
-    shards = [variant_events(setting, layout, variant, slices) for variant in sorted(passes)]
+    passes = {(span, index) for span, index, _ in program.structure.variants.tolist()}
+    shards = [shard_events(setting, of_span(layout, span), slices, index) for span, index in sorted(passes)]
     ops = chain(blocks.ops, between, *(shard.ops for shard in shards))
     priced_events(problem, list(dict.fromkeys(ops)))
 
@@ -241,7 +235,7 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     tables = bundle.tables
     slices = bundle.spec.scheduler.slices
     if variant != PLAIN or slices > 1:
-        tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
+        tables = [block_times(problem, layout, variant, slices) for layout in bundle.layouts]
     # a third of the time that `stack` takes
     of_lanes = np.concatenate([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)
@@ -269,8 +263,9 @@ def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> Communicat
 @kept
 def _events_between(setting: Setting, program: DividedProgram, placed: Placed) -> CommunicationEvents:
     spans, counts = np.unique(program.structure.variants[:, 0]).tolist(), program.counts
-    ranks, states, blocks = placed.ranks.layout, placed.states, placed.blocks
-    return communication_events(ranks, states, blocks, program.spec, spans, counts, setting.job, setting.cluster)
+    return communication_events(
+        placed.ranks, placed.states, placed.blocks, program.spec, spans, counts, setting.job, setting.cluster
+    )
 
 
 def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:

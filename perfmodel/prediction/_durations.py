@@ -19,7 +19,7 @@ from perfmodel.prediction._communication import EventClasses
 from perfmodel.prediction._compose import Bundle, bundles, composed, event_classes, pass_s, phase_s
 from perfmodel.prediction._layer_copies import copy_waits_s
 from perfmodel.prediction._phases import full_recompute_s, passes_s, phase_counts
-from perfmodel.prediction._price import priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
@@ -70,7 +70,7 @@ class OnKind:
                 for kind, where in of_kind.items()
                 if len(where)
             ]
-            table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
+            table = block_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
             found.append((table, variant[2] == PAIRED, counts))
         return found
 
@@ -194,7 +194,7 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     if not has_step_costs(problem):
         return out
     scale = np.array([one.factor for one in bundle.composed])[:, None]
-    optimizer = program.optimizer
+    optimizer = prepared(bundle.spec).optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
     return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, program.beside)

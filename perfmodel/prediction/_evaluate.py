@@ -1,4 +1,5 @@
-"""Evaluate: step times of layouts from their durations, with the gradient for one and by the thousand."""
+"""Evaluate: step times of layouts from their durations, one by one with their gradients, by the thousand, and with
+derivatives by parameters of runs and machines."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._compose import Bundle, bundles, joined, weighted_programs
-from perfmodel.prediction._divided import DividedProgram
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import WeightedDurations, prepared, rank_busy_s
+from perfmodel.prediction._programs import DividedProgram, WeightedDurations, prepared, rank_busy_s
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerRank
@@ -72,9 +73,15 @@ def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, Progra
     return [(slice(*ends), ProgramBatch(tuple(chain.from_iterable(groups[slice(*ends)])))) for ends in bounds]
 
 
-def step_programs(problem: StepProblem, bundle: Bundle, lane: int = 0) -> list[WeightedDurations]:
-    """Programs that make up the step of one of a bundle's layouts."""
-    return [(prepared(b.spec), durations(problem, b)[lane], weight) for b, weight in weighted_programs(bundle)]
+def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
+    """Programs that make up the step of each layout."""
+    found: list[list[WeightedDurations]] = [[] for _ in layouts]
+    for bundle in bundles(problem, layouts):
+        for one, weight in weighted_programs(bundle):
+            program = prepared(one.spec)
+            for lane, of_class in zip(bundle.lanes, durations(problem, one), strict=True):
+                found[lane].append((program, of_class, weight))
+    return found
 
 
 def step_time_s(programs: Sequence[WeightedDurations]) -> float:
@@ -85,11 +92,7 @@ def step_time_s(programs: Sequence[WeightedDurations]) -> float:
 
 def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step time of every layout in float64, one by one (`evaluate` is for thousands)."""
-    step_s = np.zeros(len(layouts))
-    for bundle in bundles(problem, layouts):
-        for at, lane in enumerate(bundle.lanes):
-            step_s[lane] = step_time_s(step_programs(problem, bundle, at))
-    return step_s
+    return np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
 
 
 def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
@@ -126,3 +129,52 @@ def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
     variants = structure.variants[structure.class_variant].T
     columns = (structure.class_kind, structure.class_stage, structure.class_segment, *variants)
     return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+# --- derivatives by parameters of runs and machines ---------------------------------------------------
+#
+# d T / d parameter = sum over classes of (d T / d duration) (d duration / d parameter). The first factor is the
+# gradient of the makespan; the second, of the arithmetic that composes durations from events, is a difference quotient:
+# that arithmetic is smooth but for switches between compute-bound, launch-bound and hidden, which a step that
+# small does not meet.
+#
+# `perfmodel.prediction.differentiable` traces the same arithmetic. These derivatives do not rest on it, as a fit asks
+# for them at hundreds of layouts, each a program to compile once more (seconds, against milliseconds here), and towards
+# parameters that it does not have: latency and volume by kind of collective, losses, skew, another machine altogether.
+
+_STEP: Final = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class StepDerivatives:
+    """Step times of layouts and how they move with parameters."""
+
+    step_s: Float[np.ndarray, " layouts"]
+    by_parameter: Float[np.ndarray, "layouts parameters"]
+    """d step time / d parameter [s]."""
+    durations_s: tuple[Float[np.ndarray, " classes"], ...]
+    """Of the classes of each layout's program."""
+    durations_by_parameter: tuple[Float[np.ndarray, "parameters classes"], ...]
+
+
+def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
+    """Step times, and their derivatives by the named parameters, where the problem's adjustment stands."""
+    adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
+    return derivatives_towards(problem, layouts, [problem.adjusted(adjustment.moved(n, _STEP)) for n in names], _STEP)
+
+
+def derivatives_towards(
+    problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
+) -> StepDerivatives:
+    """Step times, and their derivatives by parameters of which each of `moved` has one larger by `step`."""
+    here, there = step_programs(problem, layouts), [step_programs(other, layouts) for other in moved]
+    step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
+    first = []
+    for lane, programs in enumerate(here):
+        step_s[lane], gradients = step_gradients(programs)
+        for at, ((_, of_class, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
+            slopes = np.array([(of_layouts[lane][at][1] - of_class) / step for of_layouts in there])
+            by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]
+            if at == 0:
+                first.append(slopes.reshape(len(moved), len(of_class)))
+    return StepDerivatives(step_s, by_parameter, tuple(programs[0][1] for programs in here), tuple(first))

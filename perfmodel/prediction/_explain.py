@@ -1,7 +1,8 @@
-"""Why the step takes as long as it does: events on the critical path, and what every pass is made of."""
+"""Why the step takes as long as it does: events on the critical path and in all, and what every pass is made of."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -12,14 +13,18 @@ from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._durations import OnKind
+from perfmodel.prediction._compose import bundles
+from perfmodel.prediction._durations import OnKind, parts
+from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
-from perfmodel.prediction._price import variant_times
+from perfmodel.prediction._price import block_times
+from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import PAIRED, Kind
+from perfmodel.spec import Layout
 
 
 class CriticalPath:
@@ -164,6 +169,53 @@ def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:
     return (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
 
 
+@dataclass(frozen=True, eq=False)
+class EventShares:
+    """The distinct events of one layout's step."""
+
+    step_time_s: float
+    gap_s: float
+    """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host,
+    what the step costs beyond."""
+    waiting_s: float
+    """The part of them that ranks wait for the last of a group."""
+    ops: tuple[Op, ...]
+    critical_s: Float[np.ndarray, " ops"]
+    """d step time / d log(event time): seconds of the step's critical path that the event takes."""
+    executions: Float[np.ndarray, " ops"]
+    """How often the step runs the event, counted on every device that takes part."""
+
+
+def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
+    """Distinct events of a step (DistSim section 4.1) with what each contributes.
+
+    Hidden communication counts with its exposed part only; a block that waits for its host counts with the time
+    of its kernels.
+
+    Raises:
+        LayoutError: if the model does not divide as the layout asks.
+    """
+    (bundle,), (programs,) = bundles(problem, [layout]), step_programs(problem, [layout])
+    (program, durations, _), kinds = programs[0], parts(problem, bundle)
+    step_s, gradient, _ = per_step(programs)
+    path = CriticalPath(kinds, durations, gradient)
+    # how often the program has each class, as an op's own duration or as a transfer between two
+    occurring = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
+    often = np.bincount(occurring, minlength=program.structure.n_classes).astype(float)
+    counted = CriticalPath(kinds, durations, often / bundle.spec.steps)
+    index: dict[Op, int] = {}
+    at = np.array([index.setdefault(op, len(index)) for op in path.ops])
+    replicas = layout.devices / layout.pp
+    return EventShares(
+        step_time_s=step_s,
+        gap_s=path.other_s,
+        waiting_s=path.waiting_s,
+        ops=tuple(index),
+        critical_s=np.bincount(at, path.seconds, len(index)),
+        executions=np.bincount(at, counted.count, len(index)) * replicas,
+    )
+
+
 _ORDER: Final = (
     Phase.FORWARD, Phase.RECOMPUTE_SELECTIVE, Phase.RECOMPUTE_FULL, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT,
 )  # fmt: skip
@@ -189,7 +241,7 @@ def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[i
     layout, passes = bundle.layouts[0], bundle.program.passes
     found: dict[int, tuple[PassPart, ...]] = {}
     for variant, of_kind in passes.of_variant.items():
-        table = variant_times(problem, layout, variant, bundle.spec.scheduler.slices)
+        table = block_times(problem, layout, variant, bundle.spec.scheduler.slices)
         shown = table.shown(variant[2] == PAIRED)
         for kind, where in of_kind.items():
             known: dict[tuple[int, bool], PassPart] = {}

@@ -167,7 +167,7 @@ _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 """What torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS workspaces)."""
 
 
-def reported_stages(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
+def reported_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank as the framework's own reports count it; as it is needed where it has none."""
     counter = problem.framework.memory_counter
     return tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
@@ -204,7 +204,7 @@ def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageM
     Args:
         stages: what every pipeline rank of the layout needs.
     """
-    watched = stages[: reported_stages_of(problem, layout)]
+    watched = stages[: reported_stages(problem, layout)]
     counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
     return {name: max(s.peak for s in counted_stages(problem, layout, watched, name)) for name in counters}
 
@@ -215,7 +215,7 @@ def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]
     return max(stage.peak / device.memory_bytes for stage, device in shown)
 
 
-def reported_stages_of(problem: StepProblem, layout: Layout) -> int:
+def reported_stages(problem: StepProblem, layout: Layout) -> int:
     """Pipeline ranks, from the first, whose memory the framework's reports tell (`Framework.reported_ranks`)."""
     reported = problem.framework.reported_ranks
     if reported == "fullest":

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._known_runs import KnownRuns, Parts, known_runs
-from perfmodel.prediction._layout_offsets import Coordinates, Likeness
-from perfmodel.prediction._scatter import scales
+from perfmodel.prediction._known_runs import Coordinates, KnownRuns, Likeness, Parts, known_runs, scales
 
 Rows = tuple[tuple[float, ...], ...]
 

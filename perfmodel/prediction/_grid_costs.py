@@ -15,7 +15,7 @@ from perfmodel.prediction._grid_pipelines import PipelineBlocks, longest_path_s
 from perfmodel.prediction._grid_states import StateSeconds
 from perfmodel.prediction._memory import CATEGORIES, BlockBytes, Sharding, rank_memory
 from perfmodel.prediction._phases import PASSED, PLAIN, Phase, full_recompute_s, modes_of, recompute_s
-from perfmodel.prediction._price import variant_times
+from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.program import COMBINED, PAIRED
@@ -246,7 +246,7 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     phases = PASSED if training else [Phase.FORWARD]
     shortest = (1, 0, COMBINED)  # no plain pass runs faster
     by_phase_s = np.array(
-        [np.array(t.repeats) @ t.phase_s for t in (variant_times(problem, lay, shortest, 1) for lay in layouts)]
+        [np.array(t.repeats) @ t.phase_s for t in (block_times(problem, lay, shortest) for lay in layouts)]
     )
     work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
     if training:

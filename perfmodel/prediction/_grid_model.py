@@ -15,7 +15,7 @@ from perfmodel.prediction._memory import RankBlocks
 from perfmodel.prediction._phases import PLAIN, Variant
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
-from perfmodel.prediction._price import priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._sends import Transfers, hops, transfers
@@ -102,9 +102,8 @@ class GridModel:
     def _pipeline(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
         def make() -> PipelineBlocks:
             blocks = self.blocks(grid)[0]
-            tied = bool(getattr(self.problem.model, "tied_embeddings", False))
             chosen = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
-            spec = program_spec(chosen, self.problem.job, layer_count(blocks.pairs), tied)
+            spec = program_spec(self.problem.setting, chosen, layer_count(blocks.pairs))
             counts, full = self._once(
                 ("counts", spec.n_stages, blocks.repeats), lambda: self._counts(blocks, spec.n_stages)
             )
@@ -206,7 +205,7 @@ class GridModel:
         found = [
             self._once(
                 ("times", blocks[place], layouts[place].tp_overlap, checked, variant, slices),
-                lambda p=place: variant_times(self.problem, layouts[p], variant, slices),
+                lambda p=place: block_times(self.problem, layouts[p], variant, slices),
             )
             for place in own
         ]

@@ -9,14 +9,13 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment, factors_of
+from perfmodel.prediction._evaluate import step_derivatives
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fitted_runs import FittedRuns
-from perfmodel.prediction._known_runs import Parts, widened
+from perfmodel.prediction._known_runs import Parts, half_width, widened
 from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._scatter import half_width
-from perfmodel.prediction._sensitivity import step_derivatives
 from perfmodel.prediction._step_costs import layout_coordinates
 from perfmodel.spec import Layout
 

@@ -1,20 +1,21 @@
 """What some runs of a site say of its others: the one update of the model of sites.
 
 Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`): their covariance is
-that of the factors, and that of what layouts share and of what is a layout's own, each times its scale. Under every
-node of the scales the noise of the runs that are known is Student's t, found by reweighting from the side on which runs
-that lie far off are outliers (Lange, Little and Taylor, JASA 84, 1989); nodes count as likely as the runs are under
-them. Repeats of one run share all but the noise, so that ten of them are not ten witnesses; a site whose runs scatter
-is found to, so that its runs say little of one another.
+that of the factors (`_population`), and that of what layouts share and of what is a layout's own (`Likeness`), each
+times its scale. Under every node of the scales the noise of the runs that are known is Student's t, found by
+reweighting from the side on which runs that lie far off are outliers (Lange, Little and Taylor, JASA 84, 1989); nodes
+count as likely as the runs are under them. Repeats of one run share all but the noise, so that ten of them are not ten
+witnesses; a site whose runs scatter is found to, so that its runs say little of one another.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._scatter import Scales
+from perfmodel.spec import Layout
 
 OUTLIERS: Final = 4.0
 """Degrees of freedom of the noise of one run: those that lie far from the others of their site lose weight. Assumed."""
@@ -24,6 +25,107 @@ _ENOUGH: Final = 1e-3
 _SETTLED: Final = 5
 """Rounds from which nodes are left out that are less likely than exp(-`_UNLIKELY`) of the likeliest."""
 _UNLIKELY: Final = 20.0
+
+# --- what layouts have in common ---------------------------------------------------------------------
+#
+# What like layouts of one site have in common that no factor explains is a Gaussian process over layouts. Without it
+# the factors have to explain what is not theirs, and runs that resemble one another count as so many witnesses (Kennedy
+# and O'Hagan, J. R. Stat. Soc. B 63, 2001).
+
+Coordinates = tuple[float, ...]
+
+
+def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
+    """Where a run stands: doublings of tp, pp, dp, cp, ep, micro-batch, sequence and parameters."""
+    degrees = (layout.tp, layout.pp, layout.dp, layout.cp, layout.ep, layout.micro_batch)
+    return tuple(np.log2([*degrees, seq_len, parameters]).tolist())
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How layouts of one site are alike before any run, in log time."""
+
+    near: float
+    """Standard deviation of what layouts near one another share."""
+    length: float
+    """Distance after which its correlation has fallen to 1/e."""
+    own: float
+    """Standard deviation of what is one layout's own, the same in its repeats."""
+
+    def shared(
+        self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
+    ) -> Float[np.ndarray, "n m"]:
+        """Covariance of what layouts share; with the distance it falls as exp(-distance / length): continuous, not
+        smooth, as step times over layouts are."""
+        return self.near**2 * np.exp(-_apart(a, b) / self.length)
+
+    def alone(
+        self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
+    ) -> Float[np.ndarray, "n m"]:
+        """Covariance of what is a layout's own."""
+        return self.own**2 * (_apart(a, b) == 0)
+
+
+def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]) -> Float[np.ndarray, "n m"]:
+    return np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))
+
+
+# --- how much the runs of a site scatter -------------------------------------------------------------
+#
+# How much more or less one site's runs scatter than those of the typical site is unknown, so integrated over. A site
+# scatters in two ways: by what its layouts share with those near them, its settings and its events, and by what is each
+# layout's and each run's own. Each has a scale, log-normal over sites (standard deviations `scatter`), the same for all
+# runs of a site: a mixture of normals with heavy tails, which a site's own runs narrow. Integrals over the scales are
+# sums over the nodes of Gauss and Hermite.
+
+NODES: Final = (3, 5)
+"""Of the two scales. The second, of which runs tell more and more, is the wider."""
+_HALVINGS: Final = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Nodes of the two scales."""
+
+    within: Float[np.ndarray, " nodes"]
+    """By what the variance of what layouts share is multiplied, and that of settings and events."""
+    own: Float[np.ndarray, " nodes"]
+    """By what that of layouts and runs by themselves is."""
+    weight: Float[np.ndarray, " nodes"]
+
+
+@lru_cache
+def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
+    """Both logs of scales in standard deviations, and weights, of every pair of nodes."""
+    (a, of_a), (b, of_b) = (np.polynomial.hermite_e.hermegauss(n) for n in NODES)
+    weight = np.outer(of_a, of_b).ravel()
+    return np.repeat(a, NODES[1]), np.tile(b, NODES[0]), weight / weight.sum()
+
+
+def scales(scatter: tuple[float, float]) -> Scales:
+    """Of a site of which nothing is known; one node where all scatter alike."""
+    if not any(scatter):
+        return Scales(np.ones(1), np.ones(1), np.ones(1))
+    within, own, weight = standard_nodes()
+    return Scales(np.exp(2 * scatter[0] * within), np.exp(2 * scatter[1] * own), weight)
+
+
+def half_width(
+    variance: Float[np.ndarray, "nodes *shape"], weight: Float[np.ndarray, " nodes"], inside: float = 0.9
+) -> Float[np.ndarray, "*shape"]:
+    """Of the central interval that holds a share of a mixture of normals around 0, by bisection."""
+    from scipy.special import ndtr
+
+    sd = np.sqrt(variance).reshape(len(weight), -1)
+    per_sd, share = 1 / np.maximum(sd, 1e-300), (1 + inside) / 2
+    low, step = np.zeros(sd.shape[1]), 10 * sd.max(axis=0) + 1e-300
+    for _ in range(_HALVINGS):
+        step = step / 2
+        low = low + step * (weight @ ndtr((low + step) * per_sd) < share)
+    return (low + step / 2).reshape(variance.shape[1:])
+
+
+# --- the update -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

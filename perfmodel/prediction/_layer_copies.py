@@ -45,11 +45,10 @@ class LayerCopies(NamedTuple):
         Raises:
             LayoutError: there are no more layers than that.
         """
-        _, layers, _ = by_layer(blocks.pairs)
-        ends = window_ends(len(layers), offloaded)
-        upto = np.concatenate([np.zeros((1, layers.shape[1])), np.cumsum(layers, axis=0)])
+        _, upto, _ = by_layer(blocks.pairs)
+        ends = window_ends(len(upto) - 1, offloaded)
         begins = np.append(0, ends)[:-1]  # the first copy waits for the first layer
-        return cls(layers[:offloaded], upto[ends + 1] - upto[begins + 1], ends, begins)
+        return cls(np.diff(upto[: offloaded + 1], axis=0), upto[ends + 1] - upto[begins + 1], ends, begins)
 
     def waits_s(
         self, bytes_of_block: Float[Any, " blocks"], bytes_per_s: Any, block_s: Float[Any, " blocks"]

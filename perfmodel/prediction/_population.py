@@ -20,8 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
-from perfmodel.prediction._layout_offsets import Likeness
-from perfmodel.prediction._scatter import Scales, half_width, scales
+from perfmodel.prediction._known_runs import Likeness, Scales, half_width, scales
 from perfmodel.prediction._site_constants import source_group
 from perfmodel.spec import Device, Framework
 

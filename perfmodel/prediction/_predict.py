@@ -20,8 +20,8 @@ from perfmodel.prediction._fits import (
     fit_reasons,
     fullness,
     rank_devices,
+    reported_memory,
     reported_stages,
-    reported_stages_of,
     stage_memory,
     usable_of_ranks,
 )
@@ -116,14 +116,14 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
         bubble_fraction=bubble,
         busy_fraction=float(durations @ compute_count) / (program.structure.devices * step_s),
-        memory_per_stage=reported_stages(problem, layout, memory),
+        memory_per_stage=reported_memory(problem, layout, memory),
         memory_capacity_bytes=capacity,
         kinds=tuple(
             {"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes}
             for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds))
         ),
         memory_needed_bytes=needed,
-        reported_stages=reported_stages_of(problem, layout),
+        reported_stages=reported_stages(problem, layout),
         memory_counted_bytes=counted_memory(problem, layout, memory),
         breakdown_s=account.breakdown_s,
         kernels_alone_s=account.kernels_s,

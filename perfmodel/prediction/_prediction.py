@@ -145,13 +145,6 @@ class Prediction:
         """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
         return max(self.memory_per_stage[: self.reported_stages], key=lambda stage: stage.peak)
 
-    def epoch_time_s(self, samples: int) -> float:
-        """Seconds of one pass over so many sequences or images, one step after another.
-
-        Asynchronous schedules do not flush between steps; filling the pipeline once is left out.
-        """
-        return samples / self.global_batch * self.step_time_s
-
     @property
     def kept_timeline(self) -> Timeline:
         """The timeline, for what draws it.
@@ -172,7 +165,7 @@ class Prediction:
         timeline = self.kept_timeline
         static = np.array([stage.peak - stage.activations for stage in self.memory_per_stage])
         taken = np.array([0.0, *self.saved_bytes_per_stage])
-        return memory(timeline.structure, timeline, taken, static)
+        return memory(timeline, taken, static)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""

@@ -12,7 +12,7 @@ from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import Phase, Variant
+from perfmodel.prediction._phases import PLAIN, Phase, Variant
 from perfmodel.prediction._problem import StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
@@ -96,18 +96,13 @@ def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " o
     return np.array([known.get(op, 0.0) for op in ops])
 
 
-def block_times(
-    problem: StepProblem, layout: Layout, slices: int = 1, index: int = 0, combined: bool = False
-) -> BlockTimes:
-    """Times of the blocks of a layout's shard (raises `LayoutError` if the model does not divide).
-
-    Args:
-        slices, index: of the sequence, where the blocks compute one slice of it.
-        combined: whether they run beside those of another micro-batch (`perfmodel.program.COMBINED`).
-    """
-    placed = placed_shard(problem.setting, layout)
+def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:
+    """Times of the blocks of a layout's shard in a pass that computes several micro-batches, or one of `slices` slices
+    of the sequence (raises `LayoutError` if the model does not divide)."""
+    span, index, beside = variant
+    placed = placed_shard(problem.setting, of_span(layout, span))
     checked = problem.framework.checks(layout.pp)
-    combined = combined and placed.shard.ep_overlap
+    combined = beside == COMBINED and placed.shard.ep_overlap
     return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, checked, slices, index, combined)
 
 
@@ -186,11 +181,3 @@ def _shares_that_pay(
             break
         share = (low + high) / 2
     return low
-
-
-def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
-    """Times of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
-    span, index, beside = variant
-    if slices == 1:
-        return block_times(problem, of_span(layout, span), combined=beside == COMBINED)
-    return block_times(problem, layout, slices, index, beside == COMBINED)

@@ -1,19 +1,23 @@
-"""Programs: from a layout to the one whose structure it shares with many others, what that keeps on every rank, and its
-structure compiled for evaluation."""
+"""Programs: from a layout to the one whose structure it shares with many others, what that keeps on every rank, its
+structure compiled for evaluation, and the blocks of a model that its stages and segments hold."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.prediction._phases import PassClasses, pass_classes
 from perfmodel.prediction._pipeline import LiveState, live_state
-from perfmodel.prediction._problem import Setting, kept
+from perfmodel.prediction._problem import Setting, kept, store_of
+from perfmodel.prediction._stages import fully_recomputed, stage_blocks
+from perfmodel.prediction._step_costs import Beside, beside_passes
 from perfmodel.prediction._zero import shards_gradients
-from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Sends, Stream, Structure, build
+from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Layout, PerStage
 from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
 
 MAX_SEGMENTS = 16
@@ -27,12 +31,13 @@ def segments_of(layers: int, stages: int) -> int:
     return min(max(1, layers // stages), MAX_SEGMENTS)
 
 
-def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, sends: Sends = "lag") -> ProgramSpec:
+def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     """The program of one step of `layout`; `layers` bounds the segments of a stage.
 
     Raises:
         LayoutError: if the global batch does not divide into micro-batches.
     """
+    job = setting.job
     training = job.mode == "train"
     plain = ProgramSpec(schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
     scheduler, replicas = plain.scheduler, plain.replicas
@@ -61,7 +66,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         chunks=layout.vpp,
         steps=steps,
         offload=layout.offload and training,
-        sends=sends,
+        sends="blocking" if setting.framework.blocking_sends else "lag",
         grad_reduce=grad_reduce,
         segments=segments,
         param_gather=gather,
@@ -70,7 +75,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         and replicated
         and bool(shards_gradients(layout.zero, layout.pp > 1, replicas, job)),
         combines_passes=training and layout.ep_overlap and layout.ep > 1,
-        tied_embedding=training and tied_embeddings and layout.pp > 1,
+        tied_embedding=training and layout.pp > 1 and getattr(setting.model, "tied_embeddings", False),
         optimizer=training,
         forward_only=not training,
         grad_norm_barrier=steps == 1,
@@ -151,3 +156,84 @@ def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
 @kept
 def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
     return live_state(spec, spec.build_schedule())
+
+
+# --- programs whose stages hold the blocks of a model: what all layouts that share one have in common --------
+
+
+class Division(NamedTuple):
+    """How a model is divided among stages."""
+
+    kinds: tuple[tuple[bool, int], ...]
+    """Of its blocks (`ShardBlocks.kinds`)."""
+    partition: PerStage
+    full_layers: PerStage
+    """See `Layout.recompute_full_layers`."""
+    segments: tuple[tuple[int, ...], ...] | None = None
+    """Layers of every segment of every stage; None: as even as can be."""
+
+
+@dataclass(frozen=True, eq=False)
+class DividedProgram:
+    """A program and a division of the model among its stages; one object in a session for all that are equal
+    (`divided`)."""
+
+    setting: Setting
+    spec: ProgramSpec
+    division: Division
+    counts: Float[np.ndarray, "stages segments blocks"]
+    """Blocks of every segment of every stage."""
+    full: Float[np.ndarray, "stages segments blocks"]
+    """Those of them that are recomputed in full whatever a layout says of the others."""
+
+    @property
+    def structure(self) -> Structure:
+        """Of the program, whatever the division."""
+        return prepared(self.spec).structure
+
+    @cached_property
+    def passes(self) -> PassClasses:
+        """Blocks of each class."""
+        return pass_classes(self.structure, self.counts, self.full)
+
+    @cached_property
+    def beside(self) -> Beside:
+        """What runs beside what."""
+        return beside_passes(self.spec, self.structure)
+
+    @cached_property
+    def alike(self) -> "DividedProgram":
+        """One program for all that differ in the number of micro-batches alone and have the same classes, which run
+        beside the same ones: durations of a layout's classes are the same in each."""
+        structure = self.structure
+        stated = structure.class_kind, structure.class_stage, structure.class_segment, structure.class_variant
+        arrays = (*stated, structure.variants, *self.beside)
+        key = replace(self.spec, micro_batches=1), self.division, *(one.tobytes() for one in arrays)
+        return store_of(self.setting).once((DividedProgram, key), lambda: self)
+
+    @cached_property
+    def between(self) -> "DividedProgram":
+        """The same for events between blocks, which no recompute changes."""
+        return divided(self.setting, self.spec, self.division._replace(full_layers=None))
+
+    def with_spec(self, spec: ProgramSpec) -> "DividedProgram":
+        """Another program of the same division."""
+        return divided(self.setting, spec, self.division)
+
+    def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "DividedProgram":
+        """The same with other numbers of layers in every segment of every stage, none of them recomputed in full."""
+        spec = replace(self.spec, segments=len(layers[0]))
+        return divided(self.setting, spec, self.division._replace(full_layers=None, segments=layers))
+
+
+@kept
+def divided(setting: Setting, spec: ProgramSpec, division: Division) -> DividedProgram:
+    """A program and how its stages divide the model.
+
+    Raises:
+        LayoutError: the stages cannot hold the layers so.
+    """
+    kinds, partition, full_layers, segments = division
+    counts = stage_blocks(kinds, spec.n_stages, spec.segments, partition, segments)
+    full = fully_recomputed(counts, np.array([is_layer for is_layer, _ in kinds]), full_layers)
+    return DividedProgram(setting, spec, division, counts, full)

@@ -7,7 +7,6 @@ from typing import Any
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._blocks import ShardBlocks, count_events
-from perfmodel.prediction._phases import Variant
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.prediction._problem import Setting, kept
 from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
@@ -40,28 +39,20 @@ def placed_shard(setting: Setting, layout: Layout) -> PlacedShard:
     return PlacedShard(Shard.of(layout), _networks(setting, ranks_of(setting, layout)))
 
 
-@dataclass(frozen=True, eq=False)
-class Ranks:
-    """How ranks are numbered; one object for all layouts that number them alike."""
-
-    layout: Layout
-    """A layout that says nothing else."""
-
-
-@kept
-def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Ranks:
-    by_name: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
-    return Ranks(Layout(order=order, kinds=kinds, **by_name))
-
-
-def ranks_of(setting: Setting, layout: Layout) -> Ranks:
-    """What of a layout the placement of its groups depends on."""
+def ranks_of(setting: Setting, layout: Layout) -> Layout:
+    """How a layout numbers its ranks, on which the placement of its groups depends: one that says nothing else."""
     return _ranks(setting, layout.order, layout.degrees, layout.kinds)
 
 
 @kept
-def _networks(setting: Setting, ranks: Ranks) -> tuple[Network, ...]:
-    return tuple(Placement.of(group, ranks.layout).on_network(setting.cluster) for group in BLOCK_GROUPS)
+def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Layout:
+    by_name: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
+    return Layout(order=order, kinds=kinds, **by_name)
+
+
+@kept
+def _networks(setting: Setting, ranks: Layout) -> tuple[Network, ...]:
+    return tuple(Placement.of(group, ranks).on_network(setting.cluster) for group in BLOCK_GROUPS)
 
 
 @kept
@@ -81,12 +72,6 @@ def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int
 def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int = 0) -> ShardBlocks:
     """Counted events of the blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
     return placed_events(setting, placed_shard(setting, layout), slices, index)
-
-
-def variant_events(setting: Setting, layout: Layout, variant: Variant, slices: int) -> ShardBlocks:
-    """Counted events of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
-    span, index, _ = variant
-    return shard_events(setting, of_span(layout, span)) if slices == 1 else shard_events(setting, layout, slices, index)
 
 
 def of_span(layout: Layout, span: int) -> Layout:

@@ -60,23 +60,22 @@ def stage_costs(
     (bundle,) = bundles(problem, [layout])
     if not one_stage_per_rank(bundle):
         raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
-    before, layers, after = by_layer(bundle.tables[0].pairs)
-    prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
-    held = np.repeat((prefix[None, :] - prefix[:, None])[None], bundle.spec.stages, axis=0)
+    before, upto, after = by_layer(bundle.tables[0].pairs)
+    held = np.repeat((upto[None, :] - upto[:, None])[None], bundle.spec.stages, axis=0)
     held[0] += before
     held[-1] += after
     of_block = pass_s(problem, bundle)
     recomputes = recompute_to_fit and layout.recompute != "full" and problem.job.mode == "train"
     full, fits = _full_layers(problem, bundle, recomputes)
     good = fits & _possible(bundle)
-    recomputed_s = prefix @ full_recompute_s(phase_s(problem, bundle), bundle.modes)[0]
-    start = np.arange(len(prefix))[:, None]
-    extra_s = recomputed_s[np.minimum(start + full, len(layers))] - recomputed_s[start]
+    recomputed_s = upto @ full_recompute_s(phase_s(problem, bundle), bundle.modes)[0]
+    start = np.arange(len(upto))[:, None]
+    extra_s = recomputed_s[np.minimum(start + full, len(upto) - 1)] - recomputed_s[start]
     backward_s = 0.0 if problem.job.mode != "train" else held @ of_block[Kind.BACKWARD][0] + extra_s
     return StageCosts(
         forward_s=np.where(good, held @ of_block[Kind.FORWARD][0], np.inf),
         backward_s=np.where(good, backward_s, np.inf),
-        sends_s=_sends_s(problem, bundle, before, layers, link),
+        sends_s=_sends_s(problem, bundle, link),
         full_layers=np.where(good, full, 0),
     )
 
@@ -89,8 +88,8 @@ def one_stage_per_rank(bundle: Bundle) -> bool:
 
 def _possible(bundle: Bundle) -> np.ndarray:
     """Stages hold something, only an embedding or head at the ends; the first starts and the last ends the model."""
-    before, layers, after = by_layer(bundle.tables[0].pairs)
-    cuts = len(layers) + 1
+    before, upto, after = by_layer(bundle.tables[0].pairs)
+    cuts = len(upto)
     start, end = np.arange(cuts)[:, None], np.arange(cuts)
     possible = np.repeat((start < end)[None], bundle.spec.stages, axis=0)
     possible[0] |= (start == end) & before.any()
@@ -109,9 +108,9 @@ def _full_layers(
     full = np.zeros(fits.shape, int)
     if not recomputes or fits.all():
         return full, fits
-    _, layers, _ = by_layer(bundle.tables[0].pairs)
+    _, upto, _ = by_layer(bundle.tables[0].pairs)
     blocks = bundle.bytes
-    freed = np.append(0.0, np.cumsum(layers @ (blocks.kept - blocks.least)[0]))
+    freed = np.append(0.0, np.cumsum(np.diff(upto, axis=0) @ (blocks.kept - blocks.least)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
     alive = program_live(problem.setting, bundle.spec).activations[:, 0]
     everything = _memory(problem, bundle, full=True)
@@ -125,16 +124,15 @@ def _full_layers(
 def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
     """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
     table, spec = bundle.tables[0], bundle.spec
-    before, layers, after = by_layer(table.pairs)
-    prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
-    bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(prefix))], axis=1)
+    before, upto, after = by_layer(table.pairs)
+    bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(upto))], axis=1)
     live, blocks = program_live(problem.setting, spec), bundle.bytes
-    out = np.full((spec.stages, len(prefix), len(prefix)), np.inf)
+    out = np.full((spec.stages, len(upto), len(upto)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
     for stage, possible in enumerate(_possible(bundle)):
         if memory is None or stage in (1, spec.stages - 1):  # those in between are alike
             start, end = np.nonzero(possible)
-            counts = np.diff(prefix[start[:, None] + bounds[end - start]], axis=1)
+            counts = np.diff(upto[start[:, None] + bounds[end - start]], axis=1)
             again = counts * [is_layer(block) * full for block in table.blocks]
             if stage == 0:
                 counts[:, 0] += before
@@ -154,22 +152,17 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
     return out
 
 
-def _sends_s(
-    problem: StepProblem,
-    bundle: Bundle,
-    before: Float[np.ndarray, " blocks"],
-    layers: Float[np.ndarray, "layers blocks"],
-    link: StepProblem | None,
-) -> Float[np.ndarray, "stages cuts"]:
+def _sends_s(problem: StepProblem, bundle: Bundle, link: StepProblem | None) -> Float[np.ndarray, "stages cuts"]:
     """Transfers of both directions by the block that a stage ends with."""
     spec, layout, table = bundle.spec, bundle.layouts[0], bundle.tables[0]
-    out = np.zeros((spec.stages, len(layers) + 1))
+    before, upto, _ = by_layer(table.pairs)
+    out = np.zeros((spec.stages, len(upto)))
     if spec.stages == 1:
         return out
     sent = transfers(layout, table.blocks, 1.0, problem.job, problem.cluster)
     seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
     tier = hops(spec, bundle.counts, layout, problem.cluster).tier
-    ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *layers)]
+    ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *np.diff(upto, axis=0))]
     if link is not None:
         ways = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))
         leaving = [across(op, link.cluster) for op in np.array(sent.ops, object)[sent.send[ends, 0]].tolist()]

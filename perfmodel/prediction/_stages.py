@@ -62,13 +62,16 @@ def stage_blocks(
 
 def by_layer(
     blocks: Sequence[tuple[BlockOps, int]],
-) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, "layers blocks"], Float[np.ndarray, " blocks"]]:
-    """Blocks before the first layer, with each layer (its own and its riders), and after the last."""
+) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, "layers+1 blocks"], Float[np.ndarray, " blocks"]]:
+    """Blocks that stand before the first layer; those of the layers (each with its riders) before every cut between
+    them, from none to all; and those that stand after the last layer."""
     order = [i for i, (_, n) in enumerate(blocks) for _ in range(n)]
     one = np.eye(len(blocks))[order]
     starts = [at for at, i in enumerate(order) if is_layer(blocks[i][0])]
     end = starts[-1] + 1
-    return one[: starts[0]].sum(axis=0), np.add.reduceat(one[:end], starts, axis=0), one[end:].sum(axis=0)
+    upto = np.zeros((len(starts) + 1, len(blocks)))
+    upto[1:] = np.add.reduceat(one[:end], starts, axis=0).cumsum(axis=0)
+    return one[: starts[0]].sum(axis=0), upto, one[end:].sum(axis=0)
 
 
 def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.prediction._communication import summed
-from perfmodel.prediction._layout_offsets import Coordinates, coordinates
+from perfmodel.prediction._known_runs import Coordinates, coordinates
 from perfmodel.prediction._overlap import CHANNELS_OF_STATES, held_share
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure

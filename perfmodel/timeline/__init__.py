@@ -8,8 +8,8 @@ from perfmodel.timeline._lanes import makespan_lanes, makespan_lanes_and_grad
 from perfmodel.timeline._makespan import makespan, makespan_and_grad
 from perfmodel.timeline._many import ProgramBatch, makespan_many
 from perfmodel.timeline._memory import MemorySteps, MemoryTimeline, memory
-from perfmodel.timeline._slices import KIND_NAMES, STREAM_NAMES, Slices
+from perfmodel.timeline._slices import KIND_NAMES, STREAM_NAMES, Slices, slices
 from perfmodel.timeline._tables import CompiledStructure, compile_structure
-from perfmodel.timeline._timeline import Timeline, slices, timeline_frame, times
+from perfmodel.timeline._timeline import Timeline, timeline_frame, times
 
 shorten_reprs(__name__)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +14,8 @@ from perfmodel.units import GIB
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from perfmodel.timeline._timeline import Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +49,8 @@ class MemoryTimeline:
         return frame_html(pd.DataFrame(peaks))
 
 
-class Spans(Protocol):
-    """When every op of a structure runs, as a `Timeline` says."""
-
-    @property
-    def start_s(self) -> Float[np.ndarray, " ops"]: ...
-
-    @property
-    def end_s(self) -> Float[np.ndarray, " ops"]: ...
-
-
 def memory(
-    structure: Structure,
-    times: Spans,
+    timeline: "Timeline",
     class_bytes: Float[np.ndarray, " memory_classes"],
     static_bytes: Float[np.ndarray, " devices"],
 ) -> MemoryTimeline:
@@ -69,18 +60,18 @@ def memory(
     At equal times bytes are given back before others are taken: what ends makes room for what starts.
 
     Args:
-        structure: its `alloc` and `free` name the memory class of each op (global stage + 1, 0 for none).
-        times: start and end of its ops.
+        timeline: `alloc` and `free` of its structure name the memory class of each op (global stage + 1, 0 for none).
         class_bytes: bytes of each memory class, shape (stages + 1,); entry 0 is not used.
         static_bytes: bytes that every device holds throughout, shape (devices,).
 
     Raises:
         PerfModelError: arrays of another shape, or an op of no device that takes or gives back memory.
     """
+    structure = timeline.structure
     class_bytes, static_bytes = np.asarray(class_bytes, float), np.asarray(static_bytes, float)
     _check(structure, class_bytes, static_bytes)
     takes, gives = np.flatnonzero(structure.alloc), np.flatnonzero(structure.free)
-    time_s = np.concatenate([times.end_s[gives], times.start_s[takes]])
+    time_s = np.concatenate([timeline.end_s[gives], timeline.start_s[takes]])
     span = structure.class_span[structure.duration]
     given, taken = class_bytes[structure.free[gives]] * span[gives], class_bytes[structure.alloc[takes]] * span[takes]
     change = np.concatenate([-given, taken])

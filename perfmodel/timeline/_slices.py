@@ -1,15 +1,16 @@
-"""A timeline as drawable slices, the ops of every stream and transfers folded into lags; and as an interactive page."""
+"""A timeline as drawable slices: the ops of every stream, and transfers folded into lags."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.display import EVENTS, Look, timeline_page
-from perfmodel.program import N_STREAMS, Kind, Stream, Structure
-from perfmodel.timeline._memory import MemoryTimeline
+from perfmodel.program import N_STREAMS, Kind, Stream
+
+if TYPE_CHECKING:
+    from perfmodel.timeline._timeline import Timeline
 
 KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
 """Of `display.EVENTS`, in the order of `Kind`."""
@@ -59,22 +60,16 @@ class Slices:
         return found.select(np.lexsort((found.stream, found.device, found.start_s)))
 
 
-def drawn_slices(
-    structure: Structure,
-    start: Float[np.ndarray, " ops"],
-    end: Float[np.ndarray, " ops"],
-    durations_s: Float[np.ndarray, " classes"],
-    critical: Int[np.ndarray, " path"],
-) -> Slices:
-    """Every op that takes time, and every transfer, as a slice; `critical`: ops whose delay delays the step."""
-    s = structure
+def slices(timeline: "Timeline") -> Slices:
+    """Every op that takes time, and every transfer, as it is drawn."""
+    s, start, end = timeline.structure, timeline.start_s, timeline.end_s
     path = np.zeros(s.n_ops, bool)
-    path[critical] = True
+    path[timeline.critical_path()] = True
     ops = np.flatnonzero((s.stream >= 0) & (end > start) & (s.kind != Kind.ZERO))
     op, side = np.nonzero((s.lag > 0) & (s.pred >= 0))
     source = s.pred[op, side]
     lag_class = s.lag[op, side]
-    lag_s = durations_s[lag_class]
+    lag_s = timeline.durations_s[lag_class]
     moved = lag_s > 0
     op, source, lag_class, lag_s = op[moved], source[moved], lag_class[moved], lag_s[moved]
     joined = Slices(
@@ -99,33 +94,3 @@ STREAM_NAMES: Final = (
     "reload from host",
 )
 """In the order of `program.Stream`."""
-
-
-def timeline_html(
-    drawn: Slices,
-    devices: int,
-    makespan_s: float,
-    memory: MemoryTimeline | None = None,
-    capacity_bytes: float | None = None,
-    title: str = "",
-    inside: Mapping[int, Sequence[Any]] | None = None,
-) -> str:
-    """The page of what is drawn of a step on so many devices; the rest as of `Timeline.to_html`."""
-    inside = inside or {}
-    places = {one: place for place, one in enumerate(inside)}
-    return timeline_page(
-        {
-            "start": drawn.start_s,
-            "duration": drawn.duration_s,
-            **{name: getattr(drawn, name) for name in ("device", "stream", "kind", "stage", "micro_batch", "critical")},
-            "inside": [places.get(one, -1) for one in drawn.duration_class.tolist()],
-        },
-        kinds=[EVENTS.get(name, Look("#000000", name)) for name in KIND_NAMES],
-        streams=STREAM_NAMES,
-        devices=devices,
-        end_s=max(makespan_s, 1e-12),
-        memory=memory.steps if memory else (),
-        capacity_bytes=capacity_bytes,
-        inside=list(inside.values()),
-        title=title or f"{devices} pipeline ranks, {makespan_s:.4g} s",
-    )

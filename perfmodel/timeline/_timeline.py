@@ -10,12 +10,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from perfmodel.display import inline_frame
+from perfmodel.display import EVENTS, Look, inline_frame, timeline_page
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline._durations import checked, in_numpy, padded_classes
 from perfmodel.timeline._loops import one_lane
 from perfmodel.timeline._memory import MemoryTimeline
-from perfmodel.timeline._slices import Slices, drawn_slices, timeline_html
+from perfmodel.timeline._slices import KIND_NAMES, STREAM_NAMES, slices
 from perfmodel.timeline._tables import CompiledStructure, OpTables, compile_structure
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _INLINE_UP_TO = 20_000
 """Events up to which a notebook holds the page itself (half a megabyte)."""
+_DRAWN = ("device", "stream", "kind", "stage", "micro_batch", "critical")
+"""Of `Slices`, as the page has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +98,27 @@ class Timeline:
             inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
                 that are wide enough.
         """
-        devices = self.structure.devices
-        return timeline_html(slices(self), devices, self.makespan_s, memory, capacity_bytes, title, inside)
+        drawn, devices, inside = slices(self), self.structure.devices, inside or {}
+        places = {one: place for place, one in enumerate(inside)}
+        return timeline_page(
+            {
+                "start": drawn.start_s,
+                "duration": drawn.duration_s,
+                **{name: getattr(drawn, name) for name in _DRAWN},
+                "inside": [places.get(one, -1) for one in drawn.duration_class.tolist()],
+            },
+            kinds=[EVENTS.get(name, Look("#000000", name)) for name in KIND_NAMES],
+            streams=STREAM_NAMES,
+            devices=devices,
+            end_s=max(self.makespan_s, 1e-12),
+            memory=memory.steps if memory else (),
+            capacity_bytes=capacity_bytes,
+            inside=list(inside.values()),
+            title=title or f"{devices} pipeline ranks, {self.makespan_s:.4g} s",
+        )
 
     def _repr_html_(self) -> str:
         return timeline_frame(self)
-
-
-def slices(timeline: Timeline) -> Slices:
-    """Every op that takes time, and every transfer, as it is drawn."""
-    t = timeline
-    return drawn_slices(t.structure, t.start_s, t.end_s, t.durations_s, t.critical_path())
 
 
 def timeline_frame(

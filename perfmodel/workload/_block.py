@@ -163,6 +163,10 @@ class BlockOps:
         return found
 
 
+Blocks = tuple[tuple[BlockOps, int], ...]
+"""Blocks in model order, each with how often it repeats."""
+
+
 def matmul_flops(kernels: Kernels) -> float:
     """FLOPs in matrix products, attention and convolutions (element-wise work is not counted)."""
     return sum(op.flops * count for op, count in kernels if op.uses_matrix_units)

@@ -13,7 +13,7 @@ from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Convolution, KernelOp
 from perfmodel.spec import BLOCK_KEYS, ConvLayer, ConvNet, Job, Mlp, Model, Transformer
 from perfmodel.units import dtype_bytes
-from perfmodel.workload._block import BlockOps, Comm, Shard
+from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Precision, divide
 from perfmodel.workload._piece import Piece, assemble, memory, pointwise
@@ -21,7 +21,7 @@ from perfmodel.workload._transformer import transformer_blocks
 
 
 @singledispatch
-def blocks(model: Model, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+def blocks(model: Model, job: Job, shard: Shard) -> Blocks:
     """Blocks of `model` in order, each with how often it repeats, for one micro-batch on one device.
 
     A pipeline may be cut between any two of them.
@@ -36,7 +36,7 @@ blocks.register(Transformer, transformer_blocks)
 
 
 @blocks.register
-def _of_mlp(model: Mlp, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
     """One block per layer; under tensor parallelism one per column- and row-parallel pair of layers.
 
     Raises:
@@ -80,7 +80,7 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], .
 
 
 @blocks.register
-def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> Blocks:
     """Blocks in execution order; equal neighbours (repeated residual units) count as one block.
 
     A residual unit ends with the layer that adds the shortcut, so that a pipeline cut between

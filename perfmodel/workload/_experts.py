@@ -222,7 +222,9 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
 
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
-    one_kernel = _fuses(model, local)
+    # activations between grouped products, and casts of what they give, are part of the products
+    narrow = dtype == "fp8" and local.precision.recipe == "mxfp8"
+    one_kernel = local.job.fused_experts and narrow and not model.bias
     forward: tuple[KernelOp, ...] = (first, *(() if one_kernel else between.forward), second)
     if routing.fused:
         forward = (
@@ -281,12 +283,6 @@ def _output_bias(
     forward = [*passes(2, 1, "fp32", False), *passes(1, 2, "fp32", False), *passes(1, 1, narrow, False)]
     backward = [*passes(2, 1, narrow, True), *passes(3, 1, "fp32", True)]
     return tuple(forward), tuple(backward)
-
-
-def _fuses(model: Transformer, local: Local) -> bool:
-    """Whether activations between grouped products, and casts of what they give, are part of the products."""
-    narrow = local.precision.dtype == "fp8" and local.precision.recipe == "mxfp8"
-    return local.job.fused_experts and narrow and not model.bias
 
 
 def _quantisation(

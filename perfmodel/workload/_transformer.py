@@ -7,7 +7,7 @@ from typing import Final
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
-from perfmodel.workload._block import BlockOps, Comm, Shard
+from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
 from perfmodel.workload._embedding_head import (
     embedding_pieces,
     head_pieces,
@@ -20,9 +20,6 @@ from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer
-
-Blocks = tuple[tuple[BlockOps, int], ...]
-
 
 WEIGHTS_OF_A_LAYER = 6
 """Tensors of a layer whose gradients are added up apart: four products and two norms (or a shared one)."""

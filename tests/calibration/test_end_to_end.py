@@ -13,6 +13,7 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.calibration import Run, calibrate_end_to_end
 from perfmodel.cli import main
+from perfmodel.cost.learn import weight_files
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.prediction import (
     PARAMETERS,
@@ -21,11 +22,11 @@ from perfmodel.prediction import (
     durations,
     evaluate,
     explain,
-    load_adjustments,
     prepared,
     step_problem,
     step_times_s,
 )
+from perfmodel.prediction._adjustment import adjustments
 from perfmodel.spec import Job, Layout
 from perfmodel.timeline import times
 
@@ -196,7 +197,7 @@ def test_slow_runs_are_no_milliseconds() -> None:
 def test_calibration_directory(tmp_path) -> None:
     """What is written is what predictions read; other devices are left alone."""
     found = calibrate_end_to_end(synthetic({"inter_node.all_reduce.beta": 0.6}), out=tmp_path)[DEVICE]
-    assert load_adjustments(tmp_path) == {DEVICE: found.adjustment}
+    assert adjustments(weight_files(tmp_path)) == {DEVICE: found.adjustment}
     assert set(dict(found.adjustment.values)) <= set(PARAMETERS)
     options = {"layout": LAYOUTS[0], "global_batch": 256}
     before, after = (

@@ -1,11 +1,12 @@
-"""The update of the model of sites by known runs, against Gaussian processes written out."""
+"""The update of the model of sites by known runs, against Gaussian processes written out; and intervals of sites whose
+scatter is unknown."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from perfmodel.prediction import FittedRuns, Likeness, Parts, known_runs, scales, widened
+from perfmodel.prediction import GAUSS_90, FittedRuns, Likeness, Parts, half_width, known_runs, scales, widened
 
 NOISE = 0.02
 LIKENESS = Likeness(near=0.05, length=2.0, own=0.02)
@@ -112,3 +113,20 @@ def test_runs_that_are_doubted_say_less_and_no_run_to_come_is_noisier(of):
 def test_runs_that_agree_leave_no_interval_wider_than_before():
     half, before = np.array([0.1, 0.18, 0.3]), np.full(3, 0.2)
     assert widened(half, 1.2, before) == pytest.approx([0.12, 0.2, 0.3])
+
+
+def test_one_scale_is_the_normal_distribution():
+    one = scales((0.0, 0.0))
+    assert half_width(np.array([[0.04, 0.25]]), one.weight) == pytest.approx(GAUSS_90 * np.array([0.2, 0.5]))
+
+
+def test_the_interval_holds_nine_tenths_of_sites_that_scatter_otherwise():
+    rng, of = np.random.default_rng(0), (0.4, 1.0)
+    within, own = (np.exp(s * rng.standard_normal(200_000)) for s in of)
+    drawn = rng.standard_normal(len(own)) * np.sqrt(0.03**2 + (0.05 * within) ** 2 + (0.04 * own) ** 2)
+    nodes = scales(of)
+    half = half_width(0.03**2 + 0.05**2 * nodes.within + 0.04**2 * nodes.own, nodes.weight)
+    assert (np.abs(drawn) <= half).mean() == pytest.approx(0.9, abs=0.01)
+    normal = GAUSS_90 * np.sqrt(0.03**2 + 0.05**2 + 0.04**2)
+    assert half > normal
+    assert half_width(np.full(len(nodes.weight), 0.01), nodes.weight) == pytest.approx(GAUSS_90 * 0.1)

@@ -142,7 +142,7 @@ def test_offload_lowers_memory_to_what_order_alone_says(name: str, copy_s: float
     structure, schedule = build(spec), spec.build_schedule()
     timeline = times(structure, durations(structure, offload=copy_s, reload=copy_s))
     one = np.ones(spec.n_stages + 1)
-    peak = memory(structure, timeline, one, np.zeros(4)).peak_bytes
+    peak = memory(timeline, one, np.zeros(4)).peak_bytes
     counted = offloaded_at_peak(schedule).sum(axis=1)
     assert (peak <= counted).all()
     assert (counted <= alive_at_peak(schedule).sum(axis=1) + 1).all()

@@ -36,7 +36,7 @@ CACHED = {
     "prediction._site_constants.source_figures": "a file of the package",
     "prediction._site_constants.source_medians": "a file of the package",
     "prediction._site_constants.sustained": "a file of the package, by name of a source",
-    "prediction._scatter.standard_nodes": "nodes of a quadrature",
+    "prediction._known_runs.standard_nodes": "nodes of a quadrature",
     "prediction._population._fitted": "a file of the package",
     "prediction._population.population": "a file of the package, by name of a source",
     "timeline._cache.code_digest": "the package's own code",

@@ -20,7 +20,7 @@ def test_equals_brute_force(structure, seed, tied):
     durations = tied_durations(structure, seed) if tied else distinct_durations(structure, seed)
     timeline = times(structure, durations)
     static = np.arange(1.0, structure.devices + 1)
-    result = memory(structure, timeline, CLASS_BYTES, static)
+    result = memory(timeline, CLASS_BYTES, static)
     for device, steps in enumerate(result.steps):
         assert (np.diff(steps.time_s) >= 0).all()
         here = structure.device == device
@@ -34,7 +34,7 @@ def test_equals_brute_force(structure, seed, tied):
 
 def test_what_ends_makes_room_for_what_starts():
     structure = structure_of([(-1, -1), (0, -1)], [1, 1], alloc=[1, 1], free=[1, 1])
-    result = memory(structure, times(structure, np.array([0, 1.0])), np.array([0, 8.0]), np.array([1.0]))
+    result = memory(times(structure, np.array([0, 1.0])), np.array([0, 8.0]), np.array([1.0]))
     assert result.peak_bytes.tolist() == [9.0]
     assert result.steps[0].time_s.tolist() == [0, 0, 1, 1, 2]
     assert result.steps[0].in_use_bytes.tolist() == [1, 9, 1, 9, 1]
@@ -46,7 +46,7 @@ def test_micro_batches_in_flight(schedule):
     stages, micro_batches = 4, 10
     structure = build(ProgramSpec(schedule=schedule, stages=stages, micro_batches=micro_batches))
     durations = np.where(np.isin(structure.class_kind, (Kind.FORWARD, Kind.BACKWARD)), 1.0, 0.0)
-    result = memory(structure, times(structure, durations), np.ones(stages + 1), np.zeros(stages))
+    result = memory(times(structure, durations), np.ones(stages + 1), np.zeros(stages))
     in_flight = [micro_batches] * stages if schedule == "gpipe" else [4, 3, 2, 1]
     assert result.peak_bytes.tolist() == in_flight
     assert [steps.in_use_bytes[-1] for steps in result.steps] == [0] * stages
@@ -56,9 +56,9 @@ def test_bad_input():
     structure = structure_of([(-1, -1)], [1], alloc=[2])
     timeline = times(structure, np.array([0, 1.0]))
     with pytest.raises(PerfModelError, match="class_bytes needs 3 entries"):
-        memory(structure, timeline, np.ones(2), np.ones(1))
+        memory(timeline, np.ones(2), np.ones(1))
     with pytest.raises(PerfModelError, match="one entry for each of 1 devices"):
-        memory(structure, timeline, np.ones(3), np.ones(2))
-    homeless = dataclasses.replace(structure, stream=np.array([-1]))
+        memory(timeline, np.ones(3), np.ones(2))
+    homeless = dataclasses.replace(timeline, structure=dataclasses.replace(structure, stream=np.array([-1])))
     with pytest.raises(PerfModelError, match="op 0 takes or gives back memory but has no device"):
-        memory(homeless, timeline, np.ones(3), np.ones(1))
+        memory(homeless, np.ones(3), np.ones(1))

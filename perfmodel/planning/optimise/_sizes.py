@@ -234,13 +234,12 @@ class _Grouping:
 
     def __init__(self, problem: StepProblem, bundle: Bundle, buckets: int) -> None:
         self._problem, self._bundle = problem, bundle
-        before, layers, after = by_layer(bundle.tables[0].pairs)
-        prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
+        before, upto, after = by_layer(bundle.tables[0].pairs)
         whole = bundle.counts.sum(axis=1)
         whole[0] -= before
         whole[-1] -= after
         # cuts between stages: where the prefix sums of blocks agree
-        ends = [int(np.flatnonzero((prefix == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
+        ends = [int(np.flatnonzero((upto == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
         self.prepared = prepared(replace(bundle.spec, segments=buckets))

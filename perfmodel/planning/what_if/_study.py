@@ -212,7 +212,7 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
     """Step time of a layout in a scenario."""
     model = model_in_scenario(problem, scenario)
     (bundle,) = bundles(model, [layout])
-    programs, slowed = step_programs(model, bundle), scenario.slowed(layout.pp)
+    (programs,), slowed = step_programs(model, [layout]), scenario.slowed(layout.pp)
     if slowed is not None:
         if bundle.spec.replicas > 1:
             raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")

@@ -2,7 +2,7 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction.differentiable._function import StepTimeFunction, step_time_function, step_time_function_of
-from perfmodel.prediction.differentiable._parameters import Bounds, StepParameters
+from perfmodel.prediction.differentiable._prices import Bounds, StepParameters
 from perfmodel.prediction.differentiable._program import Programs
 
 shorten_reprs(__name__)

@@ -16,14 +16,13 @@ from perfmodel.prediction._compose import Bundle, weighted_programs
 from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies, offloads_layers
 from perfmodel.prediction._overlap import BlockEvents
 from perfmodel.prediction._phases import Variant, modes_of
-from perfmodel.prediction._price import priced_events, variant_times
+from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Beside, beside_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
-from perfmodel.prediction.differentiable._division import Cuts
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
-from perfmodel.prediction.differentiable._program import Programs, Tables, Times
+from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
 from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 
@@ -69,7 +68,7 @@ def composed(
     for own, of_sizes in by_type:
         for step, variant in lanes:
             its = of_sizes[step].layouts[0]
-            table = variant_times(own, its, variant, slices)
+            table = block_times(own, its, variant, slices)
             shards.append(table)
             asked.append(Priced(own, table.ops, _block_pricer(its, variant, slices)))
     events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
@@ -147,7 +146,7 @@ def composed(
 
 
 def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
-    return lambda problem: variant_times(problem, layout, variant, slices).times.time_s
+    return lambda problem: block_times(problem, layout, variant, slices).times.time_s
 
 
 def _stacked(
@@ -206,7 +205,7 @@ def _between(
     for at, n in enumerate(knots.tolist()):
         counts = cuts.alike(n, starts)
         events = communication_events(
-            one.ranks.layout, one.states, one.blocks, bundle.spec, spans, counts, problem.job, problem.cluster
+            one.ranks, one.states, one.blocks, bundle.spec, spans, counts, problem.job, problem.cluster
         )
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)

@@ -1,4 +1,5 @@
-"""The step time of a layout as a pure JAX function: programs, tables and parameters put together."""
+"""The step time of a layout as a pure JAX function: programs, tables and parameters put together; and its memory, as
+`rank_memory` has it, as a function of the same parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,23 +17,71 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._check import check_layout, layout_of
 from perfmodel.prediction._compose import Bundle, bundles
-from perfmodel.prediction._problem import StepProblem, step_problem_of
+from perfmodel.prediction._memory import BlockBytes, RankBlocks, Sharding, rank_memory
+from perfmodel.prediction._pipeline import LiveState
+from perfmodel.prediction._problem import Setting, StepProblem, step_problem_of
+from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._site import Site
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
-from perfmodel.prediction.differentiable._memory import Memory
-from perfmodel.prediction.differentiable._parameters import (
-    FACTOR,
-    Bounds,
-    StepParameters,
-    narrower,
-    nominal_machine,
-)
-from perfmodel.prediction.differentiable._prices import log_rates
-from perfmodel.prediction.differentiable._program import Programs, Tables, Times
+from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, log_rates, machine_rates
+from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
-_WIDE: Final = {"fp8": "bf16"}
+FACTOR: Final = 4.0
+"""Rates, latencies, host times and corrections may move by this factor either way."""
+_OTHER_TYPE: Final = {"bf16": "fp8", "fp16": "fp8", "fp8": "bf16"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What memory follows from at one micro-batch size, under one element type."""
+
+    setting: Setting
+    blocks: BlockBytes
+    sharding: Sharding
+    live: tuple[LiveState, ...]
+    """With all saved activations on the device; and, where the layout offloads them, with none that can wait."""
+
+    def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
+        counts, full = (held.sum(axis=1) for held in cuts.held(x.layers, x.recompute))
+        found = [rank_memory(RankBlocks.of(counts, full, live), self.blocks, self.sharding, self.setting).total[0]
+                 for live in self.live]  # fmt: skip
+        return found[0] + x.offload * (found[-1] - found[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Peak bytes of every pipeline rank. What is in between whole micro-batches and element types is interpolated."""
+
+    cuts: Cuts
+    sizes: Float[np.ndarray, " sizes"]
+    of_types: tuple[tuple[_Kept, ...], ...]
+    """By element type and micro-batch size."""
+
+    @classmethod
+    def of(
+        cls, problems: Sequence[StepProblem], steps: Sequence[Sequence[Bundle]], cuts: Cuts, sizes: Sequence[int]
+    ) -> "Memory":
+        """Of a layout; arguments are those of `composed`."""
+        of_types = []
+        for problem, of_sizes in zip(problems, zip(*steps, strict=True), strict=True):
+            setting = problem.setting
+            of_types.append(
+                tuple(_Kept(setting, one.bytes, Sharding.of(one.layouts), _live(setting, one)) for one in of_sizes)
+            )
+        return cls(cuts, np.array(sizes, float), tuple(of_types))
+
+    def bytes(self, x: StepParameters) -> Float[Array, " ranks"]:
+        """At some parameters."""
+        by_size = [jnp.stack([one.bytes(self.cuts, x) for one in of_sizes]) for of_sizes in self.of_types]
+        own = [along(of_type, jnp.asarray(x.micro_batch), self.sizes) for of_type in by_size]
+        return own[0] + x.fp8 * (own[-1] - own[0])
+
+
+def _live(setting: Setting, bundle: Bundle) -> tuple[LiveState, ...]:
+    offloads = (False, True) if bundle.spec.offload else (False,)
+    return tuple(program_live(setting, replace(bundle.spec, offload=offload)) for offload in offloads)
 
 
 def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Array, " knots"]:
@@ -160,13 +209,13 @@ def step_time_function_of(
 def _by_element_type(problem: StepProblem) -> list[StepProblem]:
     """The problem in 16 bits and in 8, where its device has both; else as it is."""
     job, framework = problem.job, problem.framework
-    other = narrower(problem) or _WIDE.get(job.dtype)
-    if other is None:
+    other = _OTHER_TYPE.get(job.dtype)
+    if other not in problem.cluster.device.dtypes:
         return [problem]
     own, its = framework.job_defaults(job.dtype), framework.job_defaults(other)
     moved = {name: value for name, value in its.items() if getattr(job, name) == own[name]}
     there = replace(problem, job=replace(job, dtype=other, **moved))
-    return [there, problem] if job.dtype in _WIDE else [problem, there]
+    return [there, problem] if job.dtype == "fp8" else [problem, there]
 
 
 def _layers(bundle: Bundle, counts: Float[np.ndarray, "stages segments blocks"]) -> Int[np.ndarray, " stages"]:
@@ -209,3 +258,16 @@ def _bounds(
             recompute=zero + (train and not copies), offload=np.float64(offloads), fp8=np.float64(in_8_bits),
         ),
     )  # fmt: skip
+
+
+def nominal_machine(problem: StepProblem) -> dict[str, Any]:
+    """Fields of `StepParameters` that tell of the machine and the host, as they are."""
+    device, levels, framework = problem.cluster.device, problem.cluster.levels, problem.framework
+    return {
+        "compute_flops_per_s": {name: np.float64(rate) for name, rate in machine_rates(device).items()},
+        "memory_bytes_per_s": np.float64(device.memory_bandwidth_bytes_per_s),
+        "link_bytes_per_s": np.array([level.bandwidth_bytes_per_s for level in levels]),
+        "link_latency_s": np.array([level.latency_s for level in levels]),
+        "host_op_s": np.float64(framework.host_op_s),
+        "kernel_gap_s": np.float64(framework.kernel_gap_s),
+    }

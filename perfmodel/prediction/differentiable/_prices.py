@@ -1,4 +1,5 @@
-"""Times of events as functions of the machine: exact where it is, with the slope that the cost models have there.
+"""What a step time is a function of; and times of events as functions of the machine: exact where it is, with the slope
+that the cost models have there.
 
 The regressors and measured curves behind a price are NumPy and tables. What of them a step time needs is how long an
 event takes on the machine as it is, and its elasticities e_i = - d log t / d log rate_i, which are central differences
@@ -23,13 +24,57 @@ from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction.differentiable._parameters import StepParameters, machine_rates
 from perfmodel.session import Session
 from perfmodel.spec import Cluster, Device
 
 _STEP: Final = 1e-6
 """Change of the logarithm of a rate by which prices are differentiated."""
 _ROOFLINE: Final = 3.0
+
+
+class StepParameters(NamedTuple):
+    """Parameters of a step, a pytree of real numbers: `jax.grad` gives another of the same shape.
+
+    SI units throughout. Where a layout cannot vary one, its bounds are equal.
+    """
+
+    compute_flops_per_s: dict[str, Float[Any, ""]]
+    """Dense peak rate of the device by element type (`PeakRates`) [FLOP/s]."""
+    memory_bytes_per_s: Float[Any, ""]
+    """Memory bandwidth of the device [bytes/s]."""
+    link_bytes_per_s: Float[Any, " levels"]
+    """One-way bandwidth per device of every network level, innermost first [bytes/s]."""
+    link_latency_s: Float[Any, " levels"]
+    """Latency of every network level [s]."""
+    host_op_s: Float[Any, ""]
+    """Host time to issue an operator (`Framework.host_op_s`) [s]."""
+    kernel_gap_s: Float[Any, ""]
+    """Idle time after a kernel (`Framework.kernel_gap_s`) [s]."""
+    kernel_factor: dict[str, Float[Any, ""]]
+    """By op family, the time of its kernels relative to what the cost models say."""
+    layers: Float[Any, " stages"]
+    """Layers of every pipeline stage, in model order; should add up to the model's."""
+    micro_batch: Float[Any, ""]
+    """Sequences per micro-batch; the global batch stays."""
+    recompute: Float[Any, " stages"]
+    """Share of every stage's layers that recompute all of their forward, the first ones; the others do as the layout
+    says (`selective` where it says `full`)."""
+    offload: Float[Any, ""]
+    """Share of saved activations that wait in host memory, where the layout offloads them."""
+    fp8: Float[Any, ""]
+    """Share of the layers whose products are in 8 bits rather than in 16."""
+
+
+class Bounds(NamedTuple):
+    """Least and greatest values; of an optimiser that projects: `optax.projections.projection_box(x, *bounds)`."""
+
+    low: StepParameters
+    high: StepParameters
+
+
+def machine_rates(device: Device) -> dict[str, float]:
+    """Peak rates that a device has, by element type in the order in which JAX flattens a dict."""
+    return {name: rate for name, rate in sorted(vars(device.peak).items()) if rate is not None}
 
 
 class Prices(NamedTuple):
