@@ -5,7 +5,7 @@ of them when the last is ready (DistIR, section 2.1). Instructions that do the s
 alike are one event (DistSim, section 4.1), so that costs are few even where instructions are millions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,10 +35,6 @@ class ProgramStructure:
     """Number of the instruction that each op belongs to, -1 for joins."""
     events: tuple[Event, ...]
     """By class."""
-
-    def label(self, op: int) -> str:
-        """First output of an op's instruction."""
-        return self.function.instructions[int(self.instruction[op])].outputs[0]
 
 
 def program_structure(function: Function, cluster: Cluster | None = None) -> ProgramStructure:
@@ -218,8 +214,3 @@ def _kind(instruction: Instruction) -> Kind:
     if tag.phase == "update":
         return Kind.OPTIMIZER
     return Kind.BACKWARD if backward else Kind.FORWARD
-
-
-def distinct_ops(events: Sequence[Event]) -> list[Op]:
-    """Every kernel and collective that occurs in the events, once."""
-    return list(dict.fromkeys(op for _, ops in events for op in ops))
