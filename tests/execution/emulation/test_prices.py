@@ -9,8 +9,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
-from perfmodel.execution.emulation._measure import at_one_speed
-from perfmodel.execution.emulation._measured_rank import spread
+from perfmodel.execution.emulation._measure import at_one_speed, spread
 from perfmodel.execution.emulation._prices import core_s, placed
 from perfmodel.ops import Collective
 from perfmodel.units import parse_seconds
