@@ -1,6 +1,7 @@
 """Devices, clusters, models and training frameworks by name, each number with its source. No JAX."""
 
 from perfmodel.catalog._clusters import cluster, clusters
+from perfmodel.catalog._cpu import usable_cores
 from perfmodel.catalog._devices import device, devices
 from perfmodel.catalog._dispatchers import ExchangeLibrary, ExchangeRates, exchange_library
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from perfmodel.catalog import usable_cores
 from perfmodel.errors import CalibrationError
 from perfmodel.measure._card import collector_sha256, software
 from perfmodel.measure._launch import Launch, Server, join, made_meeting
-from perfmodel.measure._meter import usable_cores
 from perfmodel.measure._rank import Place, RankProcess, RankSession, free_port
 from perfmodel.ops import Collective
 

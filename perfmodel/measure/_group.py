@@ -9,11 +9,12 @@ from typing import Any, Final, Self
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.catalog import usable_cores
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._agents import Agent
 from perfmodel.measure._harness import Sample
 from perfmodel.measure._hosts import Host
-from perfmodel.measure._meter import MachineMeter, Meter, Reading, usable_cores
+from perfmodel.measure._meter import MachineMeter, Meter, Reading
 from perfmodel.measure._rank import CollectiveSession, Place, RankProcess, RankSession, free_port
 from perfmodel.ops import JAX_DTYPES, Collective
 from perfmodel.units import dtype_bytes
