@@ -77,11 +77,6 @@ class Agent:
         """The next answer; `EOFError` or `OSError` where the agent is gone."""
         return self._connection.recv()
 
-    def stop(self) -> None:
-        """Ask the rank to leave the group and end."""
-        with suppress(OSError):
-            self.send(("stop",))
-
     def end(self, grace_s: float) -> None:
         """Have the rank ended, after a grace; answers still under way are dropped."""
         with suppress(EOFError, OSError):

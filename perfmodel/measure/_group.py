@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, Final, Self
@@ -90,7 +91,8 @@ class RankGroup:
 
     def __exit__(self, *exception: object) -> None:
         for member in self._members:
-            member.stop()
+            with suppress(OSError):  # gone already
+                member.send(("stop",))
         self._end(grace_s=10.0 if exception[0] is None else 1.0)
 
     def load(self, op: Collective) -> None:

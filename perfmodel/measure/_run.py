@@ -32,7 +32,6 @@ from perfmodel.measure._nccl_tests import ReadOutput, check_nccl_tests, nccl_tes
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
-from perfmodel.ops import Collective
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,8 +106,8 @@ def tables(
     folder: Path,
     backend: str,
     progress: Progress,
-    read_nccl_tests: ReadOutput | None = None,
-    agents: Sequence[Agent] = (),
+    read_nccl_tests: ReadOutput | None,
+    agents: Sequence[Agent],
 ) -> Iterator[TableRun]:
     """The tables of a plan, all of it checked before the first one; each is to be run before the next is asked for."""
     if backend == "nccl-tests":
@@ -158,10 +157,13 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
 
+    def on_ranks(point: Point) -> tuple[int, int, Sequence[Agent]]:
+        op = point.collective
+        return op.num_ranks, op.num_nodes, members(agents, op)
+
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
-        on = groupby(quiet, key=lambda point: _group_of(point.collective, agents))
-        for (num_ranks, num_nodes, ranks), alike in on:
+        for (num_ranks, num_nodes, ranks), alike in groupby(quiet, key=on_ranks):
             with (
                 _hosts(plan, num_nodes) as hosts,
                 RankGroup(num_ranks, transport.session, hosts, agents=ranks) as group,
@@ -172,15 +174,15 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
                     )
 
+    method: dict[str, Any] = {"pinning": "rank r on core r modulo cores"}
+    if plan.emulated_network:
+        method["emulated_network"] = asdict(plan.emulated_network)
+    if agents:
+        method |= {"nodes": len({agent.hello.node for agent in agents}), "processes": len(agents)}
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
-        rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"),
-        method=lambda: {"pinning": "rank r on core r modulo cores", **_network(plan), **_spread(agents)},
+        rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"), method=lambda: method,
     )  # fmt: skip
-
-
-def _group_of(op: Collective, agents: Sequence[Agent]) -> tuple[int, int, Sequence[Agent]]:
-    return op.num_ranks, op.num_nodes, members(agents, op)
 
 
 @contextmanager
@@ -192,14 +194,6 @@ def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
         return
     with EmulatedHosts(num_nodes, network.bandwidth_bytes_per_s, network.latency_s) as emulated:
         yield emulated.hosts
-
-
-def _network(plan: Plan) -> Mapping[str, Any]:
-    return {"emulated_network": asdict(plan.emulated_network)} if plan.emulated_network else {}
-
-
-def _spread(agents: Sequence[Agent]) -> Mapping[str, int]:
-    return {"nodes": len({a.hello.node for a in agents}), "processes": len(agents)} if agents else {}
 
 
 def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutput | None) -> TableRun:
