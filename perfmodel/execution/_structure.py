@@ -5,7 +5,6 @@ of them when the last is ready (DistIR, section 2.1). Instructions that do the s
 alike are one event (DistSim, section 4.1), so that costs are few even where instructions are millions.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -154,22 +153,16 @@ class _Events:
         self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
         self._numbers: dict[Event, int] = {self.events[0]: 0}
         self._known: dict[tuple[object, ...], int] = {}
-        self._short: dict[tuple[object, ...], int] = {}
 
     def number(self, instruction: Instruction, group: tuple[int, ...]) -> int:
         """Class of an instruction on a group of devices."""
         inputs, outputs = ([self._types[n] for n in side] for side in (instruction.inputs, instruction.outputs))
         where = group if len(group) > 1 or instruction.attribute("replicas") else ()
         what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, where)
-        # equal types are one object, which makes this the short way; on unlike devices they differ in the device
-        short = (*what, *map(id, inputs), None, *map(id, outputs))
-        number = self._short.get(short)
+        key = (*what, tuple([(t.dtype, t.shape) for t in inputs]), tuple([(t.dtype, t.shape) for t in outputs]))
+        number = self._known.get(key)
         if number is None:
-            key = (*what, _kinds(inputs), _kinds(outputs))
-            number = self._known.get(key)
-            if number is None:
-                number = self._known[key] = self._new(instruction, group, tuple(inputs), tuple(outputs))
-            self._short[short] = number
+            number = self._known[key] = self._new(instruction, group, tuple(inputs), tuple(outputs))
         return number
 
     def _new(
@@ -192,10 +185,6 @@ def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: i
     if not isinstance(op, Collective) or cluster is None:
         return op
     return replace(op, **cluster.reach(group, n_devices)._asdict())
-
-
-def _kinds(types: Iterable[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple([(tensor.dtype, tensor.shape) for tensor in types])
 
 
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
