@@ -22,6 +22,7 @@ Event = tuple[Kind, tuple[Op, ...]]
 
 _STREAM: Final = {name: int(Stream[name.upper()]) for name in STREAMS}
 _JOIN: Final = -1
+_NOTHING: Final[Event] = (Kind.ZERO, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class _Nodes:
             return out
 
         batches = np.array([i.tag.micro_batch for i in self._function.instructions], np.int32)
-        events = self._events.events
+        events = tuple(self._events.numbers)
         structure = Structure(
             duration=spread(self.event, 0),
             pred=pred,
@@ -139,19 +140,19 @@ class _Nodes:
             free=np.zeros(len(pred), np.int32),
             devices=self._function.n_devices,
         )
-        return ProgramStructure(self._function, structure, spread(self.instruction, _JOIN), tuple(events))
+        return ProgramStructure(self._function, structure, spread(self.instruction, _JOIN), events)
 
 
 class _Events:
     """Numbers the distinct events of a program; number 0 takes no time."""
 
     def __init__(self, function: Function, cluster: Cluster | None) -> None:
-        self.events: list[Event] = [(Kind.ZERO, ())]
+        self.numbers: dict[Event, int] = {_NOTHING: 0}
+        """In order."""
         self._types, self._cluster = function.types, cluster
         # ranks that are not written down are there nevertheless
         replicas = {i.attribute("replicas") for i in function.instructions} - {None}
         self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
-        self._numbers: dict[Event, int] = {self.events[0]: 0}
         self._known: dict[tuple[object, ...], int] = {}
 
     def number(self, instruction: Instruction, group: tuple[int, ...]) -> int:
@@ -172,12 +173,8 @@ class _Events:
         n, stride = instruction.attribute("replicas", (1, 1))
         group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
         work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
-        event = (_kind(instruction), tuple(placed(op, group, self._cluster, self._n_devices) for op in work))
-        event = event if work else self.events[0]
-        number = self._numbers.setdefault(event, len(self._numbers))
-        if number == len(self.events):
-            self.events.append(event)
-        return number
+        ops = tuple(placed(op, group, self._cluster, self._n_devices) for op in work)
+        return self.numbers.setdefault((_kind(instruction), ops) if ops else _NOTHING, len(self.numbers))
 
 
 def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:

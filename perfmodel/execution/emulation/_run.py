@@ -1,7 +1,6 @@
 """What the real ranks recorded, as tables and as a timeline."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -166,14 +165,9 @@ def read_run(folder: Path) -> EmulatedRun:
 
     ranks = []
     for path in folder.glob("rank*.json"):
-        data: Mapping[str, Any] = json.loads(path.read_text())
-        ranks.append(
-            RankRun(
-                data["rank"], data["world_size"], pd.DataFrame(data["collectives"]), pd.DataFrame(data["marks"]),
-                data["peak_bytes"], data["start_bytes"], data["code_bytes"], data["overhead_s"],
-                tuple(map(tuple, data["parameters"])),
-            )
-        )  # fmt: skip
+        data: dict[str, Any] = json.loads(path.read_text())
+        tables = {name: pd.DataFrame(data[name]) for name in ("collectives", "marks")}
+        ranks.append(RankRun(**data | tables | {"parameters": tuple(map(tuple, data["parameters"]))}))
     if not ranks:
         raise EmulationError("the script ended without joining a process group: nothing was emulated")
     ranks.sort(key=lambda rank: rank.rank)
