@@ -20,8 +20,6 @@ from perfmodel.cli._show import emit
 from perfmodel.errors import CalibrationError, PerfModelError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from perfmodel.measure import Agent, Launch, Plan, Point
 
 BACKENDS = ("jax", "torch", "nccl-tests")
@@ -181,8 +179,7 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
     def cards(bar: Remaining) -> list[measure.Card]:
         with _gathered(arguments, launch) as agents:
             return measure.run_plan(
-                plan, arguments.out, arguments.backend, progress=bar, only_missing=arguments.resume,
-                read_nccl_tests=_read_nccl_tests, agents=agents,
+                plan, arguments.out, arguments.backend, progress=bar, only_missing=arguments.resume, agents=agents,
             )  # fmt: skip
 
     left, rows = _left(arguments, plan)
@@ -242,12 +239,6 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
         else next(times)
         for point in points
     ]
-
-
-def _read_nccl_tests(path: Path) -> "pd.DataFrame":
-    from perfmodel.ingest import read_measurements
-
-    return read_measurements("nccl-tests", [path])
 
 
 @contextmanager
