@@ -166,8 +166,9 @@ def read_run(folder: Path) -> EmulatedRun:
     ranks = []
     for path in folder.glob("rank*.json"):
         data: dict[str, Any] = json.loads(path.read_text())
-        tables = {name: pd.DataFrame(data[name]) for name in ("collectives", "marks")}
-        ranks.append(RankRun(**data | tables | {"parameters": tuple(map(tuple, data["parameters"]))}))
+        data |= {name: pd.DataFrame(data[name]) for name in ("collectives", "marks")}
+        data["parameters"] = tuple(map(tuple, data["parameters"]))
+        ranks.append(RankRun(**data))
     if not ranks:
         raise EmulationError("the script ended without joining a process group: nothing was emulated")
     ranks.sort(key=lambda rank: rank.rank)
@@ -209,7 +210,7 @@ def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
 
 def _under_way_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
     """Seconds of an interval in which some call is under way."""
-    spans = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
+    spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
     starts_s, ends_s = (spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s"))
     starts_s, ends_s = merged_intervals(starts_s, ends_s)
     return float((ends_s - starts_s).sum())
