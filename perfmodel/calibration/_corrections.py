@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.calibration._profile_events import SideBySide, event_key, idle_s, issued
-from perfmodel.ingest import ActivityKind, Call, Profile
+from perfmodel.ingest import ActivityKind, Call, Profile, merged_intervals
 from perfmodel.ops import Collective
 from perfmodel.prediction import (
     KERNEL_FACTORS,
@@ -273,10 +273,11 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
         return
     beside_s = 0.0
     for device in {call.device for call, _ in own}:
-        kernels = _union([c for c in sides.calls if c.device == device and c.kind == ActivityKind.COMPUTE])
+        kernels = [c for c in sides.calls if c.device == device and c.kind == ActivityKind.COMPUTE]
+        starts, ends = merged_intervals(np.array([c.start_s for c in kernels]), np.array([c.end_s for c in kernels]))
         for call, taken_s in own:
             if call.device == device:  # the wait for other ranks comes first
-                over_s = np.minimum(kernels[1], call.end_s) - np.maximum(kernels[0], call.end_s - taken_s)
+                over_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.end_s - taken_s)
                 beside_s += float(np.clip(over_s, 0, None).sum())
     share = beside_s / total_s / (hidden_s / predicted_s)
     per = sides.steps * len({call.device for call, _ in own})
@@ -284,18 +285,6 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
         name="tp_overlap_loss", value=min(max(1 - share, 0.0), 1.0), sd=0.05, seconds=total_s / per,
         calls=len(own) / per,
     )  # fmt: skip
-
-
-def _union(calls: Sequence[Call]) -> Float[np.ndarray, "2 intervals"]:
-    """Starts and ends of the times at which any of the calls runs."""
-    ordered = sorted((call.start_s, call.end_s) for call in calls)
-    found: list[list[float]] = []
-    for start_s, end_s in ordered:
-        if found and start_s <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], end_s)
-        else:
-            found.append([start_s, end_s])
-    return np.array(found, float).reshape(-1, 2).T
 
 
 def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:

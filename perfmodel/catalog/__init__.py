@@ -1,7 +1,7 @@
 """Devices, clusters, models and training frameworks by name, each number with its source. No JAX."""
 
 from perfmodel.catalog._clusters import cluster, clusters
-from perfmodel.catalog._devices import device, devices
+from perfmodel.catalog._devices import device, devices, usable_cores
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
 from perfmodel.catalog._models import model, models
 from perfmodel.catalog._problem import (

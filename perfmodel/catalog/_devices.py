@@ -139,7 +139,7 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
         cores: logical cores to use; default: those this process may run on.
     """
     info = _cpu_info(_text(root / "proc/cpuinfo"))
-    count = cores or _usable_cores()
+    count = cores or len(usable_cores())
     clock_hz = _clock_hz(root, info)
     lanes = next((w for flag, w in _FMA_LANES.items() if flag in info.get("flags", "").split()), 4)
     fp32 = count * clock_hz * lanes * _FMA_UNITS * 2
@@ -160,9 +160,10 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
     )
 
 
-def _usable_cores() -> int:
+def usable_cores() -> tuple[int, ...]:
+    """Logical cores that this process may run on, sorted."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
 
 
 def _text(path: Path) -> str:

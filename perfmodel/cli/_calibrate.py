@@ -174,7 +174,6 @@ def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]
 
 def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
     from perfmodel import measure
-    from perfmodel.ingest import read_measurements
 
     left, rows = _left(arguments, plan)
     if len(left) < rows:
@@ -183,8 +182,7 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
         told = _remaining(measure.RemainingTime(left), rows)
         with terminable(), told as begin, _gathered(arguments, launch) as agents:
             written = measure.run_plan(
-                plan, arguments.out, arguments.backend, progress=begin, only_missing=arguments.resume,
-                read_nccl_tests=lambda path: read_measurements("nccl-tests", [path]), agents=agents,
+                plan, arguments.out, arguments.backend, progress=begin, only_missing=arguments.resume, agents=agents,
             )  # fmt: skip
     except KeyboardInterrupt:
         raise KeyboardInterrupt(

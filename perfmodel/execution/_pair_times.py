@@ -17,7 +17,7 @@ from perfmodel.display import Report
 from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.execution._rank_events import Kernel, RankEvent, Transfer, rank_events
 from perfmodel.execution._run import Backend, session_class
-from perfmodel.execution._shared_cores import simulate_on_cores
+from perfmodel.execution._simulate import simulate_on_cores
 from perfmodel.execution._structure import program_structure
 from perfmodel.measure import Host, RankGroup
 from perfmodel.program.ir import Function
@@ -194,7 +194,7 @@ def measure_pair(
 def _kernels_s(group: RankGroup, kernels: Sequence[Kernel]) -> dict[Kernel, float]:
     """Median over the rounds of the mean of both ranks."""
     group.ask("load_kernels", kernels)
-    rounds = [[walls for walls, _ in group.ask("time_round")] for _ in range(_KERNEL_ROUNDS)]
+    rounds = [group.ask("time_round") for _ in range(_KERNEL_ROUNDS)]
     return dict(zip(kernels, np.median(np.mean(rounds, axis=1), axis=0).tolist(), strict=True))
 
 
@@ -214,8 +214,8 @@ def _transfer_s(group: RankGroup, kind: str, dtype: str, operand_bytes: float) -
     The shorter side of a message counts, as the longer one waits (DistSim, section 4.2), and of all others the
     slowest rank.
     """
-    group.ask("load_transfer", Transfer(kind, operand_bytes, dtype, PAIR, False), PAIR, _ROW)
-    calls = np.array([[walls for walls, _ in group.ask("time_round")] for _ in range(_TRANSFER_ROUNDS)])
+    group.ask("load_transfer", Transfer(kind, operand_bytes, dtype, PAIR, False), _ROW)
+    calls = np.array([group.ask("time_round") for _ in range(_TRANSFER_ROUNDS)])
     return np.median(calls.min(axis=1) if kind == "send" else calls.max(axis=1), axis=0).tolist()
 
 

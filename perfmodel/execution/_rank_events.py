@@ -74,20 +74,13 @@ def _event(instruction: Instruction, group: tuple[int, ...], function: Function,
     # known contents do not change how long a kernel takes
     inputs = tuple(replace(types[name], device=0, value=None) for name in instruction.inputs)
     if OPS[instruction.op].collective and len(group) > 1:
-        return _transfer_of(instruction, group, inputs, function.n_devices, cluster)
+        operand, place = inputs[0], cluster.reach(group, function.n_devices)
+        across_hosts = place.ranks_per_node < len(group)
+        kind = _CARRIED_BY.get(instruction.op, instruction.op)
+        return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
     outputs = tuple(replace(types[name], device=0, value=None) for name in instruction.outputs)
     named = tuple(f"x{i}" for i in range(len(inputs))), tuple(f"y{i}" for i in range(len(outputs)))
     return Kernel(Instruction(instruction.op, *named, instruction.attributes), inputs, outputs)
-
-
-def _transfer_of(
-    instruction: Instruction, group: tuple[int, ...], inputs: Sequence[Tensor], n_devices: int, cluster: Cluster
-) -> Transfer:
-    operand = inputs[0]
-    kind = _CARRIED_BY.get(instruction.op, instruction.op)
-    place = cluster.reach(group, n_devices)
-    across_hosts = place.ranks_per_node < len(group)
-    return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
 
 
 class EventSession(ProgramSession):
@@ -98,20 +91,20 @@ class EventSession(ProgramSession):
         self._calls = [self._prepared_call(*_kernel(kernel, self.rank)) for kernel in kernels]
         self.time_round()
 
-    def load_transfer(self, transfer: Transfer, ranks: int, calls: int) -> None:
+    def load_transfer(self, transfer: Transfer, calls: int) -> None:
         """Prepare a row of equal transfers between all ranks."""
-        self._calls = [self._prepared_call(*_transfer(transfer, ranks))] * calls
+        self._calls = [self._prepared_call(*_transfer(transfer))] * calls
         self.time_round()
 
-    def time_round(self) -> tuple[list[float], float]:
-        """Call everything loaded once, one after the other; seconds of each, and processor time of the whole."""
+    def time_round(self) -> list[float]:
+        """Call everything loaded once, one after the other; seconds of each."""
         self._line_up()
-        own_s, wall_s = time.process_time(), []
+        wall_s = []
         for call in self._calls:
             start_s = time.perf_counter()
             self.finished(call())
             wall_s.append(time.perf_counter() - start_s)
-        return wall_s, time.process_time() - own_s
+        return wall_s
 
     def time_empty_call(self) -> float:
         """Seconds of a collective's call that has nobody to send to."""
@@ -145,8 +138,9 @@ def _kernel(event: Kernel, rank: int) -> Called:
     return instruction, (rank,), {name: tensor.on(rank) for name, tensor in zip(names, tensors, strict=True)}
 
 
-def _transfer(event: Transfer, ranks: int) -> Called:
-    """The transfer's own call between these ranks, with its operand in one dimension."""
+def _transfer(event: Transfer) -> Called:
+    """The transfer's own call between its ranks, with its operand in one dimension."""
+    ranks = event.ranks
     elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks
     received = elements * ranks if event.kind == "all_gather" else elements
     one_way = event.kind == "send"

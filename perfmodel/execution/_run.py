@@ -14,7 +14,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.execution._rank_events import EventSession
 from perfmodel.execution._reference import is_double
 from perfmodel.execution._session import ProgramSession, RankCode
-from perfmodel.execution._shared_cores import class_means_s
+from perfmodel.execution._simulate import class_means_s
 from perfmodel.execution._structure import ProgramStructure, program_structure
 from perfmodel.measure import Host, RankGroup, machine_meter
 from perfmodel.program.ir import Program, instruction_devices, lower

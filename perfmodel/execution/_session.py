@@ -30,40 +30,6 @@ Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]
 """From a rank's operand (None where it has none) to what the collective leaves on it: its result comes first."""
 
 
-def communicator(instruction: Instruction, group: tuple[int, ...], whole_input: Tensor, rank: int) -> Local:
-    """What rank `rank` calls to take part in a collective.
-
-    Args:
-        instruction: the collective.
-        group: its devices, in the order of its operands and results.
-        whole_input: type of an operand.
-        rank: this process's device.
-    """
-    devices = jax.devices()
-    mesh = Mesh(np.array([devices[member] for member in group]), (_AXIS,))
-    sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
-    body = partial(_BODIES[instruction.op], values=dict(instruction.attributes), group=group)
-    mapped = jax.jit(
-        jax.shard_map(
-            lambda x: jax.tree.map(lambda y: y[None], body(x[0])),
-            mesh=mesh,
-            in_specs=PartitionSpec(_AXIS),
-            out_specs=PartitionSpec(_AXIS),
-            check_vma=False,
-        )
-    )
-    shape = (len(group), *whole_input.shape)
-    nothing = jnp.zeros(whole_input.shape, jax_dtype(whole_input))
-    here = devices[rank]
-
-    def call(operand: jax.Array | None) -> tuple[jax.Array, ...]:
-        local = jax.device_put((nothing if operand is None else operand)[None], here)
-        results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
-        return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
-
-    return call
-
-
 def _reduced(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
     reduce = lax.pmax if values.get("op", "sum") == "max" else lax.psum
     return reduce(x, _AXIS)
@@ -183,8 +149,36 @@ class ProgramSession(RankSession):
         return time.perf_counter()
 
     def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
-        """What this rank calls to take part in a collective."""
-        return communicator(instruction, group, operand, self.rank)
+        """What this rank calls to take part in a collective.
+
+        Args:
+            instruction: the collective.
+            group: its devices, in the order of its operands and results.
+            operand: type of one.
+        """
+        devices = jax.devices()
+        mesh = Mesh(np.array([devices[member] for member in group]), (_AXIS,))
+        sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
+        body = partial(_BODIES[instruction.op], values=dict(instruction.attributes), group=group)
+        mapped = jax.jit(
+            jax.shard_map(
+                lambda x: jax.tree.map(lambda y: y[None], body(x[0])),
+                mesh=mesh,
+                in_specs=PartitionSpec(_AXIS),
+                out_specs=PartitionSpec(_AXIS),
+                check_vma=False,
+            )
+        )
+        shape = (len(group), *operand.shape)
+        nothing = jnp.zeros(operand.shape, jax_dtype(operand))
+        here = devices[self.rank]
+
+        def call(mine: jax.Array | None) -> tuple[jax.Array, ...]:
+            local = jax.device_put((nothing if mine is None else mine)[None], here)
+            results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
+            return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
+
+        return call
 
     def place(self, name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> Any:
         """A parameter's value on this rank's device."""

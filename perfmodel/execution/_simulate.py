@@ -1,5 +1,8 @@
-"""Predicted timelines of programs: their structure with durations from cost models; and timelines as Chrome traces."""
+"""Predicted timelines of programs: their structure with durations from cost models, or with what ranks that share
+processor cores need of them; and timelines as Chrome traces."""
 
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,9 @@ from jaxtyping import Float
 from perfmodel import ingest
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.cost.learn import weight_files
-from perfmodel.execution._structure import Event, ProgramStructure, distinct_ops, program_structure
+from perfmodel.execution._structure import Event, ProgramStructure, program_structure
 from perfmodel.ops import Op
-from perfmodel.program import N_STREAMS, Kind, Stream
+from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.program.ir import Function
 from perfmodel.spec import Cluster
 from perfmodel.timeline import Timeline, times
@@ -34,7 +37,7 @@ def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
 
 def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " classes"]:
     """Seconds of each class: its kernels and collectives one after another."""
-    ops = distinct_ops(events)
+    ops = list(dict.fromkeys(op for _, work in events for op in work))
     time_s = dict(zip(ops, timer(ops).tolist(), strict=True)) if ops else {}
     return np.array([sum(time_s[op] for op in work) for _, work in events])
 
@@ -48,6 +51,80 @@ def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
     """
     prepared = program_structure(program) if isinstance(program, Function) else program
     return times(prepared.structure, durations(prepared.events, timer))
+
+
+def simulate_on_cores(
+    structure: Structure,
+    core_s: Float[np.ndarray, " ops"],
+    network_s: Float[np.ndarray, " ops"],
+    credit_s: Float[np.ndarray, " ops"],
+    cores: Sequence[int],
+) -> Timeline:
+    """When every op runs, if a core runs the work of its ranks one at a time, in the order in which it comes.
+
+    An op's span begins when its rank calls it, as it does in a real run, though it may wait for its core. With a core
+    for every rank this is the critical path.
+
+    Args:
+        structure: of a program (without lags).
+        core_s: seconds for which every op needs its rank's core.
+        network_s: seconds that it then waits for messages.
+        credit_s: seconds that this may take less, as far as the rank's link was idle before.
+        cores: core of each rank.
+    """
+    followers: dict[int, list[int]] = defaultdict(list)
+    for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
+        followers[int(structure.pred[op, place])].append(int(op))
+    work_s, wait_s, most_s = core_s.tolist(), network_s.tolist(), credit_s.tolist()
+    device = structure.device.tolist()
+    link_free_s = [-np.inf] * structure.devices
+    left = (structure.pred >= 0).sum(axis=1).tolist()
+    start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
+    queue: dict[int, deque[int]] = defaultdict(deque)
+    ready, now_s = [op for op, n in enumerate(left) if n == 0], 0.0
+    events: list[tuple[float, bool, int]] = []  # (when, whether on a core until then, op)
+
+    def await_messages(op: int) -> None:
+        if wait_s[op] > 0:
+            idle_s = now_s - link_free_s[device[op]]
+            link_free_s[device[op]] = now_s + max(0.0, wait_s[op] - min(most_s[op], idle_s))
+            heapq.heappush(events, (link_free_s[device[op]], False, op))
+        else:
+            heapq.heappush(events, (now_s, False, op))
+
+    while ready or events:
+        for op in ready:
+            start_s[op] = now_s
+            if work_s[op] == 0:
+                await_messages(op)
+                continue
+            waiting = queue[cores[device[op]]]
+            waiting.append(op)
+            if len(waiting) == 1:
+                heapq.heappush(events, (now_s + work_s[op], True, op))
+        ready = []
+        now_s, on_core, op = heapq.heappop(events)
+        if on_core:
+            waiting = queue[cores[device[op]]]
+            waiting.popleft()
+            if waiting:
+                heapq.heappush(events, (now_s + work_s[waiting[0]], True, waiting[0]))
+            if wait_s[op] > 0:
+                await_messages(op)
+                continue
+        end_s[op] = now_s
+        for follower in followers[op]:
+            left[follower] -= 1
+            if left[follower] == 0:
+                ready.append(follower)
+    return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
+
+
+def class_means_s(structure: Structure, spans_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, " classes"]:
+    """Mean seconds of the ops of each class, 0 for those that take none."""
+    count = np.bincount(structure.duration, minlength=structure.n_classes)
+    total_s = np.bincount(structure.duration, spans_s, minlength=structure.n_classes)
+    return np.where(structure.class_kind == Kind.ZERO, 0.0, total_s / np.maximum(count, 1))
 
 
 def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any]:

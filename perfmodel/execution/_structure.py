@@ -5,7 +5,6 @@ of them when the last is ready (DistIR, section 2.1). Instructions that do the s
 alike are one event (DistSim, section 4.1), so that costs are few even where instructions are millions.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,6 +22,7 @@ Event = tuple[Kind, tuple[Op, ...]]
 
 _STREAM: Final = {name: int(Stream[name.upper()]) for name in STREAMS}
 _JOIN: Final = -1
+_NOTHING: Final[Event] = (Kind.ZERO, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,6 @@ class ProgramStructure:
     """Number of the instruction that each op belongs to, -1 for joins."""
     events: tuple[Event, ...]
     """By class."""
-
-    def label(self, op: int) -> str:
-        """First output of an op's instruction."""
-        return self.function.instructions[int(self.instruction[op])].outputs[0]
 
 
 def program_structure(function: Function, cluster: Cluster | None = None) -> ProgramStructure:
@@ -130,7 +126,7 @@ class _Nodes:
             return out
 
         batches = np.array([i.tag.micro_batch for i in self._function.instructions], np.int32)
-        events = self._events.events
+        events = tuple(self._events.numbers)
         structure = Structure(
             duration=spread(self.event, 0),
             pred=pred,
@@ -144,36 +140,30 @@ class _Nodes:
             free=np.zeros(len(pred), np.int32),
             devices=self._function.n_devices,
         )
-        return ProgramStructure(self._function, structure, spread(self.instruction, _JOIN), tuple(events))
+        return ProgramStructure(self._function, structure, spread(self.instruction, _JOIN), events)
 
 
 class _Events:
     """Numbers the distinct events of a program; number 0 takes no time."""
 
     def __init__(self, function: Function, cluster: Cluster | None) -> None:
-        self.events: list[Event] = [(Kind.ZERO, ())]
+        self.numbers: dict[Event, int] = {_NOTHING: 0}
+        """In order."""
         self._types, self._cluster = function.types, cluster
         # ranks that are not written down are there nevertheless
         replicas = {i.attribute("replicas") for i in function.instructions} - {None}
         self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
-        self._numbers: dict[Event, int] = {self.events[0]: 0}
         self._known: dict[tuple[object, ...], int] = {}
-        self._short: dict[tuple[object, ...], int] = {}
 
     def number(self, instruction: Instruction, group: tuple[int, ...]) -> int:
         """Class of an instruction on a group of devices."""
         inputs, outputs = ([self._types[n] for n in side] for side in (instruction.inputs, instruction.outputs))
         where = group if len(group) > 1 or instruction.attribute("replicas") else ()
         what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, where)
-        # equal types are one object, which makes this the short way; on unlike devices they differ in the device
-        short = (*what, *map(id, inputs), None, *map(id, outputs))
-        number = self._short.get(short)
+        key = (*what, tuple([(t.dtype, t.shape) for t in inputs]), tuple([(t.dtype, t.shape) for t in outputs]))
+        number = self._known.get(key)
         if number is None:
-            key = (*what, _kinds(inputs), _kinds(outputs))
-            number = self._known.get(key)
-            if number is None:
-                number = self._known[key] = self._new(instruction, group, tuple(inputs), tuple(outputs))
-            self._short[short] = number
+            number = self._known[key] = self._new(instruction, group, tuple(inputs), tuple(outputs))
         return number
 
     def _new(
@@ -183,12 +173,8 @@ class _Events:
         n, stride = instruction.attribute("replicas", (1, 1))
         group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
         work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
-        event = (_kind(instruction), tuple(placed(op, group, self._cluster, self._n_devices) for op in work))
-        event = event if work else self.events[0]
-        number = self._numbers.setdefault(event, len(self._numbers))
-        if number == len(self.events):
-            self.events.append(event)
-        return number
+        ops = tuple(placed(op, group, self._cluster, self._n_devices) for op in work)
+        return self.numbers.setdefault((_kind(instruction), ops) if ops else _NOTHING, len(self.numbers))
 
 
 def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:
@@ -196,10 +182,6 @@ def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: i
     if not isinstance(op, Collective) or cluster is None:
         return op
     return replace(op, **cluster.reach(group, n_devices)._asdict())
-
-
-def _kinds(types: Iterable[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple([(tensor.dtype, tensor.shape) for tensor in types])
 
 
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
@@ -218,8 +200,3 @@ def _kind(instruction: Instruction) -> Kind:
     if tag.phase == "update":
         return Kind.OPTIMIZER
     return Kind.BACKWARD if backward else Kind.FORWARD
-
-
-def distinct_ops(events: Sequence[Event]) -> list[Op]:
-    """Every kernel and collective that occurs in the events, once."""
-    return list(dict.fromkeys(op for _, ops in events for op in ops))

@@ -3,15 +3,12 @@
 In the form of the JAX kernels: operands, attributes and the types of the outputs. Fused gradients are ATen's own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from perfmodel.execution._kernels import jax_dtype
+from perfmodel.execution._kernels import Outputs, Values, jax_dtype
 from perfmodel.program.ir import Instruction, Tensor
-
-Values = Mapping[str, Any]
-Outputs = Sequence[Tensor]
 
 
 def torch_dtype(tensor: Tensor) -> Any:

@@ -132,6 +132,16 @@ class Activity:
     step: int = -1
 
 
+def merged_intervals(
+    start_s: Float[np.ndarray, " intervals"], end_s: Float[np.ndarray, " intervals"]
+) -> "tuple[Float[np.ndarray, ' merged'], Float[np.ndarray, ' merged']]":
+    """Starts and ends of the fewest intervals that cover the same time, in order."""
+    order = np.argsort(start_s, kind="stable")
+    start_s, reached_s = start_s[order], np.maximum.accumulate(end_s[order])
+    first = start_s > np.append(-np.inf, reached_s)[:-1]  # all before it have ended
+    return start_s[first], reached_s[np.roll(first, -1)]
+
+
 def numbered(found: Iterable[tuple[tuple[int, ...], Activity]]) -> list[Activity]:
     """Activities with devices numbered from 0 in the order of the keys that tell them apart."""
     found = list(found)

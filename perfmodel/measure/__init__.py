@@ -1,5 +1,6 @@
 """Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed."""
 
+from perfmodel.catalog import usable_cores
 from perfmodel.display import shorten_reprs
 from perfmodel.measure._agents import Agent, gathered, serve_agent
 from perfmodel.measure._backend import INTERCONNECT, open_backend
@@ -10,7 +11,7 @@ from perfmodel.measure._group import RankGroup, transfer_time_s
 from perfmodel.measure._harness import Sample, StoppingRule, Timing, measuring_s, median_interval, time_calls
 from perfmodel.measure._hosts import EmulatedHosts, EmulatedNetwork, Host
 from perfmodel.measure._launch import Launch, find_launch
-from perfmodel.measure._meter import machine_meter, usable_cores, wait_until_quiet
+from perfmodel.measure._meter import machine_meter, wait_until_quiet
 from perfmodel.measure._nccl_tests import NcclTests
 from perfmodel.measure._plan import Plan, plan_text, read_plan, write_plan
 from perfmodel.measure._programs import MEASURED_FAMILIES, check_kernel

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from perfmodel.catalog import usable_cores
 from perfmodel.errors import CalibrationError
 from perfmodel.measure._card import collector_sha256, software
 from perfmodel.measure._launch import Launch, Server, join, made_meeting
-from perfmodel.measure._meter import usable_cores
 from perfmodel.measure._rank import Place, RankProcess, RankSession, free_port
 from perfmodel.ops import Collective
 
@@ -76,11 +76,6 @@ class Agent:
     def recv(self) -> tuple[str, Any]:
         """The next answer; `EOFError` or `OSError` where the agent is gone."""
         return self._connection.recv()
-
-    def stop(self) -> None:
-        """Ask the rank to leave the group and end."""
-        with suppress(OSError):
-            self.send(("stop",))
 
     def end(self, grace_s: float) -> None:
         """Have the rank ended, after a grace; answers still under way are dropped."""

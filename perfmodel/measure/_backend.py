@@ -157,9 +157,6 @@ class Transport:
         return NoMeter() if self.name == "nccl" else machine_meter()
 
 
-JAX_GLOO: Final = Transport("gloo", CollectiveSession, "jax")
-
-
 def transport_of(backend: str) -> Transport:
     """JAX's gloo; or torch's NCCL where there are CUDA GPUs, else torch's gloo.
 
@@ -168,7 +165,7 @@ def transport_of(backend: str) -> Transport:
     """
     require(backend)
     if backend == "jax":
-        return JAX_GLOO
+        return Transport("gloo", CollectiveSession, "jax")
     from perfmodel.measure._torch_rank import GlooSession, NcclSession
     from perfmodel.ops import torch_module
 
@@ -182,8 +179,8 @@ def collective_row(
     device_name: str,
     rule: StoppingRule,
     meter: Meter,
-    transport: Transport = JAX_GLOO,
-    interconnect: str = INTERCONNECT,
+    transport: Transport,
+    interconnect: str,
 ) -> Row:
     """Measure one collective on a running group: its row of the table."""
     group.load(op)

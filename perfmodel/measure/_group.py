@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, Final, Self
@@ -9,11 +10,12 @@ from typing import Any, Final, Self
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.catalog import usable_cores
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._agents import Agent
 from perfmodel.measure._harness import Sample
 from perfmodel.measure._hosts import Host
-from perfmodel.measure._meter import MachineMeter, Meter, Reading, usable_cores
+from perfmodel.measure._meter import MachineMeter, Meter, Reading
 from perfmodel.measure._rank import CollectiveSession, Place, RankProcess, RankSession, free_port
 from perfmodel.ops import JAX_DTYPES, Collective
 from perfmodel.units import dtype_bytes
@@ -89,7 +91,8 @@ class RankGroup:
 
     def __exit__(self, *exception: object) -> None:
         for member in self._members:
-            member.stop()
+            with suppress(OSError):  # gone already
+                member.send(("stop",))
         self._end(grace_s=10.0 if exception[0] is None else 1.0)
 
     def load(self, op: Collective) -> None:

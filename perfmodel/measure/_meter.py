@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from perfmodel.catalog import usable_cores
+
 _LOOK_S = 0.5
 """For so long it is looked whether the cores are busy."""
 _PROC_STAT = Path("/proc/stat")
@@ -100,12 +102,6 @@ class NoMeter:
 
     def interference(self, before: Reading, after: Reading) -> float:
         return 0.0
-
-
-def usable_cores() -> tuple[int, ...]:
-    """Logical cores that this process may run on, sorted."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
 
 
 def host_meter() -> Meter:

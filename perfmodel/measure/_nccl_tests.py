@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.ingest import read_measurements
+from perfmodel.ingest._nccl_tests import COLLECTIVES
+from perfmodel.measure._backend import check_device
 from perfmodel.measure._rows import SOURCE, Point, Row, collective_columns, present
 from perfmodel.ops import Collective
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PROGRAMS: Final = {
-    "all_reduce": "all_reduce_perf", "all_gather": "all_gather_perf", "reduce_scatter": "reduce_scatter_perf",
-    "all_to_all": "alltoall_perf", "send_recv": "sendrecv_perf", "broadcast": "broadcast_perf",
-}  # fmt: skip
+PROGRAMS: Final = {kind: f"{test}_perf" for test, kind in COLLECTIVES.items()}
 DTYPES: Final = {
     "fp32": "float",
     "bf16": "bfloat16",
@@ -30,8 +30,6 @@ DTYPES: Final = {
     "int8": "int8",
 }
 
-ReadOutput = Callable[[Path], "pd.DataFrame"]
-"""Rows of a file of nccl-tests' output, with at least the columns `bytes` and `time_us`."""
 ALIGNMENT: Final = 16
 """Bytes of a rank's share are a multiple of this, or nccl-tests rounds them down."""
 
@@ -92,24 +90,25 @@ def check_nccl_tests(op: Collective) -> None:
 def nccl_tests_rows(
     points: Sequence[Point],
     tests: NcclTests,
-    read: ReadOutput,
     device: str,
     interconnect: str,
     progress: Callable[[Point], None],
+    *,
+    any_device: bool = False,
 ) -> Iterator[Row]:
     """Rows of collectives in order; sizes in geometric progression share one run of a program.
 
     Raises:
-        CalibrationError: if a program fails, or does not print a size that it was asked for.
+        CalibrationError: if a program fails, does not print a size that it was asked for, or runs on another device
+            than `device` (unless `any_device`).
     """
     for _, members in groupby(points, key=lambda p: collective_columns(p.collective) | {"bytes": 0}):
         for run, factor in geometric_runs(list(members)):
             for point in run:
                 progress(point)
             op = run[0].collective
-            table = _measured(
-                tests.command(op, int(op.bytes), int(run[-1].collective.bytes), factor), tests.timeout_s, read
-            )
+            command = tests.command(op, int(op.bytes), int(run[-1].collective.bytes), factor)
+            table = _measured(command, tests.timeout_s, None if any_device else device)
             for point in run:
                 yield _row(point.collective, table, device, interconnect)
 
@@ -128,7 +127,7 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
     return runs
 
 
-def _measured(command: list[str], timeout_s: float, read: ReadOutput) -> "pd.DataFrame":
+def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
     shown = shlex.join(command)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -143,9 +142,13 @@ def _measured(command: list[str], timeout_s: float, read: ReadOutput) -> "pd.Dat
         path = Path(folder) / "nccl-tests.txt"
         path.write_text(done.stdout)
         try:
-            return read(path)
+            table = read_measurements("nccl-tests", [path])
+            if device is not None:
+                for found in {*table["device"]} - {""}:
+                    check_device(device, found)
         except PerfModelError as error:
             raise CalibrationError(f"{error}; this was: {shown}") from None
+    return table
 
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:

@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -195,11 +194,6 @@ class RankProcess:
     def recv(self) -> tuple[str, Any]:
         """The next answer; `EOFError` or `OSError` where the rank is gone."""
         return self._pipe.recv()
-
-    def stop(self) -> None:
-        """Ask it to leave the group and end."""
-        with suppress(OSError):
-            self.send(("stop",))
 
     def end(self, grace_s: float) -> None:
         """Wait for its end, then bring it about."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,14 +28,10 @@ from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._hosts import EmulatedHosts, Host
 from perfmodel.measure._meter import wait_until_quiet
-from perfmodel.measure._nccl_tests import ReadOutput, check_nccl_tests, nccl_tests_rows
+from perfmodel.measure._nccl_tests import check_nccl_tests, nccl_tests_rows
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
-from perfmodel.ops import Collective
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Progress = Callable[[Point], None]
 
@@ -71,7 +67,6 @@ def run_plan(
     *,
     progress: Progress = lambda point: None,
     only_missing: bool = False,
-    read_nccl_tests: ReadOutput | None = None,
     agents: Sequence[Agent] = (),
 ) -> list[Card]:
     """Measure what the plan asks for and write a table with its card per kind of op.
@@ -86,7 +81,6 @@ def run_plan(
         backend: `jax`, `torch`, or `nccl-tests` for collectives alone.
         progress: called with each point before it is measured.
         only_missing: leave finished tables as they are, their disturbed rows too.
-        read_nccl_tests: reads a file of nccl-tests' output; needed for that backend.
         agents: the processes of a launch (`gathered`), which collectives then run on; none: processes of this host.
 
     Raises:
@@ -98,21 +92,14 @@ def run_plan(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _tidy(plan, folder)
-        found = tables(plan, folder, backend, progress, read_nccl_tests, agents)
+        found = tables(plan, folder, backend, progress, agents)
         return [_run_table(table, only_missing) for table in found]
 
 
-def tables(
-    plan: Plan,
-    folder: Path,
-    backend: str,
-    progress: Progress,
-    read_nccl_tests: ReadOutput | None = None,
-    agents: Sequence[Agent] = (),
-) -> Iterator[TableRun]:
+def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> Iterator[TableRun]:
     """The tables of a plan, all of it checked before the first one; each is to be run before the next is asked for."""
     if backend == "nccl-tests":
-        yield _by_nccl_tests(plan, folder, progress, read_nccl_tests)
+        yield _by_nccl_tests(plan, folder, progress)
         return
     if agents and plan.emulated_network:
         raise CalibrationError("[emulated_network]: a run started on real nodes has its own network; remove it")
@@ -158,10 +145,13 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
 
+    def on_ranks(point: Point) -> tuple[int, int, Sequence[Agent]]:
+        op = point.collective
+        return op.num_ranks, op.num_nodes, members(agents, op)
+
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
-        on = groupby(quiet, key=lambda point: _group_of(point.collective, agents))
-        for (num_ranks, num_nodes, ranks), alike in on:
+        for (num_ranks, num_nodes, ranks), alike in groupby(quiet, key=on_ranks):
             with (
                 _hosts(plan, num_nodes) as hosts,
                 RankGroup(num_ranks, transport.session, hosts, agents=ranks) as group,
@@ -172,15 +162,15 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
                     )
 
+    method: dict[str, Any] = {"pinning": "rank r on core r modulo cores"}
+    if plan.emulated_network:
+        method["emulated_network"] = asdict(plan.emulated_network)
+    if agents:
+        method |= {"nodes": len({agent.hello.node for agent in agents}), "processes": len(agents)}
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
-        rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"),
-        method=lambda: {"pinning": "rank r on core r modulo cores", **_network(plan), **_spread(agents)},
+        rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"), method=lambda: method,
     )  # fmt: skip
-
-
-def _group_of(op: Collective, agents: Sequence[Agent]) -> tuple[int, int, Sequence[Agent]]:
-    return op.num_ranks, op.num_nodes, members(agents, op)
 
 
 @contextmanager
@@ -194,17 +184,9 @@ def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
         yield emulated.hosts
 
 
-def _network(plan: Plan) -> Mapping[str, Any]:
-    return {"emulated_network": asdict(plan.emulated_network)} if plan.emulated_network else {}
-
-
-def _spread(agents: Sequence[Agent]) -> Mapping[str, int]:
-    return {"nodes": len({a.hello.node for a in agents}), "processes": len(agents)} if agents else {}
-
-
-def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutput | None) -> TableRun:
+def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
     tests = plan.nccl_tests
-    if plan.kernel_points or not plan.collectives or tests is None or read is None:
+    if plan.kernel_points or not plan.collectives or tests is None:
         raise CalibrationError(
             "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
         )
@@ -212,15 +194,8 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutpu
         check_nccl_tests(op)
         tests.command(op, 1, 1, 2)  # refuses a launcher that cannot be filled in
 
-    def checked(path: Path) -> "pd.DataFrame":
-        table = read(path)
-        named = set(table["device"]) if "device" in table and not plan.any_device else set()
-        for found in named - {""}:
-            check_device(plan.device, found)
-        return table
-
     def measure(points: Sequence[Point]) -> Iterator[Row]:
-        return nccl_tests_rows(points, tests, checked, plan.device, plan.interconnect, progress)
+        return nccl_tests_rows(points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device)
 
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,

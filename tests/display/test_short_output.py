@@ -142,7 +142,7 @@ def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
 
 INSIDE = {
     "catalog/_toml.py", "cost/learn/_collective_weights.py", "cost/learn/_weights.py", "display/_repr.py",
-    "execution/emulation/_measured_rank.py", "execution/emulation/_peer.py", "execution/emulation/_wire.py",
+    "execution/emulation/_measure.py", "execution/emulation/_peer.py", "execution/emulation/_wire.py",
     "execution/emulation/_orders.py", "execution/emulation/_record.py",
     "measure/_launch.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "program/ir/_text.py",
     "timeline/_cache.py", "validation/_population_fit.py",

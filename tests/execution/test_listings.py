@@ -32,8 +32,9 @@ def spans(function: Function) -> dict[tuple[str, int], tuple[float, float]]:
     """Start and end of the instruction that makes each value, by device."""
     program = program_structure(function)
     timeline = simulate(program, unit_timer)
+    made = [instruction.outputs[0] for instruction in function.instructions]
     return {
-        (program.label(op), int(program.structure.device[op])): (timeline.start_s[op], timeline.end_s[op])
+        (made[program.instruction[op]], int(program.structure.device[op])): (timeline.start_s[op], timeline.end_s[op])
         for op in np.flatnonzero(program.instruction >= 0).tolist()
     }
 

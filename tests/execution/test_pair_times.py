@@ -10,7 +10,7 @@ from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.execution import measure_pair, predict_ranks, program_structure, rank_events
 from perfmodel.execution._pair_times import Curve, PairTimes, messages
 from perfmodel.execution._rank_events import Kernel, Transfer
-from perfmodel.execution._shared_cores import simulate_on_cores
+from perfmodel.execution._simulate import simulate_on_cores
 from perfmodel.program import Kind
 from perfmodel.program.distribute import Degrees, distribute, on_one_stream
 from perfmodel.program.ir.models import mlp, training_step

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reader_cases as cases
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import (
@@ -16,6 +18,7 @@ from perfmodel.ingest import (
     ReadOptions,
     detect_format,
     import_measurements,
+    merged_intervals,
     read_measurements,
     read_trace,
     write_measured_trace,
@@ -30,6 +33,17 @@ def kineto_files(folder: Path, ranks: int = 2) -> list[Path]:
     return [
         cases.write_json(folder / f"rank{r}.json", cases.kineto_json(r, ranks, late_us=40.0 * r)) for r in range(ranks)
     ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=8))
+def test_merged_intervals_cover_the_same_time_and_never_meet(spans: list[tuple[int, int]]) -> None:
+    start_s, end_s = np.array([(start, start + length) for start, length in spans], float).reshape(-1, 2).T
+    found = np.array(merged_intervals(start_s, end_s)).T
+    assert (found[1:, 0] > found[:-1, 1]).all()
+    halves = np.arange(0, 40, 0.5)
+    covered = [((starts <= halves[:, None]) & (halves[:, None] <= ends)).any(axis=1)
+               for starts, ends in ((start_s, end_s), found.T)]  # fmt: skip
+    np.testing.assert_array_equal(*covered)
 
 
 def test_phases_are_the_kinds_of_programs() -> None:

@@ -1,4 +1,4 @@
-"""Real processes exchange data over gloo."""
+"""Real processes exchange data over gloo, JAX's and torch's; how their calls are timed."""
 
 from collections.abc import Iterator
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
-from perfmodel.measure import RankGroup, StoppingRule
-from perfmodel.measure._backend import collective_row
+from perfmodel.measure import RankGroup, StoppingRule, transfer_time_s
+from perfmodel.measure._backend import Transport, collective_row, transport_of
 from perfmodel.measure._group import check_collective
-from perfmodel.measure._meter import machine_meter
+from perfmodel.measure._meter import NoMeter
 from perfmodel.ops import Collective, CollectiveKind
 
 RANKS = 2
@@ -21,9 +21,15 @@ def collective(kind: CollectiveKind, size: int = 64, **changes) -> Collective:
     )
 
 
+@pytest.fixture(scope="module", params=["jax", "torch"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    return transport_of(request.param)
+
+
 @pytest.fixture(scope="module")
-def group() -> Iterator[RankGroup]:
-    with RankGroup(RANKS) as group:
+def group(transport: Transport) -> Iterator[RankGroup]:
+    with RankGroup(RANKS, transport.session) as group:
         yield group
 
 
@@ -38,6 +44,7 @@ def test_every_rank_ends_with_the_right_numbers(group: RankGroup, size: int):
     def result(kind: CollectiveKind) -> tuple[list[np.ndarray], list[np.ndarray]]:
         op = collective(kind, size)
         group.load(op)
+        group.ask("run", 2)  # which leaves the input as it was
         return buffers(op), group.values()
 
     held, values = result("all_reduce")
@@ -54,11 +61,13 @@ def test_every_rank_ends_with_the_right_numbers(group: RankGroup, size: int):
     assert all(np.array_equal(v, held[rank - 1]) for rank, v in enumerate(values))
 
 
-def test_a_collective_becomes_a_row(group: RankGroup):
+def test_a_collective_becomes_a_row(group: RankGroup, transport: Transport):
     rule = StoppingRule(half_width=0.5, min_repeats=2, max_repeats=2, max_s=1.0, interference_limit=0.99)
-    row = collective_row(group, collective("all_reduce", 4096), "cpu", rule, machine_meter())
+    row = collective_row(group, collective("all_reduce", 4096), "cpu", rule, transport.meter(), transport, "veth")
     assert (row["collective"], row["bytes"], row["num_ranks"], row["num_nodes"]) == ("all_reduce", 4096, 2, 1)
-    assert (row["algorithm"], row["interconnect"]) == ("gloo", "loopback")
+    assert (row["algorithm"], row["interconnect"]) == ("gloo", "veth")
+    assert row["software"].startswith(transport.package)
+    assert row["software"].endswith("-gloo")
     assert row["time_us"] > 0
 
 
@@ -97,3 +106,27 @@ def test_refusals_come_before_any_process_starts():
 def test_a_group_runs_only_collectives_of_its_size(group: RankGroup):
     with pytest.raises(PerfModelError, match="2 ranks"):
         group.load(collective("all_reduce", num_ranks=4, ranks_per_node=4))
+
+
+def test_a_transfer_takes_what_the_side_that_came_last_saw():
+    """DistSim section 4.2: it begins when the second of the calls is launched and ends when both return."""
+    send = [[0.0, 5.0], [10.0, 12.0]]
+    receive = [[3.0, 5.0], [7.0, 12.0]]
+    assert transfer_time_s(send, receive).tolist() == [2.0, 2.0]  # pyright: ignore
+    # the receiver's clock may be another
+    shifted = [[100 + a, 100 + b] for a, b in receive]
+    assert transfer_time_s(send, shifted).tolist() == [2.0, 2.0]  # pyright: ignore
+    with pytest.raises(CalibrationError, match="two equal lists"):
+        transfer_time_s(send, receive[:1])  # pyright: ignore
+    with pytest.raises(CalibrationError, match="before it starts"):
+        transfer_time_s([[1.0, 0.0]], [[0.0, 1.0]])  # pyright: ignore
+
+
+@pytest.mark.parametrize(("kind", "wall_s"), [("send_recv", 4.0), ("all_reduce", 12.0)])
+def test_a_group_counts_messages_so(kind: CollectiveKind, wall_s: float, monkeypatch: pytest.MonkeyPatch):
+    """Of a collective the slowest rank counts, from the start of its first call to the end of its last."""
+    group = RankGroup(2)
+    answers = {"load": [None] * 2, "own_s": [0.0] * 2, "run": [[(0.0, 5.0), (10.0, 12.0)], [(3.0, 5.0), (7.0, 12.0)]]}
+    monkeypatch.setattr(group, "ask", lambda name, *_: answers[name])
+    group.load(Collective(collective=kind, bytes=64, num_ranks=2, ranks_per_node=2, dtype="fp32"))
+    assert group.sample(2, NoMeter()).wall_s == wall_s

@@ -1,13 +1,15 @@
-"""The harness on a made-up clock: no real time passes."""
+"""The harness on a made-up clock, where no real time passes; and the median's confidence interval."""
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import Sample, StoppingRule, Timing, time_calls
+from perfmodel.measure import Sample, StoppingRule, Timing, measuring_s, median_interval, time_calls
 from perfmodel.measure._harness import MIN_CLEAN
 from perfmodel.measure._meter import MachineMeter
 
@@ -134,3 +136,47 @@ def test_refuses_a_clock_that_stands_still():
 
 def test_the_meter_lengthens_samples_to_what_its_counters_resolve():
     assert RULE.resolved_by(MachineMeter((0,))).min_sample_s == 0.25
+
+
+@pytest.mark.parametrize("call_s", [1e-6, 5e-3, 0.05, 0.4, 3.0])
+def test_the_effort_stated_is_the_time_that_the_stopping_rule_takes(call_s: float):
+    rule = StoppingRule(max_s=1.0)
+    for noise, wanted in ((0.0, measuring_s(rule, call_s).least), (0.4, measuring_s(rule, call_s).most)):
+        spent_s, turn = 0.0, 0
+
+        def sample(calls: int, noise: float = noise) -> Sample:
+            nonlocal spent_s, turn
+            turn += 1
+            # a scatter so wide that the interval never suffices, the mean as stated
+            wall_s = calls * call_s * (1 + noise * (-0.5 if turn % 2 else 0.5))
+            spent_s += wall_s
+            return Sample(calls, wall_s, 0.0)
+
+        time_calls(sample, rule)
+        assert spent_s == pytest.approx(wanted, rel=0.3)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.sampled_from([0.8, 0.9, 0.95, 0.99]))
+def test_takes_the_narrowest_interval_that_the_binomial_law_allows(n: int, confidence: float):
+    interval = median_interval([float(v) for v in range(n)], confidence)
+    below = int(binom.ppf((1 - confidence) / 2, n, 0.5))
+    while below >= 0 and 2 * binom.cdf(below, n, 0.5) > (1 - confidence) * (1 + 1e-12):
+        below -= 1
+    assert interval == (None if below < 0 else (float(below), float(n - 1 - below)))
+
+
+def test_no_interval_at_95_percent_below_six_values():
+    assert median_interval([1.0] * 5) is None
+    assert median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
+
+
+def test_covers_the_true_median_of_a_skewed_law():
+    draws = np.random.default_rng(0).lognormal(size=(4000, 21))
+    intervals = [median_interval(row.tolist()) for row in draws]
+    assert np.mean([interval is not None and interval[0] <= 1.0 <= interval[1] for interval in intervals]) >= 0.945
+
+
+def test_refuses_an_impossible_confidence():
+    with pytest.raises(PerfModelError, match="confidence"):
+        median_interval([1.0], 1.0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.measure import usable_cores
 from perfmodel.measure._meter import (
     MachineMeter,
     NoMeter,
@@ -12,7 +13,6 @@ from perfmodel.measure._meter import (
     busy_s,
     host_meter,
     pinned_to_one_core,
-    usable_cores,
     wait_until_quiet,
 )
 

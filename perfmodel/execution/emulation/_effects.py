@@ -1,10 +1,12 @@
-"""What collectives leave in the buffers: data of real ranks for real, of emulated ones something of the right shape.
+"""What collectives leave in the buffers, and when: data of real ranks for real, of emulated ones something of the right
+shape.
 
 Emulated ranks compute nothing. To reductions they add nothing; what they would have gathered or sent is a copy of
 this rank's own, so that sizes that scripts exchange fit; what comes from them alone (a message) is zeros.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
@@ -131,3 +133,43 @@ class Effects:
     def barrier(self) -> None:
         if self._group is not None:
             self._group.barrier().wait()
+
+
+def type_of(tensors: Sequence[Tensor]) -> str:
+    """Their type, and where they are if that is not here."""
+    first = tensors[0]
+    words = [first.device.type] if first.device.type != "cpu" else []
+    words += ["sparse"] if first.layout != torch.strided else []
+    return " ".join([*words, str(first.dtype).removeprefix("torch.")])
+
+
+def device_module(dtype: str) -> Any:
+    """torch's module of the device that tensors are on, by what `type_of` says of them; None for the CPU."""
+    kind = dtype.split()[0]
+    return torch.get_device_module(kind) if " " in dtype and kind != "sparse" else None
+
+
+def on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float], float], Callable[[], None]]:
+    """A call of tensors on a GPU begins behind the kernels before it, and is over when its data are there.
+
+    Args:
+        device: its module; None for the CPU, where both are as they were.
+        effect: what the call leaves in the buffers.
+
+    Returns:
+        From the moment of the call to the one when it can begin, for which it waits; and the effect.
+    """
+    if device is None:
+        return lambda issued_s: issued_s, effect
+    event = device.Event()
+    event.record()
+
+    def begun_s(issued_s: float) -> float:
+        event.synchronize()
+        return max(issued_s, time.perf_counter())
+
+    def finished() -> None:
+        effect()
+        device.current_stream().synchronize()
+
+    return begun_s, finished

@@ -1,4 +1,5 @@
-"""The emulated cluster as its real ranks meet it: prices of collectives, agreement between ranks, a watchdog.
+"""The emulated cluster as its real ranks meet it: prices of collectives, agreement between ranks, a watchdog;
+and the line on which a rank asks it.
 
 NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is what every real rank says that it does.
 """
@@ -7,8 +8,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
+
+from perfmodel.execution.emulation._orders import Call, EmulationError
 
 
 @dataclass
@@ -126,3 +129,41 @@ class Environment:
 
 def _where(channel: str, sequence: int) -> str:
     return f"call #{sequence} of group {channel}"
+
+
+class Line:
+    """A rank's end; prices are kept: a call of the same kind and size in the same group takes as long the next time."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._address, self._rank = address, rank
+        self._prices: dict[tuple[str, str, int], tuple[float, float]] = {}
+        self._of_thread = threading.local()
+
+    def ask(self, *request: Any) -> Any:
+        """One request and its answer, on a connection of the calling thread.
+
+        Raises:
+            EmulationError: what the environment objects to, or that it is gone.
+        """
+        try:
+            connection = getattr(self._of_thread, "connection", None)
+            if connection is None:
+                connection = self._of_thread.connection = Client(self._address, "AF_UNIX")
+            connection.send((self._rank, *request))
+            verdict, value = connection.recv()
+        except (OSError, EOFError) as error:
+            raise EmulationError(f"rank {self._rank}: the emulated environment is gone ({error})") from None
+        if verdict == "error":
+            raise EmulationError(value)
+        return value
+
+    def price(self, group: str, call: Call) -> tuple[float, float]:
+        """Seconds of the call, and those of them for which it takes the core."""
+        key = (group, call.kind, call.nbytes)
+        if key not in self._prices:
+            self._prices[key] = self.ask("price", *key)
+        return self._prices[key]
+
+    def meet(self, channel: str, members: tuple[int, ...], sequence: int, call: Call, issued_s: float) -> float:
+        """When the last of the real members came to the same call."""
+        return self.ask("meet", channel, members, sequence, str(call), issued_s)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch  # pyright: ignore[reportMissingImports]
 import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
-from perfmodel.execution.emulation._effects import Effects
+from perfmodel.execution.emulation._effects import Effects, device_module, on_stream, type_of
 from perfmodel.execution.emulation._lane import EmulatedWork, Lane
 from perfmodel.execution.emulation._orders import Call, EmulationError
 from perfmodel.execution.emulation._rank import Plan, Rank
@@ -17,8 +17,6 @@ from perfmodel.execution.emulation._record import Noted
 Tensor = Any
 """A `torch.Tensor`."""
 _REDUCTIONS: Final = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-
-
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -142,7 +140,7 @@ class EmulatedGroup(_ProcessGroup):
         return self._exchange(outputs, inputs, inputs, outputs, opts)
 
     def _exchange(self, received: Any, sent: Any, buffer: Any, result: Any, opts: Any) -> EmulatedWork:
-        call = Call("all_to_all", _nbytes(_listed(buffer)), _dtype(sent))
+        call = Call("all_to_all", _nbytes(_listed(buffer)), type_of(sent))
         return self._submit(call, result, lambda: self._effects.all_to_all(received, sent), opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
@@ -159,12 +157,12 @@ class EmulatedGroup(_ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         root = _root(opts)
         nbytes = _nbytes(inputs) * self.size()
-        call = Call("gather", nbytes, _dtype(inputs), f"root {self.members[root]}")
+        call = Call("gather", nbytes, type_of(inputs), f"root {self.members[root]}")
         return self._submit(call, outputs, lambda: self._effects.gather(outputs, inputs, root), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         root = _root(opts)
-        call = Call("scatter", _nbytes(outputs) * self.size(), _dtype(outputs), f"root {self.members[root]}")
+        call = Call("scatter", _nbytes(outputs) * self.size(), type_of(outputs), f"root {self.members[root]}")
         return self._submit(call, outputs, lambda: self._effects.scatter(outputs, inputs, root), opts)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
@@ -233,7 +231,7 @@ class EmulatedGroup(_ProcessGroup):
         number = self._sequence[channel] = self._sequence.get(channel, -1) + 1
         if "sparse" in call.dtype.split():
             self._refuse(f"{call.kind} of a sparse tensor")
-        begun_s, effect = _on_stream(device_module(call.dtype), effect)
+        begun_s, effect = on_stream(device_module(call.dtype), effect)
         record = rank.record
         noted = Noted(
             self.name_, channel, self.size(), number, call.kind, call.nbytes, record.iteration, time.perf_counter(),
@@ -261,7 +259,7 @@ class EmulatedGroup(_ProcessGroup):
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             if len(alive) > 1:  # else nothing crosses a network
-                delay_s += rank.conditions.extra_s(call, noted.iteration)
+                delay_s += rank.conditions.extra_s(call.kind, noted.iteration)
             return Plan(start_s + late_s, delay_s, *more)
 
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
@@ -276,7 +274,7 @@ class EmulatedGroup(_ProcessGroup):
 
 
 def _call(kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:
-    return Call(kind, _nbytes(sized), _dtype(typed), detail)
+    return Call(kind, _nbytes(sized), type_of(typed), detail)
 
 
 def _listed(tensors: Any) -> list[Tensor]:
@@ -285,46 +283,6 @@ def _listed(tensors: Any) -> list[Tensor]:
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _dtype(tensors: Sequence[Tensor]) -> str:
-    """Their type, and where they are if that is not here."""
-    first = tensors[0]
-    words = [first.device.type] if first.device.type != "cpu" else []
-    words += ["sparse"] if first.layout != torch.strided else []
-    return " ".join([*words, str(first.dtype).removeprefix("torch.")])
-
-
-def device_module(dtype: str) -> Any:
-    """torch's module of the device that tensors are on, by what `_dtype` says of them; None for the CPU."""
-    kind = dtype.split()[0]
-    return torch.get_device_module(kind) if " " in dtype and kind != "sparse" else None
-
-
-def _on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float], float], Callable[[], None]]:
-    """A call of tensors on a GPU begins behind the kernels before it, and is over when its data are there.
-
-    Args:
-        device: its module; None for the CPU, where both are as they were.
-        effect: what the call leaves in the buffers.
-
-    Returns:
-        From the moment of the call to the one when it can begin, for which it waits; and the effect.
-    """
-    if device is None:
-        return lambda issued_s: issued_s, effect
-    event = device.Event()
-    event.record()
-
-    def begun_s(issued_s: float) -> float:
-        event.synchronize()
-        return max(issued_s, time.perf_counter())
-
-    def finished() -> None:
-        effect()
-        device.current_stream().synchronize()
-
-    return begun_s, finished
 
 
 def _reduction(opts: Any) -> Any:

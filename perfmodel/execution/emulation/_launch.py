@@ -200,7 +200,7 @@ def _watch(
             raise EmulationError(f"emulated ranks: {failure_of(folder)}")
         for rank, code in codes.items():
             where = _told(folder, rank)
-            if code and not _ended(code, folder, rank):
+            if code and (code > 0 or not record_of(folder, rank).exists()):
                 said = _last_line(_errors_of(work, rank))
                 raise EmulationError(
                     f"rank {rank}: the script ended with status {code}, after {where or 'no call'}{said}"
@@ -216,10 +216,6 @@ def _watch(
         if all(code is not None for code in codes.values()):
             return
         time.sleep(_LOOK_S)
-
-
-def _ended(code: int, folder: Path, rank: int) -> bool:
-    return code < 0 and record_of(folder, rank).exists()
 
 
 def _errors_of(work: Path, rank: int) -> Path:

@@ -1,12 +1,21 @@
-"""Times and core seconds of the collectives of torch's gloo on this machine, for tables of prices."""
+"""Times and core seconds of the collectives of torch's gloo on this machine, for tables of prices.
+
+A rank of such a measurement is `python -m perfmodel.execution.emulation._measure OUT KINDS SIZES CALLS`. As in
+training, every call comes after some computing, when caches are cold, ranks not quite together and the library's
+threads asleep: calls in a tight loop take less of the core, and do not show its stalls.
+"""
 
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.execution.emulation._clock import Core
 from perfmodel.execution.emulation._launch import Emulation, emulate
 from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._prices import COLUMNS, Prices
@@ -16,8 +25,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURED: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-
 SIZES: Final = (64, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_WARM_UP: Final = 3
+_COMPUTE_S: Final = 0.015
+_SKEW_S: Final = 0.002
+_JITTER_ROUNDS: Final = 20
+_JITTER_WORK: Final = 10
+_PRODUCTS: Final = 12
+_KEPT: Final = 0.95
+"""Share of the calls that count, the shortest: others are the machine's doing."""
 
 
 def measure_prices(
@@ -53,7 +69,7 @@ def measure_prices(
         out = Path(folder) / "rows.json"
         emulate(
             Emulation(
-                command=(sys.executable, "-m", f"{__package__}._measured_rank", str(out), ",".join(kinds),
+                command=(sys.executable, "-m", f"{__package__}._measure", str(out), ",".join(kinds),
                          ",".join(map(str, sizes)), str(calls)),
                 world_size=world_size, real_ranks=(0,) if alone else tuple(range(world_size)), prices=prices,
                 wire=wire, cores=usable_cores(), hosts=tuple(hosts),
@@ -78,3 +94,117 @@ def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
     return table.assign(
         time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=usual
     )  # fmt: skip
+
+
+def main(out: str, kinds: str, sizes: str, calls: str) -> None:
+    """Mean seconds and processor seconds of a call, by kind and size; rank 0 writes them."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows, rates = [], []
+    random, core = Random(dist.get_rank()), Core(torch)
+    for kind in kinds.split(","):
+        for nbytes in map(int, sizes.split(",")):
+            call = _call(dist, torch, kind, nbytes)
+            time_s, core_s, copies_per_s = _timed(dist, torch, call, int(calls), random, core)
+            rows.append([kind, dist.get_world_size(), nbytes, time_s, core_s])
+            rates.append(copies_per_s)
+    jitter = _jitter(dist, torch)
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps([[*row, jitter, rate] for row, rate in zip(rows, rates, strict=True)]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    whole = torch.ones(max(n, nbytes // 4 // n * n))
+    share = whole[: len(whole) // n].clone()
+    other = torch.empty_like(whole)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def shift() -> None:
+        requests = [dist.isend(whole, (rank + 1) % n), dist.irecv(other, (rank - 1) % n)]
+        for request in requests:
+            request.wait()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, dist.ReduceOp.MAX),
+        "all_gather": lambda: gather(other, share),
+        "reduce_scatter": lambda: scatter(share, whole, dist.ReduceOp.MAX),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "send_recv": shift,
+    }
+    return calls[kind]
+
+
+def _timed(
+    dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
+) -> tuple[float, float, float]:
+    """From the last rank's call to the end, and of the core where this rank is the last; the core's speed."""
+    matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
+    times_s, cores_s, rates = [], [], []
+    for number in range(calls + _WARM_UP):
+        until_s = time.perf_counter() + _COMPUTE_S + random.uniform(0.0, _SKEW_S)
+        memory.add_(1.0)
+        while time.perf_counter() < until_s:
+            torch.mm(matrix, matrix)
+        start_s, own_s = time.perf_counter(), time.process_time()
+        call()
+        end_s, core_s = time.perf_counter(), time.process_time() - own_s
+        mine = torch.tensor([start_s], dtype=torch.double)
+        starts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(starts, mine)
+        last_s = max(map(float, starts))
+        if number >= _WARM_UP:
+            times_s.append(max(0.0, end_s - last_s))  # a sender may be done before the last has come
+            if last_s == start_s:
+                cores_s.append(core_s)
+            rates.append(core.copies_per_s())
+    return _mean(times_s), _mean(cores_s or [0.0]), median(rates)
+
+
+def _jitter(dist: Any, torch: Any) -> float:
+    """Standard deviation of the log of a rank's time for the same work, from round to round, beside the others'.
+
+    Without what makes one rank slower all the time, and what slows all at once; by the median of the deviations, which
+    a few rounds that the machine disturbed do not move.
+    """
+    matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
+    rounds = []
+    for _ in range(_JITTER_ROUNDS):
+        start_s = time.perf_counter()
+        for _ in range(_JITTER_WORK):
+            memory.add_(1.0)
+            for _ in range(_PRODUCTS):
+                torch.mm(matrix, matrix)
+        mine = torch.tensor([time.perf_counter() - start_s], dtype=torch.double).log()
+        logs = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(logs, mine)
+        rounds.append(torch.cat(logs))
+    return spread(torch.stack(rounds).tolist())
+
+
+def spread(rounds: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of rows whose means, and columns whose medians, are of no matter.
+
+    Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
+    """
+    ranks = len(rounds[0])
+    rows = [[value - sum(row) / ranks for value in row] for row in rounds]
+    usual = [median(column) for column in zip(*rows, strict=True)]
+    off = median(abs(value - m) for row in rows for value, m in zip(row, usual, strict=True))
+    return off / 0.6745 * (ranks / (ranks - 1)) ** 0.5
+
+
+def _mean(values: list[float]) -> float:
+    kept = sorted(values)[: max(1, int(_KEPT * len(values)))]
+    return sum(kept) / len(kept)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

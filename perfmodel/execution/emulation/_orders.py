@@ -152,10 +152,9 @@ class Conditions:
         self._factors: dict[int, float] = {}
         self._calls = 0
 
-    def extra_s(self, call: Call, iteration: int) -> float:
-        """Seconds by which the network takes longer."""
-        orders = self._orders
-        kind = delayed_as(call.kind)
+    def extra_s(self, kind: str, iteration: int) -> float:
+        """Seconds by which the network takes longer for a call of a kind."""
+        orders, kind = self._orders, delayed_as(kind)
         delay_s = orders.delays_s.get(kind, 0.0)
         if kind == orders.swept:
             delay_s += orders.sweep_s[iteration // orders.sweep_every % len(orders.sweep_s)]

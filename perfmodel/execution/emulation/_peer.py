@@ -14,9 +14,10 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ from perfmodel.execution.emulation._gloo_messages import (
     kind_of,
 )
 from perfmodel.execution.emulation._operations import NEVER_S, Links, Message, Network, Operation, Pair
-from perfmodel.execution.emulation._orders import Call, Conditions, EmulationError, Orders
+from perfmodel.execution.emulation._orders import Conditions, EmulationError, Orders
 from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
 
 _SCRAP_BYTES: Final = 1 << 22
@@ -46,7 +47,9 @@ class _Group:
     name: str
     members: tuple[int, ...]
     place: int
-    real: "_Real"
+    conditions: Conditions
+    """Of the real rank, which all of its groups share, as its links."""
+    links: Links
     operations: dict[int, Operation] = field(default_factory=dict)
     """By slot, the newest last."""
     ends: "dict[int, _End]" = field(default_factory=dict)
@@ -73,17 +76,6 @@ class _End:
     connection: Connection
     group: _Group
     peer: int
-    place: Callable[[Header], memoryview] = field(init=False)
-    """Where a message's data go."""
-    arrived: Callable[[Header], None] = field(init=False)
-
-
-@dataclass(slots=True)
-class _Real:
-    """What one real rank is to the emulated ones."""
-
-    conditions: Conditions
-    links: Links = field(default_factory=Links)
 
 
 class Peer:
@@ -101,11 +93,11 @@ class Peer:
         self._expected: dict[int, tuple[_Group, int]] = {}
         self._bases: dict[tuple[str, tuple[int, ...]], int] = {}
         self._next_base = 0
-        self._reals: dict[int, _Real] = {}
+        self._reals: dict[int, tuple[Conditions, Links]] = {}
         self._groups: list[_Group] = []
         self._turn: deque[_Entry] = deque()
         self._later: list[tuple[float, int, _Entry]] = []
-        self._count = 0
+        self._numbers = count()
         self._scrap = memoryview(bytearray(_SCRAP_BYTES))
         self._zeros = memoryview(b"")
         self._log: list[dict[str, Any]] = []
@@ -164,10 +156,9 @@ class Peer:
                 continue
             pair.in_turn = False
             if again_s < NEVER_S:
-                self._count += 1
-                heappush(self._later, (again_s, self._count, entry))
+                heappush(self._later, (again_s, next(self._numbers), entry))
         for end in woken:
-            end.group.real.conditions.together(now_s)
+            end.group.conditions.together(now_s)
             end.connection.flush()
             self._watch(end)
 
@@ -186,13 +177,12 @@ class Peer:
     def _exchange(self, end: _End, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             end.connection.flush()
-        if events & selectors.EVENT_READ:
-            there = end.connection.receive(end.place, end.arrived)
-            if not there:
-                self._selector.unregister(end.connection.socket)
-                del end.group.ends[end.peer]
-                end.connection.socket.close()
-                return
+        place, arrived = partial(self._place, end), partial(self._arrived, end)
+        if events & selectors.EVENT_READ and not end.connection.receive(place, arrived):
+            self._selector.unregister(end.connection.socket)
+            del end.group.ends[end.peer]
+            end.connection.socket.close()
+            return
         self._watch(end)
 
     def _watch(self, end: _End) -> None:
@@ -203,6 +193,10 @@ class Peer:
         key = self._selector.get_map().get(end.connection.socket.fileno())
         if key is not None and key.events != wanted:
             self._selector.modify(end.connection.socket, wanted, end)
+
+    def _place(self, end: _End, header: Header) -> memoryview:
+        """Where a message's data go."""
+        return end.group.operations[header.slot].place_for(end.peer, header.nbytes, self._scrap)
 
     def _arrived(self, end: _End, header: Header) -> None:
         operation, now_s = self._operation(end, header), time.perf_counter()
@@ -228,13 +222,10 @@ class Peer:
         operation = group.operations.get(header.slot)
         if operation is not None:
             return operation
-        kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.real.conditions
+        kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
-        late_s = conditions.late_s(now_s, len(group.members) - 1)
-        late_s += conditions.extra_s(Call(kind, header.nbytes, ""), 0)
-        operation = Operation(
-            header.slot, len(group.members), group.place, now_s + late_s, self._network, group.real.links
-        )
+        late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
+        operation = Operation(header.slot, len(group.members), group.place, now_s + late_s, self._network, group.links)
         operation.first_s = operation.last_s = now_s
         group.operations[header.slot] = operation
         if len(group.operations) > _MOST_OPERATIONS:
@@ -262,7 +253,8 @@ class Peer:
                 self._bases[name, members] = self._next_base
                 self._next_base += len(members) ** 2
             base, place = self._bases[name, members], members.index(rank)
-            group = _Group(name, members, place, self._reals.setdefault(rank, _Real(Conditions(self._orders))))
+            conditions, links = self._reals.setdefault(rank, (Conditions(self._orders), Links()))
+            group = _Group(name, members, place, conditions, links)
             self._groups.append(group)
             for peer, member in enumerate(members):
                 if member not in self._orders.real_ranks:
@@ -277,8 +269,6 @@ class Peer:
             return
         group, peer = self._expected.pop(number)
         end = group.ends[peer] = _End(Connection(connected), group, peer)
-        end.place = lambda header: group.operations[header.slot].place_for(peer, header.nbytes, self._scrap)
-        end.arrived = lambda header: self._arrived(end, header)
         self._selector.register(connected, selectors.EVENT_READ, end)
 
 

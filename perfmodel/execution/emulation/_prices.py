@@ -114,8 +114,22 @@ class PriceTable:
         return self._at(op, 1)
 
     def core_s(self, op: Collective) -> float:
-        """Processor time, in the same way."""
-        return self._at(op, 2)
+        """Processor time, in the same way; if need be by measurements of another number of ranks, 0 without any.
+
+        A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and moves (n - 1) / n of the
+        buffer through every rank (Thakur et al. 2005, section 4); what the smallest message takes is taken for the
+        steps'.
+        """
+        measured = [ranks for kind, ranks in self.curves if kind == op.collective]
+        if not measured:
+            return 0.0
+        ranks = min(measured, key=lambda n: abs(n - op.num_ranks))
+        at = self._at(replace(op, num_ranks=ranks), 2)
+        if op.collective in ("send_recv", "broadcast"):
+            return at
+        steps = min(at, float(self.curves[op.collective, ranks][0, 2]))
+        more = (op.num_ranks - 1) / (ranks - 1)
+        return steps * more + (at - steps) * more * ranks / op.num_ranks
 
     def _at(self, op: Collective, column: int) -> float:
         rows = self.curves.get((op.collective, op.num_ranks))
@@ -155,23 +169,5 @@ class Prices:
         time_s = float(self.seconds(op))
         if not 0 <= time_s < float("inf"):
             raise PerfModelError(f"prices: {op.collective} of {op.bytes} bytes cannot take {time_s!r} s")
-        busy_s = 0.0 if self.occupancy is None else min(time_s, core_s(self.occupancy, op))
+        busy_s = 0.0 if self.occupancy is None else min(time_s, self.occupancy.core_s(op))
         return time_s + self.delays_s.get(delayed_as(kind), 0.0), busy_s
-
-
-def core_s(table: PriceTable, op: Collective) -> float:
-    """Processor time of a collective by a table of measurements, if need be of another number of ranks.
-
-    A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and moves (n - 1) / n of the
-    buffer through every rank (Thakur et al. 2005, section 4); what the smallest message takes is taken for the steps'.
-    """
-    measured = [ranks for kind, ranks in table.curves if kind == op.collective]
-    if not measured:
-        return 0.0
-    ranks = min(measured, key=lambda n: abs(n - op.num_ranks))
-    at = table.core_s(replace(op, num_ranks=ranks))
-    steps = min(at, float(table.curves[op.collective, ranks][0, 2]))
-    if op.collective in ("send_recv", "broadcast"):
-        return at
-    more = (op.num_ranks - 1) / (ranks - 1)
-    return steps * more + (at - steps) * more * ranks / op.num_ranks

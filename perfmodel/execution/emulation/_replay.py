@@ -5,7 +5,7 @@ Also a curve of iteration time against a delay, emulated and predicted, and how 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -96,70 +96,74 @@ def replay(iteration: Iteration) -> Replay:
     stream = {lane: n for n, lane in enumerate(lanes)}
     users = users_of(iteration.calls)
     for span in iteration.spans:
-        awaited = [calls[place] for place in span.after if place in calls]
-        before = ops.joined([thread, *awaited])
-        thread = ops.add(own_s(span.start_s, span.end_s, users), _PHASES[span.phase], Stream.COMPUTE, before)
+        before = ops.after([thread, *(calls[place] for place in span.after if place in calls)])
+        work_s = max(0.0, own_s(span.start_s, span.end_s, users))
+        thread = ops.add(_Op(work_s, _PHASES[span.phase], int(Stream.COMPUTE), before))
         if span.issues >= 0:
             call = iteration.calls.iloc[span.issues]
             lane = call.group, call.lane
             at_once_s = max(0.0, float(call.end_s - max(call.start_s, call.issued_s)))
             late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
             place = ops.add(
-                at_once_s + late_s, Kind.GRAD_REDUCE, Stream.DATA_COMM, [thread, last_of_lane.get(lane, -1)],
-                call.kind, stream[lane], min(float(call.core_s), at_once_s), float(call.delay_s),
+                _Op(
+                    at_once_s + late_s, Kind.GRAD_REDUCE, stream[lane] * N_STREAMS + Stream.DATA_COMM,
+                    ops.after([thread, last_of_lane.get(lane, -1)]), call.kind,
+                    min(float(call.core_s), at_once_s), float(call.delay_s),
+                )
             )  # fmt: skip
             last_of_lane[lane] = calls[span.issues] = place
     return ops.finished(thread)
 
 
+class _Op(NamedTuple):
+    """Of a structure under way; each has a class of its own."""
+
+    time_s: float
+    kind: Kind
+    stream: int
+    pred: list[int]
+    collective: str = ""
+    core_s: float = 0.0
+    told_s: float = 0.0
+
+
 class _Ops:
-    """A structure under way; every op has a class of its own."""
+    """A structure under way."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, Kind, int, list[int], str, float, float]] = []
+        self._ops: list[_Op] = []
 
-    def add(
-        self,
-        time_s: float,
-        kind: Kind,
-        stream: int,
-        before: Sequence[int],
-        collective: str = "",
-        device: int = 0,
-        core_s: float = 0.0,
-        told_s: float = 0.0,
-    ) -> int:
-        pred = [op for op in dict.fromkeys(before) if op >= 0]
-        self._rows.append((max(0.0, time_s), kind, device * N_STREAMS + stream, pred, collective, core_s, told_s))
-        return len(self._rows) - 1
+    def add(self, op: _Op) -> int:
+        """An op that takes time, by its number."""
+        self._ops.append(op)
+        return len(self._ops) - 1
 
-    def joined(self, before: Sequence[int]) -> list[int]:
-        """At most two ops in place of any number."""
+    def after(self, before: Sequence[int]) -> list[int]:
+        """At most two ops in place of any number; those below 0 are none."""
         ops = [op for op in dict.fromkeys(before) if op >= 0]
         while len(ops) > 2:
-            self._rows.append((0.0, Kind.ZERO, -1, ops[:2], "", 0.0, 0.0))
-            ops = [*ops[2:], len(self._rows) - 1]
+            ops = [*ops[2:], self.add(_Op(0.0, Kind.ZERO, -1, ops[:2]))]
         return ops
 
     def finished(self, thread: int) -> Replay:
-        self._rows.append((0.0, Kind.ZERO, -1, [thread], "", 0.0, 0.0))
-        n = len(self._rows)
+        """All ops, and one at which the thread is done."""
+        ops = [*self._ops, _Op(0.0, Kind.ZERO, -1, [thread])]
+        n = len(ops)
         pred = np.full((n, 2), -1)
-        for op, row in enumerate(self._rows):
-            pred[op, : len(row[3])] = row[3]
-        kinds: Any = np.array([row[1] for row in self._rows])
+        for number, op in enumerate(ops):
+            pred[number, : len(op.pred)] = op.pred
+        kinds: Any = np.array([op.kind for op in ops])
         classes = np.where(kinds == Kind.ZERO, 0, np.arange(n) + 1)
         zeros = np.zeros(n + 1, np.int64)
         structure = Structure(
             duration=classes, pred=pred, lag=np.zeros((n, 2), np.int64),
-            stream=np.array([row[2] for row in self._rows]), micro_batch=np.full(n, -1),
+            stream=np.array([op.stream for op in ops]), micro_batch=np.full(n, -1),
             class_kind=np.array([Kind.ZERO, *kinds]), class_stage=zeros, class_segment=zeros,
             alloc=np.zeros(n, np.int64), free=np.zeros(n, np.int64),
-            devices=1 + max(row[2] for row in self._rows) // N_STREAMS,
+            devices=1 + max(op.stream for op in ops) // N_STREAMS,
         )  # fmt: skip
-        durations_s = np.array([0.0, *(row[0] for row in self._rows)])
-        core_s, told_s = (np.array([0.0, *(row[i] for row in self._rows)]) for i in (5, 6))
-        return Replay(structure, durations_s, ("", *(row[4] for row in self._rows)), core_s, told_s)
+        times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.told_s) for op in ops)])
+        return Replay(structure, times_s[:, 0], ("", *(op.collective for op in ops)), times_s[:, 1], times_s[:, 2])
 
 
 _LEAST: Final = 3

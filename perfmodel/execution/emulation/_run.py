@@ -1,7 +1,6 @@
 """What the real ranks recorded, as tables and as a timeline."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ from jaxtyping import Float
 
 from perfmodel.execution.emulation._orders import EmulationError
 from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
+from perfmodel.ingest import merged_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ class RankRun:
             backward_s = _between(inside, "backward", "backward_end")
             optimizer_s = _between(inside, "optimizer", "iteration_end")
             own_s = float(end.thread_s - start.thread_s)
-            under_way_s = _union_s(self.collectives, float(start.wall_s), float(end.wall_s))
+            under_way_s = _under_way_s(self.collectives, float(start.wall_s), float(end.wall_s))
             exposed_s = float(np.clip(span_s - own_s, 0.0, under_way_s))
             rows.append(
                 {
@@ -165,14 +165,10 @@ def read_run(folder: Path) -> EmulatedRun:
 
     ranks = []
     for path in folder.glob("rank*.json"):
-        data: Mapping[str, Any] = json.loads(path.read_text())
-        ranks.append(
-            RankRun(
-                data["rank"], data["world_size"], pd.DataFrame(data["collectives"]), pd.DataFrame(data["marks"]),
-                data["peak_bytes"], data["start_bytes"], data["code_bytes"], data["overhead_s"],
-                tuple(map(tuple, data["parameters"])),
-            )
-        )  # fmt: skip
+        data: dict[str, Any] = json.loads(path.read_text())
+        data |= {name: pd.DataFrame(data[name]) for name in ("collectives", "marks")}
+        data["parameters"] = tuple(map(tuple, data["parameters"]))
+        ranks.append(RankRun(**data))
     if not ranks:
         raise EmulationError("the script ended without joining a process group: nothing was emulated")
     ranks.sort(key=lambda rank: rank.rank)
@@ -212,14 +208,9 @@ def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
     return float((ends[:pairs] - starts[:pairs]).sum())
 
 
-def _union_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
+def _under_way_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
     """Seconds of an interval in which some call is under way."""
     spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
-    spans = spans.sort_values("start_s")
-    total_s, reached_s = 0.0, low_s
-    for start_s, end_s in zip(spans.start_s, spans.end_s, strict=True):
-        begin_s, stop_s = max(start_s, reached_s), min(end_s, high_s)
-        if stop_s > begin_s:
-            total_s += stop_s - begin_s
-            reached_s = stop_s
-    return total_s
+    starts_s, ends_s = (spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s"))
+    starts_s, ends_s = merged_intervals(starts_s, ends_s)
+    return float((ends_s - starts_s).sum())

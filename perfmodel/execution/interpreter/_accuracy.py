@@ -107,9 +107,7 @@ def accuracy_curve(
 
 
 def _accuracy(model: LayeredModel, params: Sequence[Params], places: Places) -> float:
-    x = jnp.asarray(places.test_features)
-    for layer, own in zip(model.layers, params, strict=True):
-        x, _ = layer.apply(own, x, ())
+    x = model.output(params, jnp.asarray(places.test_features))
     return float((np.sign(np.asarray(x).mean(axis=1)) == places.test_labels).mean())
 
 

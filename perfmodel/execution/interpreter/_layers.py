@@ -4,7 +4,7 @@ A layer is cut so finely (product, activation, attention) that its input is all 
 save: the backward of a layer with newer weights then computes what the framework would.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -45,6 +45,12 @@ class LayeredModel:
         """Initial parameters of every layer."""
         rng = np.random.default_rng(seed)
         return [layer.initial(rng) for layer in self.layers]
+
+    def output(self, params: Sequence[Params], x: Array) -> Array:
+        """Of whole sequences, by parameters of every layer."""
+        for layer, own in zip(self.layers, params, strict=True):
+            x, _ = layer.apply(own, x, ())
+        return x
 
     def stages(self, n: int) -> list[range]:
         """Layers of each of n stages, dealt out as evenly as can be.
@@ -99,9 +105,7 @@ def sequential_gradients(
 
     def mean_loss(parameters: list[Params]) -> Array:
         def of_one(x: Array, target: Array) -> Array:
-            for layer, own in zip(model.layers, parameters, strict=True):
-                x, _ = layer.apply(own, x, ())
-            return model.loss(x, target)
+            return model.loss(model.output(parameters, x), target)
 
         return jnp.mean(jax.vmap(of_one)(jnp.asarray(inputs), jnp.asarray(targets)))
 

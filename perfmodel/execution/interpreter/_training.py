@@ -178,8 +178,5 @@ def teacher_data(
         raise PerfModelError(f"data for training needs at least one micro-batch, got {micro_batches}")
     rng = np.random.default_rng(seed)
     inputs = rng.normal(size=(micro_batches, examples, width))
-    teacher = model.initial(seed + 1000)
-    targets = inputs.reshape(-1, width)
-    for layer, own in zip(model.layers, teacher, strict=True):
-        targets = np.asarray(layer.apply(own, jnp.asarray(targets), ())[0])
-    return inputs, targets.reshape(inputs.shape)
+    targets = model.output(model.initial(seed + 1000), jnp.asarray(inputs.reshape(-1, width)))
+    return inputs, np.asarray(targets).reshape(inputs.shape)

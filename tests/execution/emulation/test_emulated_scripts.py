@@ -104,7 +104,7 @@ def test_calls_on_a_gpu_begin_behind_their_streams_kernels() -> None:
 
 
 def test_tensors_say_which_device_they_are_on() -> None:
-    from perfmodel.execution.emulation._group import device_module
+    from perfmodel.execution.emulation._effects import device_module
 
     assert device_module("float32") is device_module("sparse float32") is None
     assert device_module("cuda float32").__name__ == "torch.cuda"

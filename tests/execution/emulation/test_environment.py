@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation import EmulationError
-from perfmodel.execution.emulation._environment import Environment
+from perfmodel.execution.emulation._environment import Environment, Line
 from perfmodel.execution.emulation._orders import DELAYED, KINDS, Call, Conditions, Orders, delayed_as
-from perfmodel.execution.emulation._rank import Line
 
 CALL = Call("all_reduce", 8, "float32", "sum")
 
@@ -109,9 +108,9 @@ def test_orders_travel_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_delays_by_kind_and_by_iteration() -> None:
     conditions = Conditions(orders(delays_s={"send_recv": 0.5}, swept="all_reduce", sweep_s=(1.0, 2.0), sweep_every=3))
-    assert [conditions.extra_s(CALL, i) for i in (0, 2, 3, 5, 6)] == [1, 1, 2, 2, 1]
-    assert conditions.extra_s(Call("recv", 1, ""), 0) == 0.5
-    assert conditions.extra_s(Call("barrier", 1, ""), 0) == 0
+    assert [conditions.extra_s("all_reduce", i) for i in (0, 2, 3, 5, 6)] == [1, 1, 2, 2, 1]
+    assert conditions.extra_s("recv", 0) == 0.5
+    assert conditions.extra_s("barrier", 0) == 0
 
 
 times_s = st.floats(0, 1e3)
@@ -126,9 +125,8 @@ def test_every_kind_takes_longer_by_its_own_delay(delays_s: dict[str, float], sw
         wanted_s = delays_s.get(delayed_as(kind), 0.0) + (
             sweep_s[iteration // every % len(sweep_s)] if delayed_as(kind) == swept else 0.0
         )
-        call = Call(kind, 8, "float32")
-        assert Conditions(asked).extra_s(call, iteration) == pytest.approx(wanted_s)
-        assert Conditions(asked.without_what_if()).extra_s(call, iteration) == 0.0
+        assert Conditions(asked).extra_s(kind, iteration) == pytest.approx(wanted_s)
+        assert Conditions(asked.without_what_if()).extra_s(kind, iteration) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
-from perfmodel.execution.emulation._measure import at_one_speed
-from perfmodel.execution.emulation._measured_rank import spread
-from perfmodel.execution.emulation._prices import core_s, placed
+from perfmodel.execution.emulation._measure import at_one_speed, spread
+from perfmodel.execution.emulation._prices import placed
 from perfmodel.ops import Collective
 from perfmodel.units import parse_seconds
 
@@ -56,8 +55,8 @@ def test_jitter_is_what_neither_all_ranks_nor_one_have_at_all_times() -> None:
 
 def test_core_time_of_other_numbers_of_ranks_follows_the_ring(table: PriceTable) -> None:
     # steps 0.0005 s each, and 0.0005 s for half of 2000 bytes through a rank
-    assert core_s(table, all_reduce(2000, 4)) == pytest.approx(3 * 0.0005 + 0.0005 * (3 / 4) / (1 / 2))
-    assert core_s(table, Collective(collective="broadcast", bytes=8, num_ranks=2, ranks_per_node=1)) == 0
+    assert table.core_s(all_reduce(2000, 4)) == pytest.approx(3 * 0.0005 + 0.0005 * (3 / 4) / (1 / 2))
+    assert table.core_s(Collective(collective="broadcast", bytes=8, num_ranks=2, ranks_per_node=1)) == 0
 
 
 def test_prices_never_keep_the_core_longer_than_the_call(table: PriceTable) -> None:

@@ -154,7 +154,7 @@ def test_curves_show_hardware_and_statistical_efficiency_together() -> None:
     rng = np.random.default_rng(0)
     teacher = model.initial(7)
     x = rng.normal(size=(n * steps, 8, 4))
-    y = np.stack([np.asarray(_through(model, teacher, one)) for one in x])
+    y = np.stack([np.asarray(model.output(teacher, one)) for one in x])
     passes = PassTimes(np.ones(p), np.ones(p), np.ones(p))
     curves = {
         name: training_curve(name, model, model.initial(1), x, y, passes, per_step=n, learning_rate=0.3)
@@ -171,12 +171,6 @@ def test_curves_show_hardware_and_statistical_efficiency_together() -> None:
     assert curves["zb-h1"].time_s[-1] < curves["1f1b"].time_s[-1]
     assert curves["pipedream-2bw"].time_s[-1] < curves["zb-h1"].time_s[-1]
     assert curves["1f1b"].time_s[0] == (n + p - 1) * 3
-
-
-def _through(model: LayeredModel, params: list, x: np.ndarray):
-    for layer, own in zip(model.layers, params, strict=True):
-        x = layer.apply(own, x, ())[0]
-    return x
 
 
 def test_held_versions_are_those_that_the_analysis_counts() -> None:
