@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, Known, Missing, Ref
+from perfmodel.importers._graph import Array
 from perfmodel.importers.foreign_ops import FOREIGN_OPS, Call
 from perfmodel.program.distribute import megatron_axes
 from perfmodel.program.ir import Instruction, Parameter, Piece, Program, attributes
@@ -176,7 +176,7 @@ def separate_projections(program: Program) -> Program:
     function = program.function
     maker = {name: i for i in function.instructions for name in i.outputs}
     uses = Counter(name for i in function.instructions for name in i.inputs) + Counter(function.outputs)
-    weights = {piece.value for whole in program.inputs_of("parameter") for piece in whole.pieces}
+    weights = program.values_of("parameter")
     gone: set[str] = set()
     cuts: dict[str, tuple[int, tuple[str, ...]]] = {}
     written: dict[str, list[Instruction]] = {}
@@ -242,7 +242,7 @@ class _Chain:
 
 
 def _chain(
-    split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: set[str], program: Program
+    split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: frozenset[str], program: Program
 ) -> _Chain | None:
     """What leads from a product with a weight to a split of its last axis and to nothing else."""
     types = program.types

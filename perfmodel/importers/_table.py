@@ -1,7 +1,7 @@
 """What an importer returns: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import exp
 from pathlib import Path
@@ -16,6 +16,7 @@ from perfmodel.cost.learn import weight_files
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped
+from perfmodel.ops import KernelOp
 from perfmodel.prediction import COMPILED, Site
 from perfmodel.spec import Cluster, Device
 
@@ -71,7 +72,10 @@ def resolve(target: Cluster | Device | str) -> Cluster | Device:
 
 
 def _times(
-    kernels: Sequence[KernelRow], collectives: Sequence[CollectiveRow], place: Cluster | Device, calibration: Path | None
+    kernels: Sequence[KernelRow],
+    collectives: Sequence[CollectiveRow],
+    place: Cluster | Device,
+    calibration: Path | None,
 ) -> EventTimes:
     """Times of one execution of each row: kernels, with the gap before the next one, then collectives."""
     weights = weight_files(calibration)
@@ -243,5 +247,5 @@ class OpTable:
 _NOT_SHAPE: Final = ("op", "dtype", "pass_", "accumulate")
 
 
-def _shape(op: Any) -> Mapping[str, Any]:
-    return {f.name: getattr(op, f.name) for f in fields(op) if f.name not in _NOT_SHAPE}
+def _shape(op: KernelOp) -> Mapping[str, Any]:
+    return {name: value for name, value in op.stated().items() if name not in _NOT_SHAPE}

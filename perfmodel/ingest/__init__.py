@@ -2,6 +2,7 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest._chrome import chrome_trace, complete_event, name_event, write_chrome
+from perfmodel.ingest._hlo_modules import HLO_COLLECTIVES
 from perfmodel.ingest._measured_trace import PHASES, Activity, ActivityKind, MeasuredTrace, trace_of
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._own import write_measured_trace
