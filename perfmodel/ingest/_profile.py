@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.errors import TableError
 from perfmodel.ingest._measured_trace import Activity, ActivityKind, MeasuredTrace, trace_of
 from perfmodel.ingest._rows import Row
-from perfmodel.ops import FAMILIES, KernelOp, Op
+from perfmodel.ops import FAMILIES, Collective, KernelOp, Op, family_with_bmm
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,6 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
 
 def op_of(row: Row) -> Op | None:
     """The event that a row of the tables is of; None for one that lacks a size."""
-    from perfmodel.ops import Collective
-
     if "collective" in row:
         ranks = int(row["num_ranks"])
         per_node = int(row.get("ranks_per_node") or ranks)
@@ -154,7 +152,7 @@ def op_of(row: Row) -> Op | None:
 
 def _family(op: Op | None, operator: str, activity: Activity) -> str:
     if op is not None:
-        return "bmm" if op.family == "gemm" and getattr(op, "op", "") == "bmm" else op.family
+        return family_with_bmm(op)
     if activity.kind == ActivityKind.COPY:
         return ""
     if activity.kind == ActivityKind.COMMUNICATION:

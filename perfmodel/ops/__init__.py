@@ -9,7 +9,17 @@ from perfmodel.ops._gemm import Gemm
 from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
 from perfmodel.ops._memory import MemoryBound
 from perfmodel.ops._moe import NONGATED_MOE, MoE
-from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import (
+    Collective,
+    CollectiveKind,
+    Exchange,
+    ExchangeWay,
+    KernelOp,
+    Pass,
+    Shape,
+    Work,
+    family_with_bmm,
+)
 from perfmodel.ops._optimizer import OptimizerStep
 from perfmodel.ops._physics import (
     Machine,
