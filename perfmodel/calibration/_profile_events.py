@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.display import short_repr
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import ActivityKind, Call, Profile
-from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op, OptimizerStep
+from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op, OptimizerStep, family_with_bmm
 from perfmodel.prediction import StepProblem, event_shares, priced_events
 from perfmodel.spec import Layout
 
@@ -89,7 +89,7 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
     for op, count, time_s, critical_s in zip(
         shares.ops, shares.executions / layout.devices, seconds, shares.critical_s, strict=True
     ):
-        total = events.setdefault(event_key(op), Total(op.label, _family(op), op))
+        total = events.setdefault(event_key(op), Total(op.label, family_with_bmm(op), op))
         total.predicted_s += count * time_s
         total.predicted_calls += count
         total.critical_s += critical_s
@@ -110,10 +110,6 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
     return SideBySide(events, shares.step_time_s, idle_s, len(profile.step_numbers()), whole, calls, apart)
 
 
-def _family(op: Op) -> str:
-    return "bmm" if isinstance(op, Gemm) and op.op == "bmm" else op.family
-
-
 def event_key(op: Op) -> Key:
     """Products are the same whichever of their three sizes is contracted (forward and both gradients of a layer are
     one event); element-wise kernels of equal size and pass are, whatever they compute, since frameworks fuse them
@@ -122,7 +118,7 @@ def event_key(op: Op) -> Key:
         case Collective():
             return op.collective, op.num_ranks, f"{op.bytes:.1e}"
         case Gemm():
-            return _family(op), *sorted((op.m, op.n, op.k)), op.batch * op.groups
+            return family_with_bmm(op), *sorted((op.m, op.n, op.k)), op.batch * op.groups
         case Attention():
             return "attention", op.batch * op.heads, op.seq_q, op.seq_kv, op.head_dim, op.pass_
         case MemoryBound():

@@ -6,6 +6,8 @@ and executed too; `read_program` reads any of them.
 """
 
 from perfmodel.display import shorten_reprs
+from perfmodel.importers._hlo_graph import read_sharded
+from perfmodel.importers._jaxpr import trace
 from perfmodel.importers._onnx import read_onnx
 from perfmodel.importers._onnx_program import onnx_program
 from perfmodel.importers._program import trace_program
@@ -13,6 +15,5 @@ from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped
 from perfmodel.importers._source import SourceSettings, input_value, loaded, of_the_file, read_program
 from perfmodel.importers._table import OpTable, StepEstimate
 from perfmodel.importers._torch_program import torch_program
-from perfmodel.importers._trace import read_sharded, trace
 
 shorten_reprs(__name__)

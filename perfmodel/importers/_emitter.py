@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from perfmodel.importers._dtypes import Array
+from perfmodel.importers._graph import Array
 from perfmodel.program.ir import Builder, Shape
 
 _LARGEST_CONSTANT: Final = 1 << 16

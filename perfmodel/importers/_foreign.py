@@ -9,14 +9,14 @@ product become three, as Megatron-LM slices them.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, Known, Missing, Ref
+from perfmodel.importers._graph import Array
 from perfmodel.importers.foreign_ops import FOREIGN_OPS, Call
 from perfmodel.program.distribute import megatron_axes
 from perfmodel.program.ir import Instruction, Parameter, Piece, Program, attributes
@@ -27,21 +27,17 @@ _MOST_LAYERS = 1 << 16
 """Of one stack; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on from there."""
 
 
-@dataclass
 class Graph:
     """A graph on its way to a program."""
 
-    name: str
-    builder: ModelBuilder = field(init=False)
-    values: dict[str, Any] = field(default_factory=dict)
-    """Item of each value of the foreign graph, or a list of items."""
-    missing: dict[str, tuple[str, str, int]] = field(default_factory=dict)
-    """By op: why it could not be mapped, the first node, and how many there are."""
-
-    def __post_init__(self) -> None:
-        self.name = re.sub(r"\W", "_", self.name) or "graph"
+    def __init__(self, name: str) -> None:
+        self.name = re.sub(r"\W", "_", name) or "graph"
         self.builder = ModelBuilder(self.name, "fp32")
         self.emitter = Emitter(self.builder, differentiable=False)
+        self.values: dict[str, Any] = {}
+        """Item of each value of the foreign graph, or a list of items."""
+        self.missing: dict[str, tuple[str, str, int]] = {}
+        """By op: why it could not be mapped, the first node, and how many there are."""
         self._batch = 0
         self._stacks: list[str] = []
         self._products = 0
@@ -176,7 +172,7 @@ def separate_projections(program: Program) -> Program:
     function = program.function
     maker = {name: i for i in function.instructions for name in i.outputs}
     uses = Counter(name for i in function.instructions for name in i.inputs) + Counter(function.outputs)
-    weights = {piece.value for whole in program.inputs_of("parameter") for piece in whole.pieces}
+    weights = program.values_of("parameter")
     gone: set[str] = set()
     cuts: dict[str, tuple[int, tuple[str, ...]]] = {}
     written: dict[str, list[Instruction]] = {}
@@ -242,7 +238,7 @@ class _Chain:
 
 
 def _chain(
-    split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: set[str], program: Program
+    split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: frozenset[str], program: Program
 ) -> _Chain | None:
     """What leads from a product with a weight to a split of its last axis and to nothing else."""
     types = program.types

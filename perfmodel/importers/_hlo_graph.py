@@ -1,4 +1,4 @@
-"""From a compiled module to a graph: calls and fusions inlined, loops repeated, tuples taken apart.
+"""Op tables of compiled modules, as graphs: calls and fusions inlined, loops repeated, tuples taken apart.
 
 Fusion is redone by this package's rule: what the laptop's CPU compiler fuses says little of an accelerator.
 Copies and layout changes are read in place.
@@ -7,25 +7,67 @@ Copies and layout changes are read in place.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Region, Value, rows_of
+from perfmodel.importers._graph import Array, Node, Region, Value, rows_of
 from perfmodel.importers._hlo_rules import COLLECTIVES, Rules, called, widened
-from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
+from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type, parse_module
 from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, parse_groups
+from perfmodel.importers._table import OpTable
 
 Operand = Any
 """A `Value`, or a tuple of operands."""
 
 
-def region_of(module: HloModule, trip_count: int | None) -> Region:
-    """The graph of a module's entry; `trip_count` iterations are taken of loops that state none."""
+def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: str | None = None) -> OpTable:
+    """Kernels of one device and every collective, with its groups, of a partitioned program.
+
+    The mesh may be of fake devices: with `--xla_force_host_platform_device_count=256` in `XLA_FLAGS` a laptop
+    compiles the step of 256 accelerators, and nothing runs. Where the CPU compiler widened 16-bit arithmetic to
+    32 bits, what was narrow in the program is counted as narrow.
+
+        step = jax.jit(train_step, in_shardings=..., out_shardings=...)
+        pm.read_sharded(step, params, batch).predict("dgx-h100")
+
+    Args:
+        program: a jitted function (with `args` to lower it for), what `lower` or `compile` returned, or the text
+            of the compiled module (or the path of a file with it).
+        args: arrays or `jax.ShapeDtypeStruct`s (with shardings, unless the function states them).
+        trip_count: iterations of loops whose count the compiler did not find; otherwise these are unmapped.
+        name: of the table (default: the module's).
+
+    Raises:
+        PerfModelError: something else than such a program, text that is no HLO module, a dynamic dimension, or
+            replica groups in an unknown notation.
+    """
+    text, memory_bytes = _module_text(program, args)
+    module = parse_module(text)
     entry = module.computations[module.entry]
     walk = _Walk(module, trip_count, Rules(module.computations, widened(module)))
     root = walk.inline(entry, _parameters(entry))
-    return Region(tuple(walk.nodes), tuple(_values(root)))
+    rows = rows_of(Region(tuple(walk.nodes), tuple(_values(root))))
+    return OpTable(name=name or module.name, **rows._asdict(), n_devices=module.n_devices, memory_bytes=memory_bytes)
+
+
+def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None]:
+    if isinstance(program, Path):
+        return program.read_text(), None
+    if isinstance(program, str):
+        return program, None
+    lowered = program.lower(*args) if hasattr(program, "lower") else program
+    compiled = lowered.compile() if hasattr(lowered, "compile") else lowered
+    if not hasattr(compiled, "as_text"):
+        raise PerfModelError(
+            f"{type(program).__name__} is no sharded program; pass a jitted function, its lowered or compiled form, "
+            "or the text of the compiled module"
+        )
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return compiled.as_text(), None
+    sizes = (memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)
+    return compiled.as_text(), float(sum(sizes) - memory.alias_size_in_bytes)
 
 
 @dataclass
@@ -112,7 +154,7 @@ class _Walk:
     ) -> None:
         """Name what does not run a known number of times, collectives included."""
         rows = [rows_of(body) for body in bodies]
-        flops = max(sum(r.count * r.flops for r in (*each.kernels, *each.unmapped)) for each in rows)
+        flops = max(each.flops for each in rows)
         moved = max(sum(c.count * c.bytes for c in each.collectives) for each in rows)
         if moved:
             reason += f", with collectives of {moved:.0f} bytes"

@@ -9,11 +9,10 @@ from math import log2, prod
 from typing import Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Value, streamed, unknown
+from perfmodel.importers._graph import Array, Node, Value, streamed, unknown
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
 from perfmodel.importers._products import ConvShape, convolution, product, product_dtype
-from perfmodel.ingest._hlo_modules import COLLECTIVES as MEASURED_COLLECTIVES
+from perfmodel.ingest import HLO_COLLECTIVES
 from perfmodel.ops import CollectiveKind, Embedding, Gemm
 
 _TRANSCENDENTAL: Final = frozenset({
@@ -35,7 +34,7 @@ _CONSTANTS: Final = frozenset({
     "constant", "iota", "partition-id", "replica-id", "rng-get-and-update-state", "create-token",
 })  # fmt: skip
 COLLECTIVES: Final[dict[str, CollectiveKind]] = {
-    **MEASURED_COLLECTIVES,
+    **HLO_COLLECTIVES,
     "ragged-all-to-all": "all_to_all",
     "collective-broadcast": "broadcast",
 }

@@ -7,7 +7,7 @@ from math import prod
 from typing import Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
+from perfmodel.importers._graph import Array
 
 Type = Array | tuple["Type", ...]
 """An array, or a tuple of types."""

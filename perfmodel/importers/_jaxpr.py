@@ -1,16 +1,18 @@
-"""From a jaxpr to a graph: bodies inlined, loops repeated, collectives placed on their mesh."""
+"""Op tables of JAX functions, as graphs: bodies inlined, loops repeated, collectives placed on their mesh."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Region, Value, rows_of
+from perfmodel.errors import PerfModelError
+from perfmodel.importers._graph import Array, Node, Region, Value, rows_of
 from perfmodel.importers._jaxpr_rules import leaf
 from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, axis_groups
+from perfmodel.importers._table import OpTable
 from perfmodel.ops import CollectiveKind
 
 _INLINED: Final = frozenset({
@@ -26,9 +28,37 @@ _COLLECTIVES: Final[dict[str, CollectiveKind]] = {
 }  # fmt: skip
 
 
-def region_of(closed: ClosedJaxpr, trip_count: int | None) -> Region:
-    """The graph of a whole function; `trip_count` iterations are taken of loops that state none."""
-    return _Walk(trip_count).region(closed.jaxpr, {})
+def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, name: str | None = None) -> OpTable:
+    """Kernels, FLOPs and bytes of a JAX function; nothing is computed.
+
+    `jit`, `checkpoint`, custom derivatives and `shard_map` are looked into, `scan` counts its body as often as it
+    runs. Where an array is spread over a mesh by `jit` alone, the whole of it is counted; `read_sharded` reads
+    what one device does.
+
+        step = jax.value_and_grad(loss)
+        pm.trace(step, params, jax.ShapeDtypeStruct((8, 1024), "int32")).predict("h100-sxm")
+
+    Args:
+        args: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
+        trip_count: iterations of `while` loops, which state none; otherwise these are unmapped.
+        name: of the table (default: the function's).
+
+    Raises:
+        PerfModelError: a dimension that is not a number.
+    """
+    closed = jax.make_jaxpr(fn)(*args)
+    for var in closed.jaxpr.invars:
+        shape = getattr(var.aval, "shape", ())
+        if not all(isinstance(n, int) for n in shape):
+            raise PerfModelError(f"argument of shape {shape} is of unknown size; give every dimension as a number")
+    return table_of(closed, trip_count, name or getattr(fn, "__name__", type(fn).__name__))
+
+
+def table_of(closed: ClosedJaxpr, trip_count: int | None, name: str) -> OpTable:
+    """Op table of a jaxpr."""
+    rows = rows_of(_Walk(trip_count).region(closed.jaxpr, {}))
+    ranks = max((rank for row in rows.collectives for group in row.groups for rank in group), default=0)
+    return OpTable(name=name, **rows._asdict(), n_devices=ranks + 1)
 
 
 @dataclass
@@ -118,7 +148,7 @@ class _Walk:
         if self.trip_count is not None:
             body = self.region(parameters["body_jaxpr"].jaxpr, mesh, float(self.trip_count))
             return Node("while", "loop", inputs, outputs, work=body)
-        flops = self._flops(parameters["body_jaxpr"].jaxpr, mesh)
+        flops = rows_of(self.region(parameters["body_jaxpr"].jaxpr, mesh)).flops
         reason = "its trip count is not known (FLOPs of one iteration); pass trip_count, or write it as a scan"
         return Node("while", "unmapped", inputs, outputs, work=Unmapped("while", reason, flops))
 
@@ -127,13 +157,9 @@ class _Walk:
         branches = parameters["branches"]
         if len(branches) == 1:
             return Node("cond", "loop", inputs, outputs, work=self.region(branches[0].jaxpr, mesh))
-        flops = max(self._flops(branch.jaxpr, mesh) for branch in branches)
+        flops = max(rows_of(self.region(branch.jaxpr, mesh)).flops for branch in branches)
         reason = "which branch is taken depends on data (FLOPs of the largest branch)"
         return Node("cond", "unmapped", inputs, outputs, work=Unmapped("cond", reason, flops))
-
-    def _flops(self, jaxpr: Jaxpr, mesh: Mapping[str, int]) -> float:
-        rows = rows_of(self.region(jaxpr, mesh))
-        return sum(row.count * row.flops for row in (*rows.kernels, *rows.unmapped))
 
 
 def array_of(var: Any) -> Array:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from math import log2, prod
 from typing import Any, Final
 
-from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Value, streamed, unknown
+from perfmodel.importers._graph import Array, Node, Value, streamed, unknown
 from perfmodel.importers._products import ConvShape, convolution, product, product_dtype
 from perfmodel.ops import Embedding
 

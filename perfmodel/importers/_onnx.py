@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Region, Value, rows_of, streamed, unknown
+from perfmodel.importers._graph import Array, Node, Region, Value, rows_of, streamed, unknown
 from perfmodel.importers._products import ConvShape, convolution, product
 from perfmodel.importers._table import OpTable
 from perfmodel.ops import Attention, Embedding
@@ -68,7 +67,7 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
     except onnx.shape_inference.InferenceError as error:
         raise PerfModelError(f"ONNX model {graph.name}: shapes cannot be inferred ({error})") from None
     rows = rows_of(_Reader(onnx, graph).region())
-    return OpTable(name=name or graph.name or "onnx", kernels=rows.kernels, unmapped=rows.unmapped)
+    return OpTable(name=name or graph.name or "onnx", **rows._asdict())
 
 
 def load_onnx(model: Any) -> tuple[Any, Any]:

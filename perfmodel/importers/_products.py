@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from perfmodel.importers._dtypes import Array
+from perfmodel.importers._graph import Array
 from perfmodel.ops import Convolution, Gemm, KernelOp
 
 Axes = tuple[int, ...]

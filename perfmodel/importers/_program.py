@@ -9,13 +9,11 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Missing, Ref
-from perfmodel.importers._graph import Value
-from perfmodel.importers._jaxpr import array_of, inlined_body
+from perfmodel.importers._graph import Array, Value
+from perfmodel.importers._jaxpr import array_of, inlined_body, table_of
 from perfmodel.importers._jaxpr_rules import leaf
 from perfmodel.importers._program_rules import mapped
-from perfmodel.importers._trace import table_of
 from perfmodel.program.ir import Program, Tensor
 from perfmodel.program.ir.models import ModelBuilder
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, Shifted, collapsed
+from perfmodel.importers._graph import Array
 
 Parameters = Mapping[str, Any]
 

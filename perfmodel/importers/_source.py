@@ -105,9 +105,8 @@ def _exported(path: str) -> Any:
 
 
 def _in_mode(program: Program, mode: Mode | None) -> Program:
-    trains = any(i.tag.phase == "backward" for i in program.function.instructions)
     loss = any(whole.role == "loss" for whole in program.outputs)
-    if trains or mode == "inference" or (mode is None and not loss):
+    if program.trains or mode == "inference" or (mode is None and not loss):
         return program
     if not loss:
         raise PerfModelError(f"@{program.function.name} returns no loss to train on; let the model return a scalar")

@@ -1,7 +1,7 @@
 """What an importer returns: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import exp
 from pathlib import Path
@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from perfmodel import catalog
-from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
-from perfmodel.cost.learn import WeightFiles, weight_files
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel, event_times
+from perfmodel.cost.learn import weight_files
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped
+from perfmodel.ops import KernelOp
 from perfmodel.prediction import COMPILED, Site
 from perfmodel.spec import Cluster, Device
 
@@ -70,23 +71,21 @@ def resolve(target: Cluster | Device | str) -> Cluster | Device:
         raise UnknownNameError("cluster or device", target, (*catalog.clusters(), *catalog.devices())) from None
 
 
-def _kernel_times(kernels: Sequence[KernelRow], device: Device, weights: WeightFiles) -> EventTimes:
-    if not kernels:
-        return _NOTHING
-    times = KernelModel.of(weights).times(device, [row.op for row in kernels])
-    gap = COMPILED.kernel_gap_s
-    return EventTimes(times.time_s + gap, times.lo_s + gap, times.hi_s + gap, times.provenance)
-
-
-def _collective_times(
-    collectives: Sequence[CollectiveRow], place: Cluster | Device, weights: WeightFiles
+def _times(
+    kernels: Sequence[KernelRow],
+    collectives: Sequence[CollectiveRow],
+    place: Cluster | Device,
+    calibration: Path | None,
 ) -> EventTimes:
-    if not collectives or not isinstance(place, Cluster):
-        return _NOTHING
-    return CollectiveModel.of(weights).times(place, [row.on(place) for row in collectives])
-
-
-_NOTHING: Final = EventTimes(np.zeros(0), np.zeros(0), np.zeros(0), ())
+    """Times of one execution of each row: kernels, with the gap before the next one, then collectives."""
+    weights = weight_files(calibration)
+    model, ops = KernelModel.of(weights), [row.op for row in kernels]
+    if isinstance(place, Cluster):
+        sent = [row.on(place) for row in collectives]
+        times = event_times([*ops, *sent], place, model, CollectiveModel.of(weights))
+    else:
+        times = model.times(place, ops)
+    return times.plus(np.repeat([COMPILED.kernel_gap_s, 0.0], [len(kernels), len(collectives)]))
 
 
 def _frame(rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]) -> pd.DataFrame:
@@ -207,16 +206,9 @@ class OpTable:
                 f"the program communicates between {self.n_devices} devices; name a cluster, not the device "
                 f"{device.name}"
             )
-        weights = weight_files(calibration)
-        computed = _kernel_times(self.kernels, device, weights)
-        moved = _collective_times(self.collectives, place, weights)
         rows = [*self.kernels, *self.collectives]
-        count = np.array([row.count for row in rows])
-        time_s, lo_s, hi_s = (
-            count * np.concatenate([getattr(computed, name), getattr(moved, name)])
-            for name in ("time_s", "lo_s", "hi_s")
-        )
-        names = (*computed.provenance, *moved.provenance)
+        times = _times(self.kernels, self.collectives, place, calibration).scaled(np.array([row.count for row in rows]))
+        time_s, lo_s, hi_s, names = times.time_s, times.lo_s, times.hi_s, times.provenance
         total = float(time_s.sum())
         kernel_s = float(time_s[: len(self.kernels)].sum())
         peak_s = sum(
@@ -255,5 +247,5 @@ class OpTable:
 _NOT_SHAPE: Final = ("op", "dtype", "pass_", "accumulate")
 
 
-def _shape(op: Any) -> Mapping[str, Any]:
-    return {f.name: getattr(op, f.name) for f in fields(op) if f.name not in _NOT_SHAPE}
+def _shape(op: KernelOp) -> Mapping[str, Any]:
+    return {name: value for name, value in op.stated().items() if name not in _NOT_SHAPE}

@@ -1,10 +1,9 @@
 """Files of benchmarks and profilers as measurement tables and as timelines of devices."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.ingest._chrome import chrome_trace, complete_event, name_event, write_chrome
+from perfmodel.ingest._chrome import chrome_trace, complete_event, name_event, write_chrome, write_measured_trace
+from perfmodel.ingest._hlo_modules import HLO_COLLECTIVES
 from perfmodel.ingest._measured_trace import PHASES, Activity, ActivityKind, MeasuredTrace, merged_intervals, trace_of
-from perfmodel.ingest._options import ReadOptions
-from perfmodel.ingest._own import write_measured_trace
 from perfmodel.ingest._profile import Call, Profile
 from perfmodel.ingest._public_tables import (
     OWN_ORDER,
@@ -27,6 +26,6 @@ from perfmodel.ingest._read import (
     read_profile,
     read_trace,
 )
-from perfmodel.ingest._rows import Measurements
+from perfmodel.ingest._rows import Measurements, ReadOptions
 
 shorten_reprs(__name__)

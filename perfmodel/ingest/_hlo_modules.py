@@ -19,12 +19,10 @@ _DTYPES: Final = {
     2: "int8", 6: "int8",
 }  # fmt: skip
 """`xla.PrimitiveType` -> element type of the tables."""
-COLLECTIVES: Final[dict[str, CollectiveKind]] = {
+HLO_COLLECTIVES: Final[dict[str, CollectiveKind]] = {
     "all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all", "collective-permute": "send_recv",
 }  # fmt: skip
-_GATHERS: Final = ("all-gather",)
-"""Collectives whose size is that of their result."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class HloModule:
         self._computations: dict[int, list[_Instruction]] = {}
         for module_data in submessages(fields(proto, where), 1):
             module = fields(module_data, where)
-            self.name = text(module, 1)
             for data in submessages(module, 3):
                 computation = fields(data, where)
                 members = self._computations.setdefault(integer(computation, 5), [])
@@ -75,7 +72,7 @@ class HloModule:
         if instruction is None:
             return "instruction that is in no module of the profile"
         opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
-        if opcode in COLLECTIVES:
+        if opcode in HLO_COLLECTIVES:
             return self._collective(instruction, opcode, n_devices)
         if instruction.opcode == "fusion":
             return self._fusion(instruction)
@@ -114,7 +111,7 @@ class HloModule:
         return {"op_family": "gemm", "op": op, "dtype": lhs.dtype, "pass": ""} | sizes
 
     def _collective(self, instruction: _Instruction, opcode: str, n_devices: int) -> "Row | str":
-        if opcode in _GATHERS:
+        if opcode == "all-gather":  # its size is that of its result
             shapes = instruction.shapes[-1:]
         else:
             operands = [self._by_id.get(number) for number in instruction.operands]
@@ -125,7 +122,7 @@ class HloModule:
         members = [integers(fields(group, self._where), 1, self._where) for group in groups]
         ranks = 2 if opcode == "collective-permute" else max(map(len, members), default=0) or n_devices
         size = sum(s.bytes for s in shapes)
-        return {"collective": COLLECTIVES[opcode], "num_ranks": ranks, "bytes": size, "dtype": shapes[0].dtype}
+        return {"collective": HLO_COLLECTIVES[opcode], "num_ranks": ranks, "bytes": size, "dtype": shapes[0].dtype}
 
     def _instruction(self, message: dict[int, list[Field]]) -> _Instruction:
         shapes = tuple(shape for data in submessages(message, 3) for shape in self._shapes(data))

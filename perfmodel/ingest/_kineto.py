@@ -14,10 +14,18 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.errors import TableError
-from perfmodel.ingest._annotations import Range, Tags, parse_tags, tags_at, with_default_phase
 from perfmodel.ingest._chrome import ChromeEvent, ChromeTrace, read_chrome
 from perfmodel.ingest._files import integer, listing, mapping, text
-from perfmodel.ingest._measured_trace import Activity, ActivityKind, kind_of, numbered
+from perfmodel.ingest._measured_trace import (
+    Activity,
+    ActivityKind,
+    Range,
+    Tags,
+    kind_of,
+    numbered,
+    parse_tags,
+    tags_at,
+)
 from perfmodel.ingest._torch_ops import AUTOGRAD
 
 _KERNEL: Final = ("kernel", "mtia_ccp_events", "hpu_op")
@@ -33,7 +41,6 @@ _OPERATORS: Final = ("cpu_op", "operator")
 class KinetoFile:
     """One rank's trace, with times in seconds since the file's own zero."""
 
-    path: Path
     rank: int
     base_ns: int
     """What the zero is on the common clock (`baseTimeNanoseconds`)."""
@@ -54,7 +61,7 @@ def is_kineto(trace: ChromeTrace) -> bool:
     return "schemaVersion" in trace.data or "deviceProperties" in trace.data
 
 
-def read_kineto(path: Path, position: int = 0) -> KinetoFile:
+def read_kineto(path: Path, position: int) -> KinetoFile:
     """Read one file; its rank is what it says (`distributedInfo`), else its position among the files.
 
     Raises:
@@ -77,7 +84,6 @@ def read_kineto(path: Path, position: int = 0) -> KinetoFile:
     distributed = mapping(trace.data.get("distributedInfo", {}), "distributedInfo", path)
     groups = listing(distributed.get("pg_config", []), "pg_config", path)
     return KinetoFile(
-        path=path,
         rank=integer(distributed.get("rank", position), "rank", path),
         base_ns=integer(trace.data.get("baseTimeNanoseconds", 0), "baseTimeNanoseconds", path),
         world_size=integer(distributed.get("world_size", 1), "world_size", path, 1) if len(groups) <= 1 else 1,
@@ -182,13 +188,12 @@ def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shif
 
 def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:
     """What the user's ranges say; a phase that they do not say is told by autograd's and the optimizer's own."""
-    marked = [(e, parse_tags(e.name)) for e in file.ranges]
-    said = tags_at([Range(e.start_us, e.end_us, t) for e, t in marked if t != Tags()], at_us)
+    said = tags_at((Range(e.start_us, e.end_us, parse_tags(e.name)) for e in file.ranges), at_us)
     backward = [Range(e.start_us, e.end_us, Tags("backward")) for e in file.operators if e.name.startswith(AUTOGRAD)]
     if not backward:
         return said
-    guessed = [tags.phase or "forward" for tags in tags_at(backward, at_us)]
-    return with_default_phase(said, guessed)
+    guessed = (tags.phase or "forward" for tags in tags_at(backward, at_us))
+    return [tags if tags.phase else tags._replace(phase=phase) for tags, phase in zip(said, guessed, strict=True)]
 
 
 def outermost(events: Sequence[ChromeEvent]) -> list[ChromeEvent]:

@@ -18,9 +18,8 @@ from perfmodel.ingest._kineto import (
     parents_of,
 )
 from perfmodel.ingest._measured_trace import Activity, ActivityKind, is_communication, numbered
-from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._profile import Detail, collective_of
-from perfmodel.ingest._rows import CollectiveCalls, Row
+from perfmodel.ingest._rows import CollectiveCalls, ReadOptions, Row
 from perfmodel.ingest._torch_ops import DTYPES, TorchOp, has_row, op_row
 from perfmodel.units import DTYPE_BYTES
 

@@ -17,8 +17,7 @@ from perfmodel.ingest._nccl_tests import (
     test_of,
     variant,
 )
-from perfmodel.ingest._options import ReadOptions
-from perfmodel.ingest._rows import Row
+from perfmodel.ingest._rows import ReadOptions, Row
 
 _VERSIONS: Final = (1, 2)
 _MOST_RANKS: Final = 10**6

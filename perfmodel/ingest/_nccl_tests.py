@@ -14,8 +14,7 @@ from typing import Final
 
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer, number
-from perfmodel.ingest._options import ReadOptions
-from perfmodel.ingest._rows import Row
+from perfmodel.ingest._rows import ReadOptions, Row
 
 COLLECTIVES: Final = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",

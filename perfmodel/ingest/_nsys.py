@@ -4,8 +4,8 @@ Tables and columns come and go with versions: a reader takes what is there, and 
 cannot do without. Times are nanoseconds since the session's start; several reports are put on one clock by the
 epoch of that start (`TARGET_INFO_SESSION_START_TIME`).
 
-Rows from Nsight Systems reports: kernels under the NVTX ranges that PyTorch's `emit_nvtx(record_shapes=True)`
-(or `nsys profile --pytorch=autograd-shapes-nvtx`) pushes for every operator with its shapes.
+Rows are of kernels under the NVTX ranges that PyTorch's `emit_nvtx(record_shapes=True)` (or
+`nsys profile --pytorch=autograd-shapes-nvtx`) pushes for every operator with its shapes.
 """
 
 import ast
@@ -13,7 +13,7 @@ import re
 import sqlite3
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +22,22 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.errors import TableError
-from perfmodel.ingest._annotations import Range, Tags, parse_tags, tags_at
 from perfmodel.ingest._files import integer
-from perfmodel.ingest._measured_trace import Activity, ActivityKind, is_communication, kind_of, numbered
-from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._measured_trace import (
+    Activity,
+    ActivityKind,
+    Range,
+    is_communication,
+    kind_of,
+    numbered,
+    parse_tags,
+    tags_at,
+)
 from perfmodel.ingest._profile import Detail
-from perfmodel.ingest._rows import Row
+from perfmodel.ingest._rows import ReadOptions, Row
 from perfmodel.ingest._torch_ops import TorchOp, op_row
 
-_MAGIC: Final = b"SQLite format 3\0"
+_TIMES: Final = ("start", "end")
 _PUSH_POP, _START_END = 59, 60
 """Event types of NVTX ranges."""
 Record = dict[str, Any]
@@ -41,7 +48,6 @@ class NsysFile:
     """What of one report is used; times in nanoseconds since the session's start."""
 
     path: Path
-    schema_version: str
     epoch_ns: int | None
     """When the session started; none for reports too old to say."""
     device_names: dict[int, str]
@@ -56,7 +62,7 @@ class NsysFile:
 
 def is_sqlite(data: bytes) -> bool:
     """Whether bytes begin as an SQLite file does."""
-    return data.startswith(_MAGIC)
+    return data.startswith(b"SQLite format 3\0")
 
 
 def read_nsys(path: Path) -> NsysFile:
@@ -84,8 +90,8 @@ def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[
             f"{old.path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one report, or "
             "export with a newer Nsight Systems"
         )
-    first_ns = min((f.epoch_ns for f in files if f.epoch_ns is not None), default=0)
-    return [(f, _of_file(f, 0 if f.epoch_ns is None else f.epoch_ns - first_ns)) for f in files]
+    first_ns = min(f.epoch_ns or 0 for f in files)
+    return [(f, _of_file(f, (f.epoch_ns or 0) - first_ns)) for f in files]
 
 
 def launch_of(file: NsysFile, kernel: Record) -> Record | None:
@@ -95,8 +101,8 @@ def launch_of(file: NsysFile, kernel: Record) -> Record | None:
 
 def launched_ns(file: NsysFile, kernel: Record) -> tuple[int, int]:
     """Time and thread of a kernel's launch; its own start and thread 0 where the report lacks the call."""
-    launch = launch_of(file, kernel)
-    return (kernel["start"], 0) if launch is None else (launch["start"], launch.get("globalTid") or 0)
+    launch = launch_of(file, kernel) or {"start": kernel["start"]}
+    return launch["start"], launch.get("globalTid") or 0
 
 
 class _Reader:
@@ -108,12 +114,9 @@ class _Reader:
         self._tables = {str(row[0]) for row in tables}
         meta = {row["name"]: str(row["value"]) for row in self._rows("META_DATA_EXPORT", ("name", "value"))}
         self._version = meta.get("EXPORT_SCHEMA_VERSION", "unknown")
-        self._strings: dict[int, str] = {
-            row["id"]: str(row["value"]) for row in self._rows("StringIds", ("id", "value"))
-        }
+        self._strings = {row["id"]: str(row["value"]) for row in self._rows("StringIds", ("id", "value"))}
 
     def read(self) -> NsysFile:
-        times = ("start", "end")
         if "CUPTI_ACTIVITY_KIND_KERNEL" not in self._tables:
             raise TableError(
                 f"{self._path}: no table CUPTI_ACTIVITY_KIND_KERNEL (schema version {self._version}); record with "
@@ -121,26 +124,26 @@ class _Reader:
             )
         kernels = [
             row | {"name": self._name(row, ("demangledName", "shortName", "name"))}
-            for row in self._checked("CUPTI_ACTIVITY_KIND_KERNEL", (*times, "deviceId", "streamId"))
+            for row in self._checked("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId", "streamId")
         ]
         copies = [
             row | {"name": table.rsplit("_", 1)[1].lower()}
             for table in ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
-            for row in self._checked(table, (*times, "deviceId", "streamId"))
+            for row in self._checked(table, "deviceId", "streamId")
         ]
         launches = {
             (_process(row.get("globalTid")), row["correlationId"]): row
-            for row in self._checked("CUPTI_ACTIVITY_KIND_RUNTIME", (*times, "correlationId"))
+            for row in self._checked("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId")
         }
         ranges = [
             row | {"name": row.get("text") or self._strings.get(row.get("textId") or -1, "")}
-            for row in self._rows("NVTX_EVENTS", times)
+            for row in self._rows("NVTX_EVENTS", _TIMES)
             if row["end"] is not None and row.get("eventType", _PUSH_POP) in (_PUSH_POP, _START_END)
         ]
         epochs = [row["utcEpochNs"] for row in self._rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))]
         names = {row["id"]: str(row["name"]) for row in self._rows("TARGET_INFO_GPU", ("id", "name"))}
         return NsysFile(
-            self._path, self._version, integer(epochs[0], "utcEpochNs", self._path) if epochs else None, names,
+            self._path, integer(epochs[0], "utcEpochNs", self._path) if epochs else None, names,
             tuple(kernels), tuple(copies), launches, tuple(self._with_times("NVTX_EVENTS", ranges)),
         )  # fmt: skip
 
@@ -158,14 +161,14 @@ class _Reader:
         for row in cursor:
             yield dict(zip(columns, row, strict=True))
 
-    def _checked(self, table: str, needed: tuple[str, ...]) -> Iterator[Record]:
-        whole = [name for name in needed if name not in ("start", "end")]
-        for index, row in enumerate(self._with_times(table, self._rows(table, needed))):
+    def _checked(self, table: str, *whole: str) -> Iterator[Record]:
+        """Rows with times, and whole numbers in these columns."""
+        for index, row in enumerate(self._with_times(table, self._rows(table, (*_TIMES, *whole)))):
             for name in whole:
                 integer(row[name], name, f"{self._path}: {table} row {index}")
             yield row
 
-    def _with_times(self, table: str, rows: "Iterator[Record] | list[Record]") -> Iterator[Record]:
+    def _with_times(self, table: str, rows: Iterable[Record]) -> Iterator[Record]:
         for index, row in enumerate(rows):
             where = f"{self._path}: {table} row {index}"
             start_ns = integer(row["start"], "start", where)
@@ -183,8 +186,7 @@ class _Reader:
 def _of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activity]]:
     work = [*file.kernels, *file.copies]
     at_s = np.array([launched_ns(file, row)[0] for row in work], float) * 1e-9
-    marked = [(row, parse_tags(str(row["name"]))) for row in file.ranges]
-    ranges = [Range(row["start"] * 1e-9, row["end"] * 1e-9, tags) for row, tags in marked if tags != Tags()]
+    ranges = (Range(row["start"] * 1e-9, row["end"] * 1e-9, parse_tags(str(row["name"]))) for row in file.ranges)
     found = []
     for index, (row, tags) in enumerate(zip(work, tags_at(ranges, at_s), strict=True)):
         kind = ActivityKind.COPY if index >= len(file.kernels) else kind_of(row["name"])
@@ -237,9 +239,9 @@ def nsys_rows(files: Sequence[NsysFile], options: ReadOptions, skipped: Counter[
     return [row for file in files for row in _rows_of_file(file, options, skipped)]
 
 
-def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
     calls = _operator_calls(file)
-    of_call: dict[int, list[Record]] = defaultdict(list)
+    of_call: dict[int, tuple[Call, list[Record]]] = {}
     for kernel in file.kernels:
         if is_communication(kernel["name"]):
             skipped["communication kernel: Nsight Systems does not record its size"] += 1
@@ -249,24 +251,18 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
         if call is None:
             skipped["kernel outside of any operator's NVTX range with shapes (emit_nvtx(record_shapes=True))"] += 1
         else:
-            of_call[id(call)].append(kernel | {"call": call})
-    rows = []
-    for kernels in of_call.values():
-        op: TorchOp = kernels[0]["call"][2]
+            of_call.setdefault(id(call), (call, []))[1].append(kernel)
+    for (_, _, op), kernels in of_call.values():
         row = op_row(op)
+        time_us = sum(kernel["end"] - kernel["start"] for kernel in kernels) * 1e-3
         if row is None:
             skipped[f"no row for operator {op.name}"] += 1
-            continue
-        dtype = _dtype([kernel["name"] for kernel in kernels])
-        device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
-        time_us = sum(k["end"] - k["start"] for k in kernels) * 1e-3
-        if time_us > 0:
-            row = row | {"dtype": dtype}
-            rows.append(
-                {"source": "nsys", "device": device} | row
-                | {"time_us": time_us, "software": "torch", "variant": "nsys kernels"}
-            )  # fmt: skip
-    return rows
+        elif time_us > 0:
+            device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
+            yield {"source": "nsys", "device": device} | row | {
+                "dtype": _dtype([kernel["name"] for kernel in kernels]), "time_us": time_us, "software": "torch",
+                "variant": "nsys kernels",
+            }  # fmt: skip
 
 
 def _dtype(names: Sequence[str]) -> str:

@@ -13,8 +13,7 @@ from typing import Final
 
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer, number
-from perfmodel.ingest._options import ReadOptions
-from perfmodel.ingest._rows import Row
+from perfmodel.ingest._rows import ReadOptions, Row
 
 _TITLE: Final = re.compile(
     r"#\s*OSU\s+(?:MPI|NCCL|RCCL|HCCL|XCCL)?(?P<memory>-\w+)?\s*(?P<test>.*?)\s*v(?P<version>[\d.]+)", re.I

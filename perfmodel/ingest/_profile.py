@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from perfmodel.errors import TableError
 from perfmodel.ingest._measured_trace import Activity, ActivityKind, MeasuredTrace, trace_of
 from perfmodel.ingest._rows import Row
-from perfmodel.ops import FAMILIES, KernelOp, Op
+from perfmodel.ops import FAMILIES, Collective, KernelOp, Op, family_with_bmm
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Call:
     end_s: float
     time_s: float
     """Of its kernels together."""
-    kernels: int
     launched_s: float
     """When the host launched the first of them; NaN where the profile does not say, or nothing is launched (CPU)."""
     group: str
@@ -97,7 +95,7 @@ class Detail:
     group: str = ""
 
 
-def profile_of(found: Sequence[tuple[Activity, Detail]], where: Path) -> Profile:
+def profile_of(found: Sequence[tuple[Activity, Detail]], where: object) -> Profile:
     """Activities with their details as a profile.
 
     Raises:
@@ -128,15 +126,13 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
     return Call(
         name=detail.operator or first.name, family=family, op=op, kind=kind, device=first.device, step=first.step,
         phase=first.phase, start_s=first.start_s - origin_s, end_s=max(a.end_s for a, _ in kernels) - origin_s,
-        time_s=sum(a.end_s - a.start_s for a, _ in kernels), kernels=len(kernels),
+        time_s=sum(a.end_s - a.start_s for a, _ in kernels),
         launched_s=min(d.launched_s for _, d in kernels) - origin_s, group=detail.group,
     )  # fmt: skip
 
 
 def op_of(row: Row) -> Op | None:
     """The event that a row of the tables is of; None for one that lacks a size."""
-    from perfmodel.ops import Collective
-
     if "collective" in row:
         ranks = int(row["num_ranks"])
         per_node = int(row.get("ranks_per_node") or ranks)
@@ -156,7 +152,7 @@ def op_of(row: Row) -> Op | None:
 
 def _family(op: Op | None, operator: str, activity: Activity) -> str:
     if op is not None:
-        return "bmm" if op.family == "gemm" and getattr(op, "op", "") == "bmm" else op.family
+        return family_with_bmm(op)
     if activity.kind == ActivityKind.COPY:
         return ""
     if activity.kind == ActivityKind.COMMUNICATION:

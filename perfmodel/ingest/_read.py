@@ -7,51 +7,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.errors import PerfModelError, TableError, UnknownNameError
-from perfmodel.ingest._chrome import read_chrome
+from perfmodel.ingest._chrome import is_own, read_chrome, read_own
 from perfmodel.ingest._files import read_bytes, read_json, read_text
-from perfmodel.ingest._jax_trace import is_jax_trace, read_jax_traces
-from perfmodel.ingest._kineto import KinetoFile, is_kineto, kineto_activities, read_kineto
+from perfmodel.ingest._jax_profile import (
+    is_jax_trace,
+    read_jax_traces,
+    read_xplane,
+    xplane_activities,
+    xplane_calls,
+    xplane_paths,
+    xplane_rows,
+)
+from perfmodel.ingest._kineto import is_kineto, kineto_activities, read_kineto
 from perfmodel.ingest._kineto_calls import kineto_calls, kineto_rows
 from perfmodel.ingest._measured_trace import Activity, MeasuredTrace, trace_of
 from perfmodel.ingest._nccl_json import read_nccl_json
 from perfmodel.ingest._nccl_tests import read_nccl_text
-from perfmodel.ingest._nsys import NsysFile, is_sqlite, nsys_calls, nsys_rows, read_nsys
-from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._nsys import is_sqlite, nsys_calls, nsys_rows, read_nsys
 from perfmodel.ingest._osu import read_osu
-from perfmodel.ingest._own import is_own, read_own
 from perfmodel.ingest._profile import Detail, Profile, profile_of
-from perfmodel.ingest._rows import Measurements, Row, measurements
-from perfmodel.ingest._xplane import XplaneFile, read_xplane, xplane_activities, xplane_calls, xplane_paths, xplane_rows
+from perfmodel.ingest._rows import Measurements, ReadOptions, Row, measurements
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Files = list[Path]
-Rows = Callable[[Files, ReadOptions, Counter[str]], list[Row]]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What the files of a format hold, of which they may hold several."""
+    """How the files of a format are read, and what is in them, of which there may be several kinds."""
 
-    rows: Rows | None = None
+    read: Callable[[Files], Any]
+    """What the others take."""
+    rows: Callable[[Any, ReadOptions, Counter[str]], list[Row]] | None = None
     """Of measurement tables."""
-    activities: Callable[[Files], list[Activity]] | None = None
+    activities: Callable[[Any], list[Activity]] | None = None
     """Of a timeline."""
-    calls: Callable[[Files], list[tuple[Activity, Detail]]] | None = None
+    calls: Callable[[Any], list[tuple[Activity, Detail]]] | None = None
     """Activities with the calls of operators and collectives that they belong to."""
-
-
-def _kineto(files: Files) -> list[KinetoFile]:
-    return [read_kineto(path, n) for n, path in enumerate(files)]
-
-
-def _nsys(files: Files) -> list[NsysFile]:
-    return [read_nsys(path) for path in files]
-
-
-def _xplane(files: Files) -> list[XplaneFile]:
-    return [read_xplane(path) for file in files for path in xplane_paths(file)]
 
 
 def _nccl(path: Path, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
@@ -67,28 +61,34 @@ def _own(files: Files) -> list[Activity]:
 
 
 READERS: Final = {
-    "nccl-tests": Reader(rows=lambda files, *how: [row for path in files for row in _nccl(path, *how)]),
-    "osu": Reader(rows=lambda files, *how: [row for path in files for row in read_osu(path, read_text(path), *how)]),
+    "nccl-tests": Reader(list, rows=lambda files, *how: [row for path in files for row in _nccl(path, *how)]),
+    "osu": Reader(
+        list, rows=lambda files, *how: [row for path in files for row in read_osu(path, read_text(path), *how)]
+    ),
     "kineto": Reader(
-        rows=lambda files, *how: kineto_rows(_kineto(files), *how),
-        activities=lambda files: kineto_activities(_kineto(files)),
-        calls=lambda files: kineto_calls(_kineto(files)),
+        lambda files: [read_kineto(path, n) for n, path in enumerate(files)],
+        rows=kineto_rows,
+        activities=kineto_activities,
+        calls=kineto_calls,
     ),
     "nsys": Reader(
-        rows=lambda files, *how: nsys_rows(_nsys(files), *how),
-        activities=lambda files: [activity for activity, _ in nsys_calls(_nsys(files))],
-        calls=lambda files: nsys_calls(_nsys(files)),
+        lambda files: [read_nsys(path) for path in files],
+        rows=nsys_rows,
+        activities=lambda reports: [activity for activity, _ in nsys_calls(reports)],
+        calls=nsys_calls,
     ),
     "xplane": Reader(
-        rows=lambda files, *how: xplane_rows(_xplane(files), *how),
-        activities=lambda files: xplane_activities(_xplane(files)),
-        calls=lambda files: xplane_calls(_xplane(files)),
+        lambda files: [read_xplane(path) for file in files for path in xplane_paths(file)],
+        rows=xplane_rows,
+        activities=xplane_activities,
+        calls=xplane_calls,
     ),
     "jax-trace": Reader(
-        activities=read_jax_traces,
-        calls=lambda files: [(activity, Detail(number)) for number, activity in enumerate(read_jax_traces(files))],
+        read_jax_traces,
+        activities=list,
+        calls=lambda activities: [(activity, Detail(number)) for number, activity in enumerate(activities)],
     ),
-    "perfmodel": Reader(activities=_own),
+    "perfmodel": Reader(_own, activities=list),
 }
 """By name of the format."""
 FORMATS: Final = tuple(READERS)
@@ -110,9 +110,9 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
         UnknownNameError: another format.
         TableError: a file that is missing, damaged, of another format or version, or has impossible values.
     """
-    files, format, read = _chosen(paths, format, "rows", "measurement format")
+    format, found, rows = _opened(paths, format, "rows", "measurement format")
     skipped: Counter[str] = Counter()
-    return measurements(format, read(files, options or ReadOptions(), skipped), skipped)
+    return measurements(format, rows(found, options or ReadOptions(), skipped), skipped)
 
 
 def read_measurements(
@@ -143,8 +143,8 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
         UnknownNameError: another format.
         TableError: as `import_measurements`; or no activity of a device.
     """
-    files, _, read = _chosen(paths, format, "activities", "trace format")
-    return trace_of(read(files), files[0])
+    _, found, activities = _opened(paths, format, "activities", "trace format")
+    return trace_of(activities(found), Path(paths[0]))
 
 
 def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
@@ -158,8 +158,8 @@ def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
         UnknownNameError: another format.
         TableError: as `read_trace`.
     """
-    files, _, read = _chosen(paths, format, "calls", "format of profiles")
-    return profile_of(read(files), files[0])
+    _, found, calls = _opened(paths, format, "calls", "format of profiles")
+    return profile_of(calls(found), Path(paths[0]))
 
 
 def detect_format(path: Path | str) -> str:
@@ -191,14 +191,14 @@ def detect_format(path: Path | str) -> str:
     raise TableError(f"{path}: of no known format; say which: {', '.join(FORMATS)}")
 
 
-def _chosen(paths: Sequence[Path | str], format: str, held: str, kind: str) -> tuple[Files, str, Any]:
-    """The files, their format (as it is named, or for `auto` that of the first), and what reads from them what is to be
-    `held`, a field of `Reader`."""
+def _opened(paths: Sequence[Path | str], format: str, held: str, kind: str) -> tuple[str, Any, Any]:
+    """The files' format (as it is named, or for `auto` that of the first), what is read from them, and what takes from
+    that what is to be `held`, a field of `Reader`."""
     if not paths:
         raise PerfModelError("no file given")
     files = [Path(path) for path in paths]
     format = detect_format(files[0]) if format == "auto" else format
-    known = {name: read for name, reader in READERS.items() if (read := getattr(reader, held))}
+    known = {name: taking for name, reader in READERS.items() if (taking := getattr(reader, held))}
     if format not in known:
         raise UnknownNameError(kind, format, (*known, "auto"))
-    return files, format, known[format]
+    return format, READERS[format].read(files), known[format]

@@ -11,7 +11,17 @@ from perfmodel.ops._family import Axis, Family, GradientProducts, KernelKind, Ki
 from perfmodel.ops._gemm import GEMM, Gemm
 from perfmodel.ops._memory import MEASURED_MEMORY_OPS, MEMORY, MemoryBound
 from perfmodel.ops._moe import MOE, NONGATED_MOE, MoE
-from perfmodel.ops._op import Collective, CollectiveKind, Exchange, ExchangeWay, KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import (
+    Collective,
+    CollectiveKind,
+    Exchange,
+    ExchangeWay,
+    KernelOp,
+    Pass,
+    Shape,
+    Work,
+    family_with_bmm,
+)
 from perfmodel.ops._optimizer import OPTIMIZER, OptimizerStep
 from perfmodel.ops._physics import (
     Machine,

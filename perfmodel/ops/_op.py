@@ -159,3 +159,8 @@ class Collective:
         """A short, readable name: kind, bytes, ranks and where they are."""
         where = "intra-node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
         return f"{self.collective} {self.bytes / 1e6:.3g} MB x{self.num_ranks} ({where})"
+
+
+def family_with_bmm(op: KernelOp | Collective) -> str:
+    """An op's family, products of many small matrices (`bmm`, as unfused attention has them) apart from other ones."""
+    return "bmm" if isinstance(op, KernelOp) and op.op == "bmm" else op.family

@@ -14,7 +14,7 @@ from perfmodel.cost import EventTimes
 from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_json
-from perfmodel.ops import FAMILIES, Collective, Op
+from perfmodel.ops import FAMILIES, Collective, Op, family_with_bmm
 from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
 
@@ -43,7 +43,7 @@ log factors of fields of `Framework`. `LOSSES`, `SKEW`: amounts added to fields 
 def factors_of(op: Op) -> tuple[str, str]:
     """Names of the log factors of an op's latency and of the rest of its time."""
     if not isinstance(op, Collective):
-        name = "bmm" if op.op == "bmm" else op.family
+        name = family_with_bmm(op)
         return name, name
     tier = _TIERS[op.num_nodes > 1]
     return f"{tier}.alpha", f"{tier}.{op.collective}.beta"

@@ -1,6 +1,7 @@
 """Replica groups in HLO's notations, and collectives placed on clusters."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import cluster
 from perfmodel.errors import PerfModelError
-from perfmodel.importers import CollectiveRow
+from perfmodel.importers import CollectiveRow, OpTable
 from perfmodel.importers._rows import axis_groups, parse_groups
 
 
@@ -58,3 +59,13 @@ def test_groups_on_a_cluster_of_nodes_of_eight():
     assert placed(ring, "send_recv") == (2, 1, 2)  # in and out of each node
     with pytest.raises(PerfModelError, match="a larger cluster"):
         placed([(0, dgx.capacity)])
+
+
+def test_collectives_wait_for_their_ranks_as_in_predictions():
+    """Networks that add a latency per rank of a ring add it to imported collectives too."""
+    here = cluster("aws-p4d")
+    without = replace(here, levels=tuple(replace(level, rank_latency_s=0.0) for level in here.levels))
+    row = CollectiveRow("all_reduce", 1e8, (tuple(range(16)),), "bf16", "x")
+    table = OpTable(name="reduction", kernels=(), collectives=(row,), n_devices=16)
+    times = [table.predict(where).collective_time_s for where in (here, without)]
+    assert times[0] - times[1] == pytest.approx(15 * here.levels[1].rank_latency_s)

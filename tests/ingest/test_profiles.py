@@ -23,7 +23,7 @@ from perfmodel.ingest import (
     read_trace,
     write_measured_trace,
 )
-from perfmodel.ingest._annotations import Tags, parse_tags
+from perfmodel.ingest._measured_trace import Tags, parse_tags
 from perfmodel.ingest._torch_ops import AUTOGRAD, TorchOp, op_row
 from perfmodel.ingest._xspace import read_xspace
 from perfmodel.program import Kind

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, Item, Known, Ref
+from perfmodel.importers._graph import Array
 from perfmodel.importers._program_rules import mapped
 
 _ABSENT: Final = object()

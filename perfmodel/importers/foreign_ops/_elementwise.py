@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Item, Known, Ref
+from perfmodel.importers._graph import Array
 from perfmodel.importers._program_rules import mapped
 from perfmodel.importers.foreign_ops._call import LOWEST, Call, Rule, primitive, spelled
 

@@ -87,7 +87,7 @@ def _plain(entries: dict[str, Entry], where: str) -> Source:
     return Source(where=where, entries=entries, written={key: entry.value for key, entry in entries.items()})
 
 
-def read_yaml(text: str, where: str, folder: Path | None = None) -> Source:
+def read_yaml(text: str, where: str, folder: Path) -> Source:
     """Entries of a YAML file, with the files of its Hydra `defaults` (and MaxText's `base_config`) from `folder`, and
     with references as OmegaConf writes them (`${a.b}`, `${.sibling}`, `${oc.env:NAME,default}`) resolved.
 
@@ -96,13 +96,13 @@ def read_yaml(text: str, where: str, folder: Path | None = None) -> Source:
     own = _yaml_entries(text, where)
     notes: list[str] = []
     merged: dict[str, Entry] = {}
-    for part in _parts(own, where, folder, notes):
+    for part in _parts(own, folder, notes):
         merged |= part
     written = {key: entry.value for key, entry in own.items()}
     return Source(where=where, entries=_resolved(merged, where), notes=tuple(notes), written=written)
 
 
-def _parts(own: dict[str, Entry], where: str, folder: Path | None, notes: list[str]) -> Iterator[dict[str, Entry]]:
+def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
     """The files that a file is made of, first what later ones replace (Hydra: `_self_` is last unless it is listed)."""
     own = dict(own)
     listed = own.pop("defaults", Entry([], 0))
@@ -123,8 +123,8 @@ def _parts(own: dict[str, Entry], where: str, folder: Path | None, notes: list[s
             yield own
             continue
         name, prefix, line = part
-        path = None if folder is None else folder / name
-        if path is None or not path.is_file():
+        path = folder / name
+        if not path.is_file():
             notes.append(f"{name} (line {line}), which the file is based on, is not beside it")
             continue
         entries = _yaml_entries(path.read_text("utf-8"), str(path))

@@ -5,12 +5,21 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from perfmodel.ingest.launch._entries import Entries
-from perfmodel.ingest.launch._table import Fields, Rule, Stated, read_table, write_table
+from perfmodel.ingest.launch._entries import Entries, broken
+from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
 
 _OFF: Final = (None, [], {}, "", False, "none")
 """Values of keys that ask for nothing."""
 Syntax = Literal["arguments", "json", "toml", "yaml"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What a file says in fields."""
+
+    fields: Fields
+    defaults: Fields
+    """What the framework fills in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +54,19 @@ class LaunchFormat:
         Raises:
             LaunchFileError: a value that its key cannot have.
         """
-        stated = read_table(self.table, entries, where)
-        always = {key: value for key, value in self.always.items() if key not in stated.fields}
+        fields, defaults = dict(self.always), {}
+        understood: set[str] = set()
+        for rule in self.table:
+            stated = {name: entries[name] for name in rule.keys if name in entries}
+            understood |= set(stated)
+            defaults |= rule.defaults
+            fields |= _read_rule(rule, stated, where)
         unknown = tuple(
             f"{key} (line {entry.line})" if entry.line else key
             for key, entry in entries.items()
-            if key not in stated.keys and not _matches(key, self.harmless) and entry.value not in _OFF
+            if key not in understood and not _matches(key, self.harmless) and entry.value not in _OFF
         )
-        return Stated(fields=always | stated.fields, defaults=stated.defaults, keys=stated.keys), unknown
+        return Stated(fields=fields, defaults=defaults), unknown
 
     def framework_of(self, stated: Stated, entries: Entries) -> str:
         """Name of the framework that the file launches."""
@@ -64,7 +78,27 @@ class LaunchFormat:
         Raises:
             LaunchFileError: a field that the framework cannot do; says why.
         """
-        return write_table(self.table, fields)
+        values: dict[str, object] = {}
+        for rule in self.table:
+            said = rule.write(fields).items()
+            values |= {name: value for name, value in said if value is not None and name not in values}
+        return values
+
+
+def _read_rule(rule: Rule, stated: Entries, where: str) -> Fields:
+    """Fields that a rule reads from those of its keys that the file has; none where they leave it to the framework."""
+    found = {name: entry.value for name, entry in stated.items() if not unsaid(entry.value)}
+    for name, value in found.items():
+        if isinstance(value, str) and ("${" in value or "$(" in value):
+            message = f"{name} is {value!r}, which the file does not define; set it, or give the flag"
+            raise broken(where, stated[name].line, message)
+    try:
+        return rule.read(found) if found else {}
+    except BadValue as error:
+        # messages end with the value that they are about
+        guilty = (name for name, value in found.items() if str(error).endswith(f"got {value!r}"))
+        name = next(guilty, next(iter(found)))
+        raise broken(where, stated[name].line, f"{name} {error}") from None
 
 
 def _matches(key: str, patterns: tuple[str, ...]) -> bool:

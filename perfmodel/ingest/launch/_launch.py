@@ -3,12 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
-from perfmodel.ingest.launch._table import Fields, Stated
-from perfmodel.spec import Cluster, Experts, Framework, LatentAttention, Layout, Model, Problem, Transformer
+from perfmodel.ingest.launch._format import Stated
+from perfmodel.ingest.launch._model import model_of
+from perfmodel.ingest.launch._table import Fields
+from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer
 
 JOB_FIELDS: Final = (
     "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "expert_dispatcher", "expert_capacity_factor",
@@ -85,22 +88,27 @@ class _Degrees:
     global_batch: int | None
 
 
-def settle(stated: Stated, given: Given, where: str, name: str, framework: Framework) -> dict[str, Any]:
-    """Fields of `Launch`: the file's, the framework's defaults where it says nothing, and what follows from both.
+def settle(
+    stated: Stated, given: Given, *, where: str, form: str, framework_name: str, ignored: tuple[str, ...]
+) -> Launch:
+    """What the file says, the framework's defaults where it says nothing, and what follows from both.
 
     Args:
-        name: of the model, where the catalog has none of its shape.
-        framework: whose defaults they are, beside those of the file's own format.
+        where: path of the file, after which a model is called that the catalog does not have.
+        form: name of the file's format.
+        framework_name: whose defaults they are, beside those of the format.
+        ignored: what was not understood.
 
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
     """
+    framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
     usual = framework.layout_defaults(stated.defaults | layout_fields)
     least = usual.pop("micro_batch", 1)
     stated = replace(stated, defaults=stated.defaults | usual)
     known = stated.defaults | stated.fields
-    model = given.model or model_of(known, where, name)
+    model = given.model or model_of(known, where, Path(where).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
     own = _degrees(known, given, where)
     layout = None
@@ -120,16 +128,20 @@ def settle(stated: Stated, given: Given, where: str, name: str, framework: Frame
         assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
     if model is not None and "seq_len" not in known:
         assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
-    return {
-        "model": model,
-        "layout": layout,
-        "devices": layout.devices if layout else given.devices or own.devices,
-        "global_batch": global_batch,
-        "seq_len": known.get("seq_len"),
-        "job_fields": {key: known[key] for key in JOB_FIELDS if key in known},
-        "assumed": tuple(assumed),
-        "missing": tuple(missing),
-    }
+    return Launch(
+        path=where,
+        format=form,
+        framework=framework_name,
+        model=model,
+        layout=layout,
+        devices=layout.devices if layout else given.devices or own.devices,
+        global_batch=global_batch,
+        seq_len=known.get("seq_len"),
+        job_fields={key: known[key] for key in JOB_FIELDS if key in known},
+        assumed=tuple(assumed),
+        ignored=ignored,
+        missing=tuple(missing),
+    )
 
 
 def _no_model(known: Fields) -> str:
@@ -261,76 +273,3 @@ def _as_it_runs(layout: Layout, known: Fields, model: Model | None, framework: F
     if whole is not None and isinstance(model, Transformer) and "selective_every" in known:
         whole = (max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"])),)
     return layout.replace(recompute=found.recompute, recompute_full_layers=whole)
-
-
-def model_of(known: Fields, where: str, name: str) -> Model | None:
-    """The model of `model.*` fields, as the catalog has it if it has one of this shape; None where none is stated.
-
-    Raises:
-        LaunchFileError: sizes that contradict one another.
-    """
-    if named := known.get("model"):
-        return catalog_model(named)
-    own = _of(known, "model.")
-    needed = ("layers", "hidden", "heads", "vocab")
-    if not all(field in own for field in needed):
-        return None
-    own.setdefault("kv_heads", own["heads"])
-    own.setdefault("head_dim", max(1, own["hidden"] // own["heads"]))
-    own.setdefault("ffn_hidden", 4 * own["hidden"])
-    own["seq_len"] = known.get("seq_len") or own.get("seq_len") or 2048
-    try:
-        experts, latent = _of(known, "experts."), _of(known, "latent.")
-        if experts.get("count", 1) > 1:
-            own["experts"] = Experts(**({"ffn_hidden": own["ffn_hidden"], "topk": 1} | experts))
-        if latent.get("kv_lora_rank"):
-            own["latent_attention"] = LatentAttention(**({"q_lora_rank": 0} | latent))
-            own |= {"kv_heads": own["heads"], "head_dim": own["latent_attention"].v_head_dim}
-        model = Transformer(name=name, source=f"launch file {where}", **own)
-    except (PerfModelError, TypeError) as error:
-        raise LaunchFileError(f"{where}: {error}") from None
-    return _of_catalog(model) or model
-
-
-def _of(known: Fields, prefix: str) -> Fields:
-    return {key.removeprefix(prefix): value for key, value in known.items() if key.startswith(prefix)}
-
-
-def model_fields(model: Model) -> Fields:
-    """The fields that say a model; none of models that are no transformers."""
-    if not isinstance(model, Transformer):
-        return {}
-    found = {f"model.{f.name}": getattr(model, f.name) for f in fields(model)}
-    for prefix, part in (("experts.", model.experts), ("latent.", model.latent_attention)):
-        if part is not None:
-            found |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
-    for key in ("experts", "latent_attention", "name", "source", "aliases"):
-        del found[f"model.{key}"]
-    return found
-
-
-def shape(model: Model | None) -> Model | None:
-    """A model without its names and default lengths: models that compute alike are equal in this form."""
-    if not isinstance(model, Transformer):
-        return model
-    return replace(model, name="", source="", aliases=(), seq_len=1, longest_seq_len=0)
-
-
-def catalog_model(name: str) -> Model | None:
-    """The catalog's model that a name of a hub or framework stands for; None where it has none."""
-    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")
-    plain = re.sub(r"-(hf|base|v\d+(\.\d+)*|instruct)$", "", last)
-    tries = (name, last, plain, plain.replace("llama-", "llama"))
-    for one in tries:
-        try:
-            return catalog.model(one)
-        except PerfModelError:
-            continue
-    return None
-
-
-def _of_catalog(model: Transformer) -> Model | None:
-    sizes, wanted = (model.layers, model.hidden), shape(model)
-    known = [one for one in map(catalog.model, catalog.models()) if isinstance(one, Transformer)]
-    alike = [one for one in known if (one.layers, one.hidden) == sizes and shape(one) == wanted]
-    return min(alike, key=lambda one: one.seq_len != model.seq_len, default=None)

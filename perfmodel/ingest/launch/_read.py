@@ -18,7 +18,6 @@ from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
-from perfmodel.ingest.launch._table import Stated
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.spec import Layout, Model
 
@@ -75,17 +74,17 @@ def parse_launch(
     stated, ignored = form.read(source.entries, where)
     if kept := _COMMENT.search(text):
         fields = {name: getattr(Layout.parse(kept[1]), name) for name in form.elsewhere}
-        stated = Stated(fields=stated.fields | fields, defaults=stated.defaults, keys=stated.keys)
-    framework = form.framework_of(stated, source.entries)
+        stated = replace(stated, fields=stated.fields | fields)
     given = Given(
         devices=devices,
         global_batch=global_batch,
         layout=layout,
         model=catalog.model(model) if isinstance(model, str) else model,
     )
-    name = Path(where).name.partition(".")[0]
-    settled = settle(stated, given, where, name, catalog.framework(framework))
-    return Launch(path=where, format=form.name, framework=framework, ignored=(*source.notes, *ignored), **settled)
+    framework = form.framework_of(stated, source.entries)
+    return settle(
+        stated, given, where=where, form=form.name, framework_name=framework, ignored=(*source.notes, *ignored)
+    )
 
 
 def launch_format(name: str) -> LaunchFormat:

@@ -87,7 +87,8 @@ class _Reader:
                 self.put(text[at + 1 : at + 2])
             self.at += 3 if newline else 2
         elif char == "#" and not self.begun:
-            self.at = _until(text, "\n", at)
+            end = text.find("\n", at)
+            self.at = len(text) if end < 0 else end
         elif char == "\n":
             self.end_word()
             if self.array is None:
@@ -123,7 +124,7 @@ class _Reader:
             self.end_word()
             if self.array is not None:
                 name, plus, _, outer = self.array
-                if self.runs():
+                if active(self.state):
                     before = self.state.variables.get(name, []) if plus else []
                     self.state.variables[name] = [*before, *self.words]
                 self.words, self.array = outer, None
@@ -152,9 +153,6 @@ class _Reader:
             runs = self.joined == "" or self.state.last is (self.joined == "&&")
             run_command(self.state, words, runs)
         self.joined = joined
-
-    def runs(self) -> bool:
-        return active(self.state)
 
     def redirect(self, char: str) -> None:
         """Redirections and here-documents are no words of the command."""
@@ -257,11 +255,6 @@ class _Reader:
             if len(values) > 1:
                 # where a word of several was written says more than where all are used
                 self.start = word.line
-
-
-def _until(text: str, end: str, at: int) -> int:
-    found = text.find(end, at)
-    return len(text) if found < 0 else found
 
 
 def _expanded(text: str, state: State, line: int) -> list[Word]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._entries import UNSAID, Entries, broken
+from perfmodel.ingest.launch._entries import UNSAID
 
 Fields = dict[str, Any]
 
@@ -210,58 +210,6 @@ def write_only(name: str, value: Callable[[Fields], Any]) -> Rule:
 def degree(name: str, into: str) -> Rule:
     """The rule of a degree that is 1 where nothing is said, and is not written then."""
     return key(name, into, MANY, default=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stated:
-    """What a file says in fields."""
-
-    fields: Fields
-    defaults: Fields
-    """What the framework fills in."""
-    keys: frozenset[str]
-    """Keys that were understood."""
-
-
-def read_table(table: tuple[Rule, ...], entries: Entries, where: str) -> Stated:
-    """Fields of all rules whose keys the file has.
-
-    Raises:
-        LaunchFileError: a value that its key cannot have; names file, line and key.
-    """
-    fields: Fields = {}
-    defaults: Fields = {}
-    used: set[str] = set()
-    for rule in table:
-        found = {name: entries[name].value for name in rule.keys if name in entries}
-        used |= set(found)
-        found = {name: value for name, value in found.items() if not unsaid(value)}
-        for name, value in found.items():
-            if isinstance(value, str) and ("${" in value or "$(" in value):
-                line = entries[name].line
-                raise broken(
-                    where, line, f"{name} is {value!r}, which the file does not define; set it, or give the flag"
-                )
-        defaults |= rule.defaults
-        if not found:
-            continue
-        try:
-            fields |= rule.read(found)
-        except BadValue as error:
-            # messages end with the value that they are about
-            guilty = (name for name, value in found.items() if str(error).endswith(f"got {value!r}"))
-            name = next(guilty, next(iter(found)))
-            raise broken(where, entries[name].line, f"{name} {error}") from None
-    return Stated(fields=fields, defaults=defaults, keys=frozenset(used))
-
-
-def write_table(table: tuple[Rule, ...], fields: Fields) -> dict[str, Any]:
-    """Values of the keys that say the fields."""
-    values: dict[str, Any] = {}
-    for rule in table:
-        said = rule.write(fields).items()
-        values |= {name: value for name, value in said if value is not None and name not in values}
-    return values
 
 
 def unsaid(value: Any) -> bool:

@@ -6,8 +6,8 @@ from typing import Any, Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._launch import catalog_model, shape
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host
+from perfmodel.ingest.launch._model import catalog_model, shape
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.errors import TableError
+from perfmodel.ingest.tables._atomic import write_atomic
 from perfmodel.ops import FAMILIES
 
 TableKind = Literal["compute", "collective"]
@@ -196,8 +197,6 @@ def table_kind(table: pd.DataFrame, path: Path | str = "table") -> TableKind:
 
 def write_table(path: Path | str, table: pd.DataFrame) -> None:
     """Write a table atomically; the suffix (.parquet, .csv, .csv.gz) chooses the format."""
-    from perfmodel.ingest.tables._atomic import write_atomic
-
     name = str(path)
     if name.endswith(".parquet"):
         write_atomic(path, lambda f: table.to_parquet(f, index=False))

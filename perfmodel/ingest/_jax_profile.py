@@ -1,4 +1,5 @@
-"""JAX profiles: `*.xplane.pb` files, and the directories that `jax.profiler.trace` writes them to.
+"""JAX profiles: `*.xplane.pb` files, the directories that `jax.profiler.trace` writes them to, and its Chrome traces
+(`*.trace.json.gz`), which are for people and say less.
 
 Activities are the events of device planes (GPU: the lines of streams; TPU: the line of XLA ops); of a profile of
 CPUs the host's events that name an HLO instruction and a device. Steps and passes are those of the host's
@@ -15,13 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.errors import TableError
-from perfmodel.ingest._annotations import Range, Tags, parse_tags, tags_at
+from perfmodel.ingest._chrome import ChromeEvent, ChromeTrace, read_chrome
 from perfmodel.ingest._files import integer
 from perfmodel.ingest._hlo_modules import HloModule, modules
-from perfmodel.ingest._measured_trace import Activity, kind_of, numbered
-from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._measured_trace import Activity, Range, Tags, kind_of, numbered, parse_tags, tags_at
 from perfmodel.ingest._profile import Detail
-from perfmodel.ingest._rows import CollectiveCalls, Row
+from perfmodel.ingest._rows import CollectiveCalls, ReadOptions, Row
 from perfmodel.ingest._xspace import XEvent, XPlane, read_xspace
 
 _DEVICE: Final = re.compile(r"/device:(?:GPU|TPU|CUSTOM\w*):(\d+)")
@@ -35,7 +35,6 @@ _NO_MODULE: Final = "event of a module that the profile does not carry"
 class XplaneFile:
     """One process's profile."""
 
-    path: Path
     work: tuple[tuple[int, int, XEvent], ...]
     """Device, stream and event."""
     ranges: tuple[Range, ...]
@@ -68,12 +67,12 @@ def read_xplane(path: Path) -> XplaneFile:
     host = [plane for plane in planes if plane.name == _CPU]
     work = [entry for number, plane in devices for entry in _of_device(number, plane)]
     work = work or [entry for plane in host for entry in _of_cpu(plane, path)]
-    ranges = [r for plane in host for line in plane.lines for e in line.events if (r := _range(e)) is not None]
+    ranges = [_range(event) for plane in host for line in plane.lines for event in line.events]
     known: dict[str, HloModule] = {}
     for plane in planes:
         if plane.name == _METADATA:
             known |= modules(plane.facts, path)
-    return XplaneFile(path, tuple(work), tuple(ranges), known)
+    return XplaneFile(tuple(work), tuple(ranges), known)
 
 
 def xplane_activities(files: Sequence[XplaneFile]) -> list[Activity]:
@@ -146,11 +145,9 @@ def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
     return found
 
 
-def _range(event: XEvent) -> Range | None:
+def _range(event: XEvent) -> Range:
     step: Any = event.stats.get("step_num")
     tags = Tags(step=step) if isinstance(step, int) and step >= 0 else parse_tags(event.name)
-    if tags == Tags():
-        return None
     return Range(event.start_ps * 1e-12, (event.start_ps + event.duration_ps) * 1e-12, tags)
 
 
@@ -163,3 +160,59 @@ def _activity(event: XEvent, stream: int, tags: Tags) -> Activity:
     return Activity(
         0, stream, start_s, start_s + event.duration_ps * 1e-12, name, kind_of(event.name, name), *tags
     )  # fmt: skip
+
+
+def is_jax_trace(trace: ChromeTrace) -> bool:
+    """Whether the JAX profiler wrote it: its processes are called after XSpace's planes."""
+    return any(name.startswith(("/host:", "/device:")) for name in trace.process_names.values())
+
+
+def read_jax_traces(paths: Sequence[Path]) -> list[Activity]:
+    """Activities of all files; a device for every (file, device) that has any.
+
+    Raises:
+        TableError: malformed files.
+    """
+    return numbered(((n, a.device), a) for n, path in enumerate(paths) for a in _of_chrome(read_chrome(path)))
+
+
+def _of_chrome(trace: ChromeTrace) -> list[Activity]:
+    devices = {pid: int(m[1]) for pid, name in trace.process_names.items() if (m := _DEVICE.fullmatch(name))}
+    work = _chrome_devices(trace, devices) or _chrome_cpu(trace)
+    ranges = [Range(e.start_us, e.end_us, _chrome_tags(e)) for e in trace.events if e.pid not in devices]
+    at_us = np.array([event.start_us for _, _, event in work], float)
+    return [
+        _chrome_activity(device, stream, event, tags)
+        for (device, stream, event), tags in zip(work, tags_at(ranges, at_us), strict=True)
+    ]
+
+
+def _chrome_devices(trace: ChromeTrace, devices: dict[Any, int]) -> list[tuple[int, int, ChromeEvent]]:
+    lines = {key: name for key, name in trace.thread_names.items() if key[0] in devices}
+    streams = {key for key, name in lines.items() if name.startswith("Stream")}
+    chosen = streams or {key for key, name in lines.items() if name in _OP_LINES}
+    numbers = {key: number for number, key in enumerate(sorted(chosen, key=str))}
+    return [
+        (devices[event.pid], numbers[event.pid, event.tid], event)
+        for event in trace.events
+        if (event.pid, event.tid) in chosen
+    ]
+
+
+def _chrome_cpu(trace: ChromeTrace) -> list[tuple[int, int, ChromeEvent]]:
+    return [
+        (integer(event.args["device_ordinal"], "device_ordinal", event.where), 0, event)
+        for event in trace.events
+        if "hlo_op" in event.args and "device_ordinal" in event.args
+    ]
+
+
+def _chrome_tags(event: ChromeEvent) -> Tags:
+    if "step_num" in event.args:
+        return Tags(step=integer(event.args["step_num"], "step_num", event.where))
+    return parse_tags(event.name)
+
+
+def _chrome_activity(device: int, stream: int, event: ChromeEvent, tags: Tags) -> Activity:
+    name = str(event.args.get("hlo_op", event.name))
+    return Activity(device, stream, event.start_us * 1e-6, event.end_us * 1e-6, name, kind_of(event.name, name), *tags)
