@@ -97,9 +97,8 @@ def cluster_of(name: str) -> Cluster:
 
 def predicted(row: Any) -> tuple[Prediction, float]:
     """The prediction and the reported step in seconds."""
-    job: Any = dict(word.split("=") for word in row.job.split(",")) if isinstance(row.job, str) else {}
-    job = {name: int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
-           for name, value in job.items()}  # fmt: skip
+    said = row.job.split(",") if isinstance(row.job, str) else []
+    job = catalog.read_job(None, [f"job.{word}" for word in said]).words
     problem = catalog.problem(
         model_of(row.model), cluster_of(row.cluster), global_batch=row.global_batch, seq_len=row.seq_len,
         dtype=row.dtype, framework=row.framework, **job,
