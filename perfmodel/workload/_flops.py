@@ -3,6 +3,8 @@
 Conventions (PaLM, arXiv 2204.02311 appendix B; Megatron, arXiv 2104.04473 equation 3): matrix
 products and convolutions only, backward twice forward, nothing recomputed, and attention over the
 full score matrix. `attention_causal` is the same attention counting visible pairs only.
+Backward computes the gradient of a product's input and that of its weight; where the weight is frozen
+the second is not computed, and not counted.
 """
 
 from collections import Counter
@@ -29,22 +31,26 @@ class ModelFlops:
     """The same over visible pairs only; equal without a causal mask or window."""
     selective_forward: float = 0.0
     """What selective recompute repeats of all that."""
+    adapters_forward: float = 0.0
+    """Low-rank products beside frozen ones (LoRA)."""
+    frozen_forward: float = 0.0
+    """Products, of all those above, with weights that are not trained: they have no weight gradient."""
     train: bool = True
 
     @property
     def forward(self) -> float:
         """Forward FLOPs, attention in full."""
-        return self.layers_forward + self.head_forward + self.attention_forward
+        return self.layers_forward + self.head_forward + self.attention_forward + self.adapters_forward
 
     @property
     def total(self) -> float:
         """FLOPs of a step, attention in full: 72 B s l h^2 (1 + s/6h + V/12lh) for a GPT."""
-        return self.forward * self._passes
+        return self._with_backward(self.forward)
 
     @property
     def total_causal(self) -> float:
         """FLOPs of a step, only visible attention pairs counted."""
-        return (self.forward - self.attention_forward + self.attention_causal_forward) * self._passes
+        return self._with_backward(self.forward - self.attention_forward + self.attention_causal_forward)
 
     def hardware(self, recompute: Recompute) -> float:
         """Executed FLOPs of a step with recomputation, attention in full (for HFU).
@@ -55,13 +61,15 @@ class ModelFlops:
         again = {
             "none": 0.0,
             "selective": self.selective_forward,
-            "full": self.layers_forward + self.attention_forward,
+            "full": self.layers_forward + self.attention_forward + self.adapters_forward,
         }[recompute]
         return self.total + (again if self.train else 0.0)
 
-    @property
-    def _passes(self) -> int:
-        return 3 if self.train else 1
+    def _with_backward(self, forward: float) -> float:
+        """Forward FLOPs with those of input gradients (as many) and of weight gradients (as many as are trained)."""
+        if not self.train:
+            return forward
+        return 3 * forward - self.frozen_forward
 
 
 @singledispatch
@@ -96,10 +104,14 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         (letters["*"] + letters["W"]) * attention + letters["-"] * ffn + letters["E"] * _moe_weights(model)
         + model.mtp_layers * 2 * h * h
     )  # fmt: skip
+    # products of two activations, per token: both have a gradient, whatever is frozen
+    weightless = 0
     if model.mamba:
-        per_token += letters["M"] * (mamba_weights(h, model.mamba) + state_space_products(model.mamba))
+        per_token += letters["M"] * mamba_weights(h, model.mamba)
+        weightless += letters["M"] * state_space_products(model.mamba)
     if model.delta_net:
-        per_token += letters["L"] * (delta_net_weights(h, model.delta_net) + delta_rule_products(model.delta_net))
+        per_token += letters["L"] * delta_net_weights(h, model.delta_net)
+        weightless += letters["L"] * delta_rule_products(model.delta_net)
     layers = 2.0 * batch * s * per_token
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
@@ -119,19 +131,43 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if model.adaln:  # once per image
         layers += 2.0 * batch * 3 * h * h * letters.total()
     seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.masked_head else s_out
-    head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
+    vocabulary = head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
     if model.patches:
         head = _patch_flops(model, model.patches, batch, s)
     if model.pooler_and_mlm_head:
         head += 2.0 * batch * (seen * h * h + h * h + 2 * h)
+    frozen = 0.0
+    if job.frozen:
+        frozen = layers + head
+    elif job.frozen_embedding and model.tied_embeddings and not model.patches:
+        frozen = vocabulary
     return ModelFlops(
-        layers_forward=layers,
+        layers_forward=layers + 2.0 * batch * s * weightless,
         head_forward=head,
         attention_forward=2.0 * batch * full,
         attention_causal_forward=2.0 * batch * causal,
         selective_forward=2.0 * batch * (full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)),
+        adapters_forward=2.0 * batch * _adapter_products(model, job, s_out),
+        frozen_forward=frozen,
         train=job.mode == "train",
     )
+
+
+def _adapter_products(model: Transformer, job: Job, s_out: int) -> float:
+    """Multiply-adds of a sequence in adapters: beside the projection of queries, keys and values of self-attention, and
+    beside every attention's output projection.
+
+    Latent attention has the second only, and so has cross-attention (over the `s_out` tokens of the decoder).
+    """
+    h, d, (_, d_v) = model.hidden, model.head_dim, _head_dims(model)
+    letters = Counter("".join((*model.stack, *model.mtp_stack)))
+    projected = (model.heads * (2 if model.attention_gate else 1) + 2 * model.kv_heads) * d
+    beside_input = 0 if model.latent_attention else h + projected
+    beside_output = model.heads * d_v + h
+    of_self_attention = beside_input + beside_output
+    per_rank = (letters["*"] + letters["W"]) * job.seq_len * of_self_attention
+    per_rank += model.decoder_layers * s_out * (of_self_attention + beside_output)
+    return float(job.adapter_rank * per_rank)
 
 
 def _repeated(model: Transformer, job: Job) -> int:
@@ -170,8 +206,15 @@ def _patch_flops(model: Transformer, patches: Patches, batch: float, s: int) -> 
 
 
 def _plain(layers: float, head: float, job: Job) -> ModelFlops:
-    return ModelFlops(layers_forward=layers, head_forward=head, attention_forward=0.0,
-                      attention_causal_forward=0.0, train=job.mode == "train")  # fmt: skip
+    """FLOPs of a model whose products all have weights, of which any that is trained has all trained."""
+    return ModelFlops(
+        layers_forward=layers,
+        head_forward=head,
+        attention_forward=0.0,
+        attention_causal_forward=0.0,
+        frozen_forward=layers + head if job.frozen else 0.0,
+        train=job.mode == "train",
+    )
 
 
 def _head_dims(model: Transformer) -> tuple[int, int]:

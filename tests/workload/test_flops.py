@@ -155,3 +155,61 @@ def test_inference_counts_forward_only():
     job = Job(global_batch=2, seq_len=4096, mode="inference")
     flops = step_flops(net, job)
     assert flops.total == flops.forward == flops.hardware("full")
+
+
+TRAINED_PARTS = {
+    "everything": {},
+    "all but the embedding": {"frozen_embedding": True},
+    "nothing": {"frozen": True},
+    "adapters": {"frozen": True, "adapter_rank": 16},
+    "wider adapters": {"frozen": True, "adapter_rank": 64},
+}
+
+
+@pytest.mark.parametrize("part", TRAINED_PARTS)
+@pytest.mark.parametrize(
+    "name",
+    ["gpt3-1.3b", "llama3-8b", "bert-large", "t5-large", "mixtral-8x7b", "deepseek-v3-mtp", "vit-l-16", "mlp-1b"],
+)
+def test_a_step_is_forward_input_gradients_and_weight_gradients_of_what_is_trained(name, part):
+    """Against the blocks, counted product by product; adapters keep their weight gradients beside their input's."""
+    net = model(name)
+    job = Job(global_batch=1, seq_len=net.seq_len, flash_attention=False, **TRAINED_PARTS[part])
+    computed = 0.0
+    for block, repeats in blocks(net, job, Shard()):
+        passes = [block.forward, block.backward_input]
+        if not job.frozen:
+            passes.append(block.backward_weight)
+        computed += repeats * sum(map(matmul_flops, passes))
+    padding = 0.0
+    if isinstance(net, Transformer) and not net.patches:
+        rows = (net.decoder_seq_len or net.seq_len) * (1 + net.mtp_layers)
+        head_is_frozen = job.frozen or (job.frozen_embedding and net.tied_embeddings)
+        padding = (2 if head_is_frozen else 3) * 2.0 * rows * net.hidden * (padded_vocab(net.vocab, 1) - net.vocab)
+    tolerance = 0.01 if getattr(net, "experts", None) else 1e-6  # every expert has equally many rows
+    if getattr(net, "patches", None):
+        tolerance = 2e-3  # the patches' own gradient is counted, by convention, and not computed
+    assert step_flops(net, job).total + padding == pytest.approx(computed, rel=tolerance)
+
+
+def test_lora_counts_two_passes_of_frozen_products_and_three_of_the_rest():
+    """2 + 2 of 6 N per token, 12 l h s for attention, and 6 per element of A and B."""
+    net, rank, s = model("llama3-8b"), 16, 8192
+    flops = step_flops(net, Job(global_batch=1, seq_len=s, frozen=True, adapter_rank=rank))
+    h, kv = net.hidden, net.kv_heads * net.head_dim
+    weights = net.layers * (2 * h * h + 2 * h * kv + 3 * h * net.ffn_hidden) + net.vocab * h
+    adapters = net.layers * rank * ((h + h + 2 * kv) + (h + h))
+    assert flops.total == pytest.approx(s * (4 * weights + 12 * net.layers * h * s + 6 * adapters))
+    served = step_flops(net, Job(global_batch=1, seq_len=s, frozen=True, adapter_rank=rank, mode="inference"))
+    assert served.total == pytest.approx(s * (2 * weights + 4 * net.layers * h * s + 2 * adapters))
+
+
+@pytest.mark.parametrize("name", models())
+def test_freezing_takes_weight_gradients_only(name):
+    """Between two and three times forward: two where every product has a weight, more where attention has none."""
+    net = model(name)
+    job = {"global_batch": 1, "seq_len": net.seq_len}
+    trained, frozen = step_flops(net, Job(**job)), step_flops(net, Job(**job, frozen=True))
+    assert trained.forward == frozen.forward
+    assert 2 * frozen.forward + frozen.attention_forward <= frozen.total * (1 + 1e-9)
+    assert frozen.total < trained.total == 3 * trained.forward
