@@ -2,7 +2,7 @@
 
 A TOML file holds the versions of one framework: a table per year, in it a fact per field of `perfmodel.spec.Framework`
 as `field = { value = ..., source = "..." }`, and perhaps `based_on = "NAME@YEAR"`, whose facts hold where the version
-has none of its own.
+has none of its own. What else people call a framework is in `data/framework_names.toml`.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.catalog._toml import checked, index, package_tables, read_toml, resolve
-from perfmodel.errors import PerfModelError
+from perfmodel.catalog._toml import checked, key, package_table, package_tables, read_toml
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Framework
 
 Versions = MappingProxyType[int, Framework]
@@ -26,19 +26,38 @@ def framework(name: str | Framework) -> Framework:
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
-        PerfModelError: for a year that is none or before the first version, or a malformed file.
+        PerfModelError: for a year that is none, before the first version or after all that is known, or a malformed
+            file.
     """
     if isinstance(name, Framework):
         return name
-    plain, at, year = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
-    if at and not (year.isdecimal() and len(year) == 4):
+    plain, at, year_text = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
+    if at and not (year_text.isdecimal() and len(year_text) == 4):
         raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {plain}@2024")
-    own = plain.endswith(".toml")
-    versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem) if own else _named(plain)
-    known = [since for since in versions if not at or since <= int(year)]
-    if not known:
-        raise PerfModelError(f"framework {name!r}: the earliest version known is {plain}@{min(versions)}")
-    return versions[max(known)]
+    year = int(year_text) if at else None
+    if plain.endswith(".toml"):
+        versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem)
+    else:
+        versions = _named(plain, year)
+    return _version_of_year(versions, year, name)
+
+
+def _version_of_year(versions: Versions, year: int | None, asked: str) -> Framework:
+    """The newest version by the end of a year, or of all (raises `PerfModelError` as `framework`)."""
+    newest = max(versions)
+    if year is None:
+        return versions[newest]
+    # A version holds until the next one, but nobody knows what frameworks do years after the catalog was written.
+    latest_known = max(newest, _latest_year())
+    if year > latest_known:
+        raise PerfModelError(
+            f"framework {asked!r}: no framework is known beyond {latest_known}; the newest version of this one is "
+            f"{versions[newest].label}"
+        )
+    by_then = [since for since in versions if since <= year]
+    if not by_then:
+        raise PerfModelError(f"framework {asked!r}: the earliest version known is {versions[min(versions)].label}")
+    return versions[max(by_then)]
 
 
 def frameworks() -> tuple[str, ...]:
@@ -55,14 +74,21 @@ def framework_versions(name: str) -> tuple[Framework, ...]:
     return tuple(_named(name).values())
 
 
-def _named(name: str) -> Versions:
-    """The versions of a framework of the catalog by its name or alias (raises `UnknownNameError`)."""
-    return _of_catalog(resolve("framework", name, _names(), {known: known for known in _files()}))
+def _named(name: str, year: int | None = None) -> Versions:
+    """The versions of a framework of the catalog by one of its names; of a name that several had, one after the other,
+    those of the first that existed in `year` (raises `UnknownNameError`)."""
+    candidates = _names().get(key(name))
+    if candidates is None:
+        raise UnknownNameError("framework", name, _names())
+    for candidate in candidates:
+        versions = _of_catalog(candidate)
+        if year is None or min(versions) <= year:
+            return versions
+    return _of_catalog(candidates[-1])
 
 
 def _versions(content: dict[str, Any], where: str, name: str) -> Versions:
     """The versions that a file states."""
-    content = {word: entry for word, entry in content.items() if word != "aliases"}
     years = sorted(content)
     if not years or not all(year.isdecimal() and isinstance(content[year], dict) for year in years):
         raise PerfModelError(f"{where}: a framework has a table of facts per year, such as [2024]")
@@ -103,9 +129,20 @@ def _files() -> MappingProxyType[str, dict[str, Any]]:
 
 
 @cache
-def _names() -> MappingProxyType[str, str]:
-    """What frameworks are called, and which that is."""
-    return MappingProxyType(index((name, content.get("aliases", ())) for name, content in _files().items()))
+def _names() -> MappingProxyType[str, tuple[str, ...]]:
+    """What frameworks are called, by `key`, and which that may be."""
+    names = {name: (name,) for name in _files()}
+    for alias, candidates in package_table("framework_names.toml")["names"].items():
+        if alias in names:
+            raise PerfModelError(f"framework_names.toml: {alias!r} is the name of a framework already")
+        names[alias] = tuple(candidates)
+    return MappingProxyType(names)
+
+
+@cache
+def _latest_year() -> int:
+    """The year of the newest version of any framework of the catalog."""
+    return max(max(_of_catalog(name)) for name in _files())
 
 
 @cache

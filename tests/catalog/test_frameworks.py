@@ -44,11 +44,56 @@ def test_generic_is_the_record_s_own_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("name", "since"),
-    [("megatron-lm@2021", 2021), ("megatron-lm@2022", 2022), ("megatron-lm", 2023), ("megatron-lm@2030", 2023),
-     ("nanotron@2025", 2024), ("Megatron@2021", 2021)],
-)  # fmt: skip
+    [
+        ("megatron-lm@2021", 2021),
+        ("megatron-lm@2022", 2022),
+        ("megatron-lm", 2023),
+        ("megatron-lm@2026", 2023),
+        ("nanotron@2025", 2024),
+        ("Megatron@2021", 2021),
+    ],
+)
 def test_the_nearest_earlier_version_counts(name: str, since: int) -> None:
     assert catalog.framework(name).since == since
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("megatron", "megatron-core@2025"),
+        ("Megatron", "megatron-core@2025"),
+        ("megatron@2024", "megatron-core@2024"),
+        ("megatron@2023", "megatron-lm@2023"),
+        ("megatron@2021", "megatron-lm@2021"),
+        ("mcore", "megatron-core@2025"),
+        ("fsdp", "fsdp@2025"),
+        ("PyTorch FSDP", "fsdp@2025"),
+        ("pytorch_fsdp@2023", "fsdp@2023"),
+        ("ddp", "pytorch@2024"),
+        ("torch", "pytorch@2024"),
+        ("libai@2021", "oneflow@2021"),
+    ],
+)
+def test_what_people_call_a_framework(name: str, label: str) -> None:
+    assert catalog.framework(name).label == label
+
+
+@pytest.mark.parametrize("name", catalog.frameworks())
+def test_a_year_that_is_not_known_yet_is_refused_with_the_newest_version(name: str) -> None:
+    newest = catalog.framework(name)
+    latest = max(framework.since for framework in EVERY)
+    assert catalog.framework(f"{name}@{latest}") == newest
+    for year in (latest + 1, 2030, 9999):
+        with pytest.raises(PerfModelError, match=f"beyond {latest}; the newest version of this one is {newest.label}"):
+            catalog.framework(f"{name}@{year}")
+
+
+def test_versions_of_a_file_count_until_the_catalog_s_newest(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text('[2040]\nzero = { value = 1, source = "our plans" }')
+    assert catalog.framework(f"{path}@2040").since == 2040
+    with pytest.raises(PerfModelError, match="beyond 2040"):
+        catalog.framework(f"{path}@2041")
 
 
 def test_versions_keep_what_they_do_not_change() -> None:
@@ -60,13 +105,15 @@ def test_versions_keep_what_they_do_not_change() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("megatron", None), ("megatorn-lm", "did you mean"), ("megatron-lm@19", "must be a year"),
-     ("nanotron@2019", "earliest version known is nanotron@2024"), ("@2024", "unknown framework")],
-)  # fmt: skip
-def test_names_that_are_none_are_refused(name: str, words: str | None) -> None:
-    if words is None:
-        assert catalog.framework(name).name == "megatron-lm"
-        return
+    [
+        ("megatorn-lm", "did you mean"),
+        ("megatron-lm@19", "must be a year"),
+        ("nanotron@2019", "earliest version known is nanotron@2024"),
+        ("megatron@2019", "earliest version known is megatron-lm@2021"),
+        ("@2024", "unknown framework"),
+    ],
+)
+def test_names_that_are_none_are_refused(name: str, words: str) -> None:
     with pytest.raises((UnknownNameError, PerfModelError), match=words):
         catalog.framework(name)
 
