@@ -204,6 +204,8 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
         global_batch=batches[0] if isinstance(batches, list) else batches,
         layout=getattr(arguments, "layout", None) or "",
         model=arguments.model,
+        seq_len=arguments.seq_len,
+        dtype=arguments.dtype,
     )
     arguments.launch = launch
     _say(launch)
@@ -233,12 +235,13 @@ def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | N
 
 
 def _say(launch: "Launch") -> None:
+    """Note on stderr what was assumed and what was not understood; what may be wrong is said by `emit`."""
+    from perfmodel.ingest.launch import listed
+
     name = Path(launch.path).name
     note(f"{name}: assumed: {line}" for line in launch.assumed)
     if launch.ignored:
-        more = len(launch.ignored) - MOST_NAMED
-        named = ", ".join(launch.ignored[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        note([f"{name}: not understood, and could matter: {named}"])
+        note([f"{name}: not understood, and could matter: {listed(launch.ignored)}"])
 
 
 def job_fields(arguments: argparse.Namespace) -> dict[str, Any]:

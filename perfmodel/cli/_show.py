@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from perfmodel.ingest.launch import Launch
     from perfmodel.prediction import Prediction
 
 
@@ -24,11 +25,19 @@ def note(lines: Iterable[str]) -> None:
 
 
 def emit(arguments: argparse.Namespace, report: Mapping[str, Any], show: Callable[[], object]) -> None:
-    """Print `report` where --json asks for it; else call `show`."""
+    """Print `report` where --json asks for it; else call `show`.
+
+    What unread settings of a launch file may make wrong stands at the head of either.
+    """
+    launch: Launch | None = getattr(arguments, "launch", None)
+    doubts = () if launch is None else launch.may_be_wrong
     if arguments.json:
-        sys.stdout.write(json_text(report) + "\n")
-    else:
-        show()
+        head = {"may_be_wrong": list(doubts)} if doubts else {}
+        sys.stdout.write(json_text(head | dict(report)) + "\n")
+        return
+    for line in doubts:
+        print(line)
+    show()
 
 
 def reporting(

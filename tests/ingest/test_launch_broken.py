@@ -20,7 +20,7 @@ BROKEN = {
     "number": ("megatron_gpt3.sh", "--num-layers 96", "--num-layers many", 0,
                "num-layers must be a whole number of at least 1, got 'many'"),
     "variable": ("megatron_gpt3.sh", "tensor-model-parallel-size 8", "tensor-model-parallel-size $TP", 0,
-                 r"tensor-model-parallel-size is '\$\{TP\}', which the file does not define; set it, or give the flag"),
+                 r"tensor-model-parallel-size is '\$\{TP\}', which the file does not define; .* --layout tp="),
     "recompute": ("megatron_arguments.txt", "full", "some", 0, "must be full or selective, got 'some'"),
     "toml": ("torchtitan_8b.toml", "seq_len = 8192", "seq_len = ", 0, "not valid TOML.*mend that line"),
     "toml value": ("torchtitan_8b.toml", "seq_len = 8192", 'seq_len = "long"', 0,

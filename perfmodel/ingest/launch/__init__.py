@@ -3,6 +3,7 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest.launch._export import comparable, export_launch, write_launch
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._launch import Launch
 from perfmodel.ingest.launch._read import FORMATS, format_of_path, launch_format, parse_launch, read_launch
 

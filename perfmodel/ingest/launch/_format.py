@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 from perfmodel.ingest.launch._entries import Entries, broken
+from perfmodel.ingest.launch._harm import Unread, harm_of, is_harmless
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
 
 _OFF: Final = (None, [], {}, "", False, "none")
@@ -48,25 +49,56 @@ class LaunchFormat:
         """Whether a file of the right syntax is of this format."""
         return any(_matches(key, self.marks) for key in entries)
 
-    def read(self, entries: Entries, where: str) -> tuple[Stated, tuple[str, ...]]:
-        """What a file says, and its keys that are neither understood nor harmless, each with its line.
+    @property
+    def noun(self) -> str:
+        """What one of its settings is called."""
+        return "flag" if self.syntax == "arguments" else "key"
+
+    def read(
+        self, entries: Entries, where: str, settled: Callable[[str], bool] = lambda field: False
+    ) -> tuple[Stated, tuple[Unread, ...]]:
+        """What a file says, and its settings that are neither understood nor harmless, the worst first.
+
+        Args:
+            entries: settings of the file.
+            where: path of the file, for messages.
+            settled: whether the caller states a field. A value that only the shell knows is then not needed.
 
         Raises:
-            LaunchFileError: a value that its key cannot have.
+            LaunchFileError: a value that its key cannot have, or that the file does not define and nobody states.
         """
         fields, defaults = dict(self.always), {}
         understood: set[str] = set()
+        undefined_keys = self._undefined(entries, where, settled)
         for rule in self.table:
             stated = {name: entries[name] for name in rule.keys if name in entries}
             understood |= set(stated)
             defaults |= rule.defaults
-            fields |= _read_rule(rule, stated, where)
-        unknown = tuple(
-            f"{key} (line {entry.line})" if entry.line else key
-            for key, entry in entries.items()
-            if key not in understood and not _matches(key, self.harmless) and entry.value not in _OFF
-        )
-        return Stated(fields=fields, defaults=defaults), unknown
+            defined = {name: entry for name, entry in stated.items() if name not in undefined_keys}
+            fields |= _read_rule(rule, defined, where)
+        unread = []
+        for key, entry in entries.items():
+            if key not in understood and entry.value not in _OFF and not is_harmless(key, self.harmless):
+                unread.append(Unread(key, entry.line, harm_of(key)))
+        unread.sort(key=lambda setting: setting.harm)
+        return Stated(fields=fields, defaults=defaults), tuple(unread)
+
+    def _undefined(self, entries: Entries, where: str, settled: Callable[[str], bool]) -> set[str]:
+        """Keys whose value the file does not define and whose fields the caller states instead.
+
+        Raises:
+            LaunchFileError: nobody states the fields of such a key.
+        """
+        keys = [name for name, entry in entries.items() if undefined(entry.value) and not unsaid(entry.value)]
+        for name in keys:
+            rules = [rule for rule in self.table if name in rule.keys]
+            stated = [rule for rule in rules if rule.fields and all(settled(field) for field in rule.fields)]
+            if rules and not stated:
+                # Several rules may read a key; the one that reads little else is about this key.
+                remedy = _flag_for(min(rules, key=lambda rule: (not rule.fields, len(rule.keys))))
+                message = f"{name} is {entries[name].value!r}, which the file does not define; set it, or give {remedy}"
+                raise broken(where, entries[name].line, message)
+        return set(keys)
 
     def framework_of(self, stated: Stated, entries: Entries) -> str:
         """Name of the framework that the file launches."""
@@ -85,20 +117,44 @@ class LaunchFormat:
         return values
 
 
+def undefined(value: object) -> bool:
+    """Whether a value depends on a variable or command whose result the file does not define."""
+    return isinstance(value, str) and ("${" in value or "$(" in value)
+
+
 def _read_rule(rule: Rule, stated: Entries, where: str) -> Fields:
     """Fields that a rule reads from those of its keys that the file has; none where they leave it to the framework."""
-    found = {name: entry.value for name, entry in stated.items() if not unsaid(entry.value)}
-    for name, value in found.items():
-        if isinstance(value, str) and ("${" in value or "$(" in value):
-            message = f"{name} is {value!r}, which the file does not define; set it, or give the flag"
-            raise broken(where, stated[name].line, message)
+    values = {name: entry.value for name, entry in stated.items() if not unsaid(entry.value)}
     try:
-        return rule.read(found) if found else {}
+        return rule.read(values) if values else {}
     except BadValue as error:
-        # messages end with the value that they are about
-        guilty = (name for name, value in found.items() if str(error).endswith(f"got {value!r}"))
-        name = next(guilty, next(iter(found)))
+        # Messages end with the value that they are about.
+        guilty = (name for name, value in values.items() if str(error).endswith(f"got {value!r}"))
+        name = next(guilty, next(iter(values)))
         raise broken(where, stated[name].line, f"{name} {error}") from None
+
+
+_FLAGS: Final = {
+    "model.": "--model",
+    "experts.": "--model",
+    "latent.": "--model",
+    "devices": "--devices",
+    "global_batch": "--global-batch",
+    "seq_len": "--seq-len",
+    "dtype": "--dtype",
+}
+"""Flags of the command line that state fields, by the beginnings of their names."""
+
+
+def _flag_for(rule: Rule) -> str:
+    """The flag that replaces what a rule reads."""
+    if not rule.fields:
+        return "the flag"
+    field = rule.fields[0]
+    for start, flag in _FLAGS.items():
+        if field.startswith(start):
+            return flag
+    return f"--layout {field}=..."
 
 
 def _matches(key: str, patterns: tuple[str, ...]) -> bool:

@@ -1,14 +1,15 @@
 """From what a file says to a model, a layout and a job; what is left open is named, and what is filled in is said."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
-from perfmodel.ingest.launch._format import Stated
+from perfmodel.ingest.launch._format import LaunchFormat, Stated
+from perfmodel.ingest.launch._harm import Harm, Unread, doubts
 from perfmodel.ingest.launch._model import model_of
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer
@@ -44,10 +45,23 @@ class Launch:
     """Further fields of `Job` that the file states, by name."""
     assumed: tuple[str, ...] = ()
     """What the file leaves unsaid and the framework, or this package, fills in."""
+    may_be_wrong: tuple[str, ...] = ()
+    """Which facts of model, layout, precision or memory unread settings may make wrong, the worst first."""
     ignored: tuple[str, ...] = ()
-    """What the file says that could matter and was not understood."""
+    """What the file says that could matter and was not understood, the worst first."""
     missing: tuple[str, ...] = ()
     """What must be given for a prediction, one sentence with the remedy each."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was read from which file, and how far to trust it, for JSON."""
+        return {
+            "file": self.path,
+            "format": self.format,
+            "framework": self.framework,
+            "may_be_wrong": list(self.may_be_wrong),
+            "assumed": list(self.assumed),
+            "not_understood": list(self.ignored),
+        }
 
     def problem(self, cluster: Cluster | str) -> Problem:
         """What the file is about, on a cluster: with the layout all that a prediction or a search needs.
@@ -76,6 +90,24 @@ class Given:
     layout: str = ""
     """In the notation of `Layout.parse`; keys that it leaves out are the file's."""
     model: Model | None = None
+    seq_len: int | None = None
+    dtype: str | None = None
+
+    def states(self, field: str) -> bool:
+        """Whether the caller states a field of a file (`perfmodel.ingest.launch._table`)."""
+        if field.startswith(("model", "experts.", "latent.")):
+            return self.model is not None
+        if field in ("devices", "nodes"):
+            return self.devices is not None
+        if field in ("global_batch", "seq_len", "dtype"):
+            return getattr(self, field) is not None
+        return _has(self, field)
+
+    @property
+    def settled(self) -> tuple[Harm, ...]:
+        """What an unread setting of the file cannot make wrong, because the caller states it."""
+        stated = {Harm.MODEL: self.model, Harm.PRECISION: self.dtype}
+        return tuple(harm for harm, value in stated.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -89,15 +121,23 @@ class _Degrees:
 
 
 def settle(
-    stated: Stated, given: Given, *, where: str, form: str, framework_name: str, ignored: tuple[str, ...]
+    stated: Stated,
+    given: Given,
+    *,
+    where: str,
+    form: LaunchFormat,
+    framework_name: str,
+    unread: tuple[Unread, ...],
+    notes: tuple[str, ...],
 ) -> Launch:
     """What the file says, the framework's defaults where it says nothing, and what follows from both.
 
     Args:
         where: path of the file, after which a model is called that the catalog does not have.
-        form: name of the file's format.
+        form: the file's format.
         framework_name: whose defaults they are, beside those of the format.
-        ignored: what was not understood.
+        unread: settings that were not understood, the worst first.
+        notes: parts of the file that were not read, one sentence each.
 
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
@@ -126,22 +166,33 @@ def settle(
         assumed.append(f"micro_batch={least} (it does not say; give --layout micro_batch=N)")
     if global_batch is not None and not given.global_batch and not {"global_batch", "grad_accum"} & set(known):
         assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
-    if model is not None and "seq_len" not in known:
+    if model is not None and "seq_len" not in known and given.seq_len is None:
         assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
+    job_fields = {key: known[key] for key in JOB_FIELDS if key in known}
+    if given.dtype is not None:
+        job_fields["dtype"] = given.dtype
     return Launch(
         path=where,
-        format=form,
+        format=form.name,
         framework=framework_name,
         model=model,
         layout=layout,
         devices=layout.devices if layout else given.devices or own.devices,
         global_batch=global_batch,
-        seq_len=known.get("seq_len"),
-        job_fields={key: known[key] for key in JOB_FIELDS if key in known},
+        seq_len=given.seq_len or known.get("seq_len"),
+        job_fields=job_fields,
         assumed=tuple(assumed),
-        ignored=ignored,
+        may_be_wrong=doubts(unread, form.noun, given.settled),
+        ignored=_ignored(unread, notes),
         missing=tuple(missing),
     )
+
+
+def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
+    """Settings that were not understood and parts that were not read; what only costs some time comes last."""
+    worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
+    others = [str(setting) for setting in unread if setting.harm is Harm.TIME]
+    return (*worst, *notes, *others)
 
 
 def _no_model(known: Fields) -> str:

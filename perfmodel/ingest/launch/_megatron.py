@@ -144,7 +144,7 @@ _TABLE: Final = (
     Rule(
         keys=("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "sbatch-nodes", "sbatch-gpus-per-node",
               "sbatch-ntasks-per-node"),
-        read=_world, write=_write_world,
+        read=_world, write=_write_world, fields=("devices",),
     ),
     key("tensor-model-parallel-size", "tp", default=1, also=("model-parallel-size",)),
     key("pipeline-model-parallel-size", "pp", default=1),
@@ -181,7 +181,7 @@ _TABLE: Final = (
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
     key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),
-    *MODEL,
+    *(replace(rule, fields=rule.fields or ("model.",)) for rule in MODEL),
 )  # fmt: skip
 
 MEGATRON: Final = LaunchFormat(

@@ -37,6 +37,8 @@ def read_launch(
     global_batch: int | None = None,
     layout: str = "",
     model: Model | str | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
 ) -> Launch:
     """What a launch file of a training framework says: model, layout, job, number of devices.
 
@@ -49,6 +51,8 @@ def read_launch(
         global_batch: sequences per step.
         layout: in the notation of `Layout.parse`; keys that it leaves out are the file's.
         model: the model, or its name in the catalog.
+        seq_len: tokens per sequence.
+        dtype: element type of the products.
 
     Raises:
         LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
@@ -56,7 +60,14 @@ def read_launch(
     """
     where = str(path)
     return parse_launch(
-        text_of(Path(path)), where, devices=devices, global_batch=global_batch, layout=layout, model=model
+        text_of(Path(path)),
+        where,
+        devices=devices,
+        global_batch=global_batch,
+        layout=layout,
+        model=model,
+        seq_len=seq_len,
+        dtype=dtype,
     )
 
 
@@ -68,23 +79,25 @@ def parse_launch(
     global_batch: int | None = None,
     layout: str = "",
     model: Model | str | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
 ) -> Launch:
     """`read_launch` of a text; `where` names it in messages, and its ending tells the syntax."""
     source, form = recognised(text, where)
-    stated, ignored = form.read(source.entries, where)
-    if kept := _COMMENT.search(text):
-        fields = {name: getattr(Layout.parse(kept[1]), name) for name in form.elsewhere}
-        stated = replace(stated, fields=stated.fields | fields)
     given = Given(
         devices=devices,
         global_batch=global_batch,
         layout=layout,
         model=catalog.model(model) if isinstance(model, str) else model,
+        seq_len=seq_len,
+        dtype=dtype,
     )
+    stated, unread = form.read(source.entries, where, given.states)
+    if kept := _COMMENT.search(text):
+        fields = {name: getattr(Layout.parse(kept[1]), name) for name in form.elsewhere}
+        stated = replace(stated, fields=stated.fields | fields)
     framework = form.framework_of(stated, source.entries)
-    return settle(
-        stated, given, where=where, form=form.name, framework_name=framework, ignored=(*source.notes, *ignored)
-    )
+    return settle(stated, given, where=where, form=form, framework_name=framework, unread=unread, notes=source.notes)
 
 
 def launch_format(name: str) -> LaunchFormat:

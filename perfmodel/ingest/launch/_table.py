@@ -55,6 +55,9 @@ class Rule:
     written."""
     defaults: Fields = field(default_factory=dict)
     """Fields that the framework fills in where the file says nothing."""
+    fields: tuple[str, ...] = ()
+    """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
+    rule's keys need no value. Empty: it is always needed."""
 
 
 def _first(value: Any) -> Any:
@@ -194,7 +197,7 @@ def key(
         return {name: None if fields.get(into) is None else values.write(fields[into])}
 
     defaults = {} if default is None else {into: default}
-    return Rule(keys=(name, *also), read=read, write=write or write_field, defaults=defaults)
+    return Rule(keys=(name, *also), read=read, write=write or write_field, defaults=defaults, fields=(into,))
 
 
 def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:

@@ -1,0 +1,148 @@
+"""Settings of a launch file that nobody read, in order of the harm that they can do to a prediction.
+
+This is the one place that all formats share. A format lists what it knows to be harmless; every other unread setting
+comes here. Its name tells what it is about (`harm_of`). Settings of the model, of what is trained, of the layout, of
+precision and of memory make a prediction doubtful, and `doubts` says so at the head of the answer. All others are
+named after them, and those of logging, checkpoints and data (`HARMLESS`) not at all.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+
+class Harm(IntEnum):
+    """What an unread setting may make wrong, the worst first."""
+
+    MODEL = 0
+    TRAINED = 1
+    LAYOUT = 2
+    PRECISION = 3
+    MEMORY = 4
+    TIME = 5
+
+
+SUBJECTS: Final = {
+    Harm.MODEL: "the model",
+    Harm.TRAINED: "what is trained",
+    Harm.LAYOUT: "the layout",
+    Harm.PRECISION: "the precision",
+    Harm.MEMORY: "memory",
+}
+"""Facts that the head of an answer names; a setting that only costs a little time is no reason to doubt it."""
+
+_WORDS: Final = (
+    # The first line that has a word of the setting's name decides: `--lora-target-layers` is about adapters, though it
+    # has a word of the model too, and `--recompute-num-layers` about memory.
+    (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable"),
+    (Harm.TIME, "fused fusion fuse overlap kernel comm init initializer dropout loss coeff"),
+    (Harm.MEMORY, "recompute remat offload offloading swap checkpointing"),
+    (Harm.PRECISION, "fp8 fp4 bf16 fp16 fp32 int8 int4 mxfp8 nvfp4 float8 half amp dtype precision quant quantize"),
+    (Harm.PRECISION, "quantization bits autocast"),
+    (Harm.LAYOUT, "parallel parallelism pipeline tensor tp pp cp ep dp sp vpp zero shard shards sharding fsdp ulysses"),
+    (Harm.LAYOUT, "mesh replicas replicate nodes gpus nnodes processes stage stages ranks extend"),
+    (Harm.MODEL, "layer layers hidden head heads ffn intermediate dim dims expert experts moe router topk vocab"),
+    (Harm.MODEL, "mamba ssm hybrid spec window kv latent mla mtp nextn depth width embed embedding embeddings embd"),
+    (Harm.MODEL, "attention attn gated glu activation norm layernorm rmsnorm tied tie untie encoder decoder vision"),
+    (Harm.MODEL, "patch image bias architecture block blocks channels gate state groups model hc engram indexer"),
+    (Harm.MEMORY, "memory optimizer optim"),
+)
+_PHRASES: Final = (
+    (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),
+    (re.compile(r"(^|-)(log|logging|wandb|tensorboard)(-|$)"), Harm.TIME),
+)
+"""Names that several words together decide."""
+_HARMLESS_BY_THEME: Final = {
+    "logging": "log* *-log *-log-* *logging* *timers* timing-* *straggler* *-logger*",
+    "printing": "print-* *verbose* *progress* app-tag*",
+    "tracking": "wandb* tensorboard* swanlab* mlflow* comet* *report-to* one-logger* enable-one-logger",
+    "profiling": "*profil* nsys*",
+    "names of runs": "*experiment-name* run-name run-id job-name",
+    "checkpoints": "save* load* no-save* no-load* ckpt* *-ckpt* dist-ckpt* async-save* *checkpoint-format* *retain*",
+    "start": "*resume* pretrained-checkpoint finetune exit-* output-dir *checkpoint-dir* no-initialization hf-path*",
+    "options of checkpoints": "override-opt* use-checkpoint-* auto-detect-ckpt-format",
+    "data": "data-*path* *data-path* data-dir data-cache* data-impl data-args* *dataset* *dataloader*",
+    "files": "num-workers *mmap* *-dir split mock-data merge-file vocab-file tokenizer-* *blend* *-json* no-shuffle",
+    "masks": "reset-* *mask-loss* create-attention-mask* no-create-attention-mask* short-seq-prob mask-prob *prompt*",
+    "evaluation": "eval* *-eval-* test-* valid-* skip-train *-interval *-interval-*",
+    "length of the run": "train-iters train-samples train-tokens train-epochs *-epochs *-iters max-steps *curriculum*",
+    "learning rate": "lr* *-lr *-lr-* min-lr *warmup* *weight-decay* *rampup*",
+    "optimizer": "adam-* sgd-* muon-* clip-grad *grad-clip*",
+    "numbers": "init-method* *-init-std *seed* *loss-coef* *loss-scale* *epsilon* *-eps *temperature* label-smoothing",
+    "processes": "master-* node-rank rdzv-* local-rank local-ranks* role max-restarts tee redirects *timeout* hostfile",
+    "launchers": "monitor-interval no-local-rank no-python launcher *nccl-communicator*",
+    "housekeeping": "manual-gc* *wait-time* *unused-parameters* *jit*",
+}
+HARMLESS: Final = tuple(pattern for patterns in _HARMLESS_BY_THEME.values() for pattern in patterns.split())
+"""Settings, as patterns of their names, that change neither time nor memory of a step in any framework."""
+MOST_NAMED: Final = 12
+"""Names that a sentence lists at most."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A setting of a file that was not understood."""
+
+    key: str
+    line: int
+    """From 1; 0 where it is not known."""
+    harm: Harm
+
+    def __str__(self) -> str:
+        return f"{self.key} (line {self.line})" if self.line else self.key
+
+
+def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
+    """Whether a setting is known to change nothing: by the patterns of its format or by those of all formats."""
+    if any(fnmatchcase(key, pattern) for pattern in patterns):
+        return True
+    name = _plain(key)
+    return any(fnmatchcase(name, pattern) for pattern in HARMLESS)
+
+
+def harm_of(key: str) -> Harm:
+    """What a setting of this name is about, so what may be wrong where it is not read."""
+    name = _plain(key)
+    for phrase, harm in _PHRASES:
+        if phrase.search(name):
+            return harm
+    words = set(name.split("-"))
+    for harm, vocabulary in _WORDS:
+        if words & set(vocabulary.split()):
+            return harm
+    return Harm.TIME
+
+
+def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) -> tuple[str, ...]:
+    """Sentences that name what may be wrong in a prediction, the worst first.
+
+    Args:
+        unread: settings that were not understood.
+        noun: what the format calls a setting: `flag`, `key`.
+        settled: facts that the caller states, which a file cannot make wrong.
+    """
+    sentences = []
+    for harm, subject in SUBJECTS.items():
+        guilty = [setting for setting in unread if setting.harm is harm]
+        if guilty and harm not in settled:
+            count = f"{len(guilty)} unread {noun}{'s' if len(guilty) > 1 else ''}"
+            sentences.append(f"{subject} may be wrong: {count}: {listed(list(map(str, guilty)))}")
+    return tuple(sentences)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas, cut after `MOST_NAMED`."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _plain(key: str) -> str:
+    """A name in small letters with hyphens; of a nested key its last part and the part before.
+
+    Tables further out hold settings of every kind and say nothing.
+    """
+    last = ".".join(key.split(".")[-2:])
+    return re.sub(r"[_.\s]+", "-", last).strip("-").lower()
