@@ -9,7 +9,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow grid lint format docs bench validate papers gate live distir clean
+.PHONY: plan test slow smoke-bounds grid lint format docs bench validate papers gate live distir clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -21,6 +21,9 @@ test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA, torch or a bro
 
 slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch, more moments of interrupts, live runs, published servers
 	$(BIN)/python -m pytest -n 2 -m slow
+
+smoke-bounds: $(VENV)/.test ## the smoke set at the lowest versions of dependencies and at the newest, on Python 3.11 to 3.13
+	$(BIN)/python .ci/bounds.py
 
 grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees, and gradients of the step time
 	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/program/distribute/test_equality.py tests/program/distribute/test_against_prediction.py tests/prediction/test_step_time_function.py

@@ -58,3 +58,8 @@ def test_the_installed_package_is_the_wheels(installed, tmp_path):
     shipped = {path.stem for path in (ROOT / "perfmodel" / "cost" / "learn" / "weights").glob("*.safetensors")}
     assert len(shipped) > 5
     assert shipped <= set(report["calibration"])
+
+
+def test_the_installed_package_is_typed(installed):
+    (packages,) = (installed.parent / "lib").glob("*/site-packages")
+    assert (packages / "perfmodel" / "py.typed").is_file()
