@@ -1,5 +1,6 @@
 """Launch files of the real shape: what each says, what it assumes, what it leaves open."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -431,3 +432,73 @@ def test_weights_on_the_host_layer_by_layer_are_refused():
     text = "train: {micro_batch_size: 2}\nmodel: {cpu_offloading: true, cpu_offloading_weights: true}"
     with pytest.raises(LaunchFileError, match="weights"):
         parse_launch(text, "bridge.yaml", devices=8)
+
+
+ON, OFF, LEFT_OPEN = True, False, "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({"bf16": {"enabled": ON}}, "bf16"),
+        ({"bf16": {"enabled": LEFT_OPEN}}, "bf16"),
+        ({"bf16": LEFT_OPEN}, "bf16"),
+        ({"bfloat16": {"enabled": LEFT_OPEN}}, "bf16"),
+        ({"fp16": {"enabled": LEFT_OPEN, "loss_scale": 0}}, "fp16"),
+        ({"fp16": LEFT_OPEN}, "fp16"),
+        ({"amp": {"enabled": LEFT_OPEN, "opt_level": LEFT_OPEN}}, "fp16"),
+        ({"fp16": {"enabled": LEFT_OPEN}, "bf16": {"enabled": LEFT_OPEN}}, "bf16"),
+        ({"bf16": {"enabled": LEFT_OPEN}, "fp16": {"enabled": ON}}, "fp16"),
+        ({"bf16": {"enabled": OFF}, "fp16": {"enabled": LEFT_OPEN}}, "fp16"),
+        ({"bf16": {"enabled": OFF}, "fp16": {"enabled": OFF}}, "fp32"),
+        ({}, "fp32"),
+    ],
+)
+def test_deepspeed_leaves_the_element_type_to_a_trainer_that_is_meant_to_set_it(
+    tmp_path: Path, settings: dict[str, Any], dtype: str
+) -> None:
+    """Hugging Face's Trainer replaces `auto` by its own flags: a file that has it for a type is meant for that type."""
+    path = tmp_path / "ds_config.json"
+    batch = {"train_micro_batch_size_per_gpu": LEFT_OPEN, "gradient_accumulation_steps": LEFT_OPEN}
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2, "overlap_comm": LEFT_OPEN}} | batch | settings))
+    launch = read_launch(path, devices=8)
+    fields = dict(launch.job_fields)
+    assert fields["dtype"] == dtype
+    assert not launch.ignored
+    decided = LEFT_OPEN not in str(settings) or "True" in str(settings)
+    assert any("auto" in remark for remark in launch.assumed) != decided
+
+
+DEEPSPEED_FILES = {
+    "ds_config.json": '{{"train_micro_batch_size_per_gpu": 1, "{dtype}": {{"enabled": true}}, '
+    '"zero_optimization": {{"stage": {stage}}}}}',
+    "auto.json": '{{"train_micro_batch_size_per_gpu": 1, "{dtype}": {{"enabled": "auto"}}, '
+    '"zero_optimization": {{"stage": {stage}}}}}',
+    "megatron_deepspeed.sh": "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 1 "
+    "--micro-batch-size 1 --deepspeed --zero-stage {stage} --{dtype}\n",
+    "accelerate.yaml": "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: {dtype}\n"
+    "deepspeed_config:\n  zero_stage: {stage}\n",
+}
+
+
+@pytest.mark.parametrize("name", DEEPSPEED_FILES)
+@pytest.mark.parametrize(("dtype", "stage", "runs"), [("bf16", 0, 1), ("bf16", 1, 1), ("bf16", 3, 3), ("fp16", 0, 0)])
+def test_bf16_without_zero_is_sharded_by_deepspeed_s_optimizer(
+    tmp_path: Path, name: str, dtype: str, stage: int, runs: int
+) -> None:
+    path = tmp_path / name
+    path.write_text(DEEPSPEED_FILES[name].format(dtype=dtype, stage=stage))
+    launch = read_launch(path, devices=8)
+    assert launch.layout is not None
+    assert launch.layout.zero == runs
+    assert any("BF16 optimizer" in remark for remark in launch.assumed) == (runs != stage)
+    if runs != stage:
+        assert dict(launch.job_fields)["grad_dtype"] == "fp32"
+
+
+def test_plain_megatron_keeps_the_stage_that_it_does_not_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --num-attention-heads 8 --bf16\n")
+    launch = read_launch(path, devices=8)
+    assert launch.layout is not None
+    assert launch.layout.zero == 0

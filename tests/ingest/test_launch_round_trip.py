@@ -60,8 +60,14 @@ def back(text: str, framework: str, layout: Layout, model: str | None) -> Layout
     return launch.layout
 
 
-def job_of(layout: Layout, micro_batches: int) -> pm.Job:
-    return pm.Job(global_batch=layout.dp * layout.micro_batch * micro_batches, seq_len=2048)
+def job_of(layout: Layout, micro_batches: int, framework: str = "") -> pm.Job:
+    """A job that the layout divides, in a type in which the framework runs it."""
+    unsharded = framework == "deepspeed" and layout.zero == 0  # its optimizer for bf16 shards states without ZeRO too
+    return pm.Job(
+        global_batch=layout.dp * layout.micro_batch * micro_batches,
+        seq_len=2048,
+        dtype="fp16" if unsharded else "bf16",
+    )
 
 
 @st.composite
@@ -107,7 +113,7 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
 @given(data=st.data())
 def test_what_a_framework_can_run_comes_back_as_it_was(framework: str, data: st.DataObject) -> None:
     layout, model = data.draw(possible(framework))
-    text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4 * layout.pp))
+    text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4 * layout.pp, framework))
     assert comparable(back(text, framework, layout, model)) == comparable(layout)
 
 
@@ -207,6 +213,7 @@ def test_models_that_a_format_cannot_hold_are_left_to_the_user(framework: str) -
         ("torchtitan", "dp=8,zero=3", {"dtype": "fp16"}, "dtype=fp16"),
         ("nanotron", "dp=8,zero=3", {}, "optimizer states only; take zero=0 or 1"),
         ("nanotron", "pp=4,vpp=2", {}, r"vpp=2 \(it has no virtual stages\)"),
+        ("deepspeed", "dp=8,zero=0", {}, r"zero=0 \(its BF16 optimizer shards.*take zero=1"),
         ("deepspeed", "pp=2,dp=4", {}, r"pp=2 \(a DeepSpeed pipeline is built in the training script"),
         ("llm-foundry", "dp=8,zero=1", {}, "take zero=0, 2 or 3"),
         ("maxtext", "dp=8,zero=2", {}, "zero=2: MaxText shards"),

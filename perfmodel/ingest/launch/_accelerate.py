@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._deepspeed import DEVICES
+from perfmodel.ingest.launch._deepspeed import DEVICES, stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host, sharding, strategy
@@ -19,13 +19,16 @@ _ZERO: Final = (
     _KIND, "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward",
     "deepspeed_config.zero_stage", "megatron_lm_config.megatron_lm_use_distributed_optimizer", _HOST,
 )  # fmt: skip
+_DTYPE: Final = "mixed_precision"
 _OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.offload_optimizer_device")
 
 
 def _zero(found: Mapping[str, Any]) -> Fields:
+    if not set(found) - {_DTYPE}:
+        return {}
     kind, by_name, again, stage, distributed, on_host = (found.get(name) for name in _ZERO)
     if kind == "DEEPSPEED":
-        return {"zero": WHOLE_OR_NONE.read(2 if stage is None else stage)}
+        return stage_as_it_runs(WHOLE_OR_NONE.read(2 if stage is None else stage), found.get(_DTYPE, ""))
     if kind == "MEGATRON_LM":
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
@@ -79,9 +82,9 @@ ACCELERATE: Final = LaunchFormat(
         Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
         Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(found["num_machines"])},
              write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])}),
-        Rule(keys=_ZERO, read=_zero, write=_write_zero),
+        Rule(keys=(*_ZERO, _DTYPE), read=_zero, write=_write_zero),
         Rule(keys=_OFFLOADS, read=_offload),
-        key("mixed_precision", "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),
+        key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),
             default="fp32"),
         Rule(keys=("fsdp_config.fsdp_activation_checkpointing", "megatron_lm_config.megatron_lm_recompute_activations"),
              read=_recompute, write=_write_recompute),

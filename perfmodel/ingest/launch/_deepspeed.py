@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._entries import AUTO
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE, WHOLE_OR_NONE, Fields, Rule, Values, key, words
 
@@ -11,11 +12,50 @@ DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
 _WRITTEN: Final = {"adam": "Adam", "adamw": "Adam", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 _OFFLOADS: Final = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 _SHARDS: Final = "zero_optimization.mics_shard_size"
-_HALVES: Final = {"bf16.enabled": "bf16", "bfloat16.enabled": "bf16", "fp16.enabled": "fp16"}
+_HALVES: Final = {
+    "bf16.enabled": "bf16", "bfloat16.enabled": "bf16", "fp16.enabled": "fp16", "amp.enabled": "fp16",
+    "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "amp": "fp16",
+}  # fmt: skip
+"""Keys that turn 16-bit training on (the short ones by `true` or `auto` alone), and its element type."""
+_STAGE: Final = ("zero_optimization.stage", "zero_optimization.overlap_comm",
+                 "zero_optimization.stage3_prefetch_bucket_size")  # fmt: skip
+
+
+def stage_as_it_runs(stage: int, dtype: str) -> Fields:
+    """ZeRO stage of a run that asks for `stage`: without ZeRO, bf16 is run by an optimizer that shards its states and
+    accumulates gradients in fp32 (DeepSpeed runtime/engine.py `_do_optimizer_sanity_check` and `get_data_types`,
+    runtime/bf16_optimizer.py)."""
+    if stage > 0 or dtype != "bf16":
+        return {"zero": stage}
+    return {
+        "zero": 1,
+        "grad_dtype": "fp32",
+        "note.bf16_optimizer": "zero=1 (DeepSpeed's BF16 optimizer shards optimizer states without ZeRO too)",
+    }
+
+
+def _half(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Element type of a file, and a remark where it is a guess.
+
+    `auto` is what Hugging Face's Trainer fills in from its own --bf16 and --fp16: a file that leaves a type to it is
+    meant for that type, and one that leaves both for the newer.
+    """
+    left_open: dict[str, str] = {}
+    for name, value in found.items():
+        if value == AUTO:
+            left_open.setdefault(_HALVES[name], name)
+        elif FLAG.read(value):
+            return _HALVES[name], ""
+    if not left_open:
+        return "fp32", ""
+    dtype = "bf16" if "bf16" in left_open else "fp16"
+    named = " and ".join(left_open.values())
+    return dtype, f"dtype={dtype} ({named} {'are' if len(left_open) > 1 else 'is'} auto; give --dtype for another)"
 
 
 def _dtype(found: Mapping[str, Any]) -> Fields:
-    return {"dtype": next((_HALVES[name] for name, value in found.items() if FLAG.read(value)), "fp32")}
+    dtype, remark = _half(found)
+    return {"dtype": dtype} | ({"note.dtype": remark} if remark else {})
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
@@ -26,7 +66,8 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
 def _overlap(found: Mapping[str, Any]) -> Fields:
     """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
     stage = WHOLE_OR_NONE.read(found.get("zero_optimization.stage", 0))
-    says: Fields = {"zero": stage}
+    dtype, _ = _half({name: value for name, value in found.items() if name in _HALVES})
+    says = stage_as_it_runs(stage, dtype)
     if stage == 3 or "zero_optimization.overlap_comm" in found:
         says["overlap_grad_reduce"] = FLAG.read(found.get("zero_optimization.overlap_comm", True))
     if stage == 3:
@@ -86,18 +127,17 @@ DEEPSPEED: Final = LaunchFormat(
         key("train_micro_batch_size_per_gpu", "micro_batch"),
         key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
-        Rule(keys=("zero_optimization.stage", "zero_optimization.overlap_comm",
-                   "zero_optimization.stage3_prefetch_bucket_size"),
-             read=_overlap, write=_write_overlap),
+        Rule(keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
-        Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}),
+        Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"},
+             auto_keys=tuple(_HALVES)),
         key("optimizer.type", "optimizer", Values(OPTIMIZER.read, lambda name: _WRITTEN.get(name))),
         key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
     ),
     harmless=(
         "optimizer.params.*", "scheduler.*", "steps_per_print", "wall_clock_breakdown", "gradient_clipping",
-        "prescale_gradients", "gradient_predivide_factor", "fp16.*", "bf16.*", "zero_allow_untested_optimizer",
+        "prescale_gradients", "gradient_predivide_factor", "fp16.*", "bf16.*", "amp.*", "zero_allow_untested_optimizer",
         "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*", "comet.*", "flops_profiler.*", "comms_logger.*",
         "zero_optimization.contiguous_gradients", "zero_optimization.reduce_bucket_size",
         "zero_optimization.sub_group_size",
@@ -112,6 +152,7 @@ DEEPSPEED: Final = LaunchFormat(
         "cp": "sequence parallelism is built in the training script, not in this file",
         "ep": "expert groups are built in the training script, not in this file",
         "vpp": "it has no virtual stages",
+        "zero": "its BF16 optimizer shards optimizer states always; take dtype=fp16 otherwise",
         "recompute": "the training script decides on activation checkpointing",
         "recompute_full_layers": "the training script decides on activation checkpointing",
         "sequence_parallel": "AutoTP shards no norms",

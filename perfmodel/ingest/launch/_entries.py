@@ -15,7 +15,8 @@ from perfmodel.errors import LaunchFileError
 
 MOST_ENTRIES: Final = 50_000
 """Entries of one file, beyond which it is none (aliases of YAML can multiply)."""
-UNSAID: Final = (None, "auto", "???", "null", "None")
+AUTO: Final = "auto"
+UNSAID: Final = (None, AUTO, "???", "null", "None")
 """Values that leave an entry to the framework: OmegaConf's `???`, DeepSpeed's and Composer's `auto`."""
 _REFERENCE: Final = re.compile(r"\$\{([^${}]*)\}")
 _TOML_SECTION: Final = re.compile(r"^\s*\[+\s*([\w.\"'-]+)\s*\]+")

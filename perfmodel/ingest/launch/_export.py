@@ -16,7 +16,7 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import Launch
 from perfmodel.ingest.launch._model import catalog_model, model_fields, model_of, shape
 from perfmodel.ingest.launch._read import launch_format, parse_launch, recognised, text_of, wrapper_of
-from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
+from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.spec import Job, Layout, Model, partition_by_cost, written
 
 _WRITERS: Final = {"arguments": write_arguments, "json": write_json, "toml": write_toml, "yaml": write_yaml}
@@ -218,7 +218,7 @@ def without_model(fields: Fields) -> Fields:
 
 
 def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:
-    found = {key: value for key, value in stated.items() if not unsaid(value)}
+    found = rule.said(stated)
     try:
         return rule.read(found) if found else {}
     except BadValue:

@@ -124,7 +124,7 @@ def undefined(value: object) -> bool:
 
 def _read_rule(rule: Rule, stated: Entries, where: str) -> Fields:
     """Fields that a rule reads from those of its keys that the file has; none where they leave it to the framework."""
-    values = {name: entry.value for name, entry in stated.items() if not unsaid(entry.value)}
+    values = rule.said({name: entry.value for name, entry in stated.items()})
     try:
         return rule.read(values) if values else {}
     except BadValue as error:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from perfmodel.ingest.launch._deepspeed import stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_model import MODEL, argument
@@ -59,7 +60,9 @@ def _write_world(fields: Fields) -> Mapping[str, Any]:
 
 def _zero(found: Mapping[str, Any]) -> Fields:
     if "zero-stage" in found:  # Megatron-DeepSpeed
-        return {"zero": WHOLE_OR_NONE.read(found["zero-stage"])}
+        return stage_as_it_runs(WHOLE_OR_NONE.read(found["zero-stage"]), "bf16" if found.get("bf16") else "")
+    if not set(found) - {"bf16"}:
+        return {}
     if found.get("use-torch-fsdp2"):
         return {"zero": 3}
     sharded = any(found.get(name) for name in ("use-megatron-fsdp", "use-custom-fsdp"))
@@ -162,7 +165,7 @@ _TABLE: Final = (
     key("seq-length", "seq_len"),
     write_only("max-position-embeddings", lambda fields: fields.get("seq_len") or None),
     Rule(keys=("use-distributed-optimizer", "use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "zero-stage",
-               "data-parallel-sharding-strategy"),
+               "data-parallel-sharding-strategy", "bf16"),
          read=_zero, write=_write_zero),
     replace(recompute_rule(_RECOMPUTE), keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute),
     modules_rule("recompute-modules", " ".join),

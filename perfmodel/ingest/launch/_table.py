@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._entries import UNSAID
+from perfmodel.ingest.launch._entries import AUTO, UNSAID
 
 Fields = dict[str, Any]
 
@@ -58,6 +58,16 @@ class Rule:
     fields: tuple[str, ...] = ()
     """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
     rule's keys need no value. Empty: it is always needed."""
+    auto_keys: tuple[str, ...] = ()
+    """Those of the keys for which `auto` means something, instead of leaving them to the framework."""
+
+    def said(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of its keys without those that leave their key to the framework."""
+        return {
+            name: value
+            for name, value in values.items()
+            if not unsaid(value) or (value == AUTO and name in self.auto_keys)
+        }
 
 
 def _first(value: Any) -> Any:
