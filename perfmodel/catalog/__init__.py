@@ -4,6 +4,8 @@ from perfmodel.catalog._clusters import cluster, clusters
 from perfmodel.catalog._devices import device, devices, usable_cores
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
 from perfmodel.catalog._models import model, models
+from perfmodel.catalog._network_tokens import unread_link_words
+from perfmodel.catalog._network_words import NETWORK_WORDS, Network, read_network
 from perfmodel.catalog._problem import (
     JOB_FILE_KEYS,
     JOB_WORDS,
@@ -17,7 +19,7 @@ from perfmodel.catalog._problem import (
 )
 from perfmodel.catalog._recipes import ExchangeLibrary, ExchangeRates, exchange_library, plain_fp8, recipe
 from perfmodel.catalog._toml import checked, checked_fields
-from perfmodel.catalog._words import DEVICES_PER_NODE, NVL72_DEVICES, cluster_for, compute_network, states_rate
+from perfmodel.catalog._words import DEVICES_PER_NODE, NVL72_DEVICES, cluster_for, stated_network
 from perfmodel.display import shorten_reprs
 
 shorten_reprs(__name__)

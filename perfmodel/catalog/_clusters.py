@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.catalog._devices import CPU_NAMES, device, device_from_toml
+from perfmodel.catalog._network_tokens import unread_link_words
+from perfmodel.catalog._network_words import NETWORK_WORDS, read_network
 from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
 from perfmodel.catalog._words import cluster_for
 from perfmodel.errors import PerfModelError, UnknownNameError
@@ -92,6 +94,12 @@ class ClusterEntry(Stated):
 
     device: Any = None
     levels: tuple[LevelEntry, ...] = ()
+    devices_per_node: int | None = None
+    """In place of `levels`, with the next four: links in words, read as those of a table of runs (`cluster_for`)."""
+    intra_link: str = ""
+    inter_link: str | None = None
+    nics_per_node: int | None = None
+    nic_gbit_per_s: float | None = None
     max_devices: int | None = None
     price_per_device_hour: float | None = None
     source: str = ""
@@ -109,6 +117,12 @@ class ClusterEntry(Stated):
             return Cluster.of_kinds(name, kinds, link, self.source)
         if self.between:
             raise PerfModelError(f"{where}: between: it joins kinds of nodes, of which there are none")
+        if self.inter_link is not None and not self.levels and isinstance(self.device, str):
+            return self._in_words(name, where)
+        if told := [key for key in _LINK_WORDS if getattr(self, key)]:
+            raise PerfModelError(
+                f"{where}: {', '.join(told)}: links in words need a device by name and inter_link, and no levels"
+            )
         if missing := [key for key in ("device", "levels") if not getattr(self, key)]:
             raise PerfModelError(f"{where}: " + "; ".join(f"{key}: missing" for key in missing))
         if isinstance(self.device, str):
@@ -125,6 +139,33 @@ class ClusterEntry(Stated):
             price_per_device_hour=self.price_per_device_hour,
             source=self.source,
         )
+
+    def _in_words(self, name: str, where: str) -> Cluster:
+        """The cluster whose links are told in words."""
+        try:
+            network = read_network(self.inter_link or "")
+            found = cluster_for(
+                self.device,
+                self.devices_per_node,
+                self.intra_link,
+                network,
+                self.nics_per_node,
+                self.nic_gbit_per_s,
+            )
+        except PerfModelError as error:
+            raise PerfModelError(f"{where}: {error}") from None
+        if unread := (*network.not_understood, *unread_link_words(self.intra_link)):
+            raise PerfModelError(f"{where}: {', '.join(map(repr, unread))} not understood in links; {NETWORK_WORDS}")
+        return replace(
+            found,
+            name=name,
+            max_devices=self.max_devices,
+            price_per_device_hour=self.price_per_device_hour,
+            source=self.source or "links as its words tell",
+        )
+
+
+_LINK_WORDS = ("devices_per_node", "intra_link", "inter_link", "nics_per_node", "nic_gbit_per_s")
 
 
 def cluster(name_or_path: str | Path | Cluster) -> Cluster:

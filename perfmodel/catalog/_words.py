@@ -1,9 +1,12 @@
 """Clusters from the words in which published tables describe them."""
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from perfmodel.catalog._devices import device
+from perfmodel.catalog._network_tokens import makers_of_links, rack_size
+from perfmodel.catalog._network_words import NETWORK_WORDS, Network, read_network
 from perfmodel.catalog._toml import package_tables
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Device, NetworkLevel
@@ -14,23 +17,25 @@ DEVICES_PER_NODE: Final = 8
 """Of servers where nobody says."""
 NVL72_DEVICES: Final = 72
 """That one NVLink domain joins, in trays of four."""
+NVL_TRAY_DEVICES: Final = 4
+LARGEST_NVLINK_NODE: Final = 16
+"""Devices of the largest server that NVSwitch joins (DGX-2); more are a rack."""
 LARGEST_TPU_HOST = 8
 """Chips of the largest TPU host (v5e, Google Cloud TPU documentation); slices are joined beyond hosts."""
 
 _LATENCY_S = {
     "nvlink": 2e-6, "infinity": 2e-6, "xgmi": 2e-6, "ici": 1e-6, "pcie": 5e-6, "infiniband": 5e-6, "edr": 5e-6,
     "hdr": 5e-6, "ndr": 5e-6, "xdr": 5e-6, "roce": 6e-6, "omni-path": 5e-6, "omnipath": 5e-6,
-    "slingshot": 5e-6, "efa": 15e-6, "dcn": 50e-6, "ethernet": 25e-6, "gbe": 25e-6, "tcp": 25e-6,
+    "slingshot": 5e-6, "efa": 15e-6, "dcn": 50e-6, "ethernet": 25e-6, "gbe": 25e-6, "tcp": 25e-6, "aries": 1.5e-6,
 }  # fmt: skip
 """One hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks, published
 message latencies for EFA (SRD) and data-centre Ethernet. The first word found counts."""
 _DEFAULT_LATENCY_S = 5e-6
 
-_LINK_GBIT = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800, "omni-path": 100, "omnipath": 100, "slingshot": 200}
-"""Gbit/s of one link of a named network."""
-
-_EFA_NODE_GBIT = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
-"""EC2 p4d; p5 and later (AWS instance type pages)."""
+_EFA_NODE_GBIT: Final = {
+    "Volta": 100, "Ampere": 400, "Ada": 400, "Hopper": 3200, "Blackwell": 3200, "Trainium1": 800, "Trainium2": 3200,
+}  # fmt: skip
+"""EC2 p3dn; p4d; g6e; p5 and p6; trn1; trn2 (AWS instance type pages)."""
 
 _REFERENCE_GBIT = {
     "Pascal": 100, "Volta": 50, "Ampere": 200, "Hopper": 400, "Blackwell": 400, "CDNA2": 200, "CDNA3": 400,
@@ -44,6 +49,11 @@ _BLACKWELL_ULTRA_GBIT = 800
 _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
 _PCIE_GB = {"Kepler": 15.75, "Pascal": 15.75, "Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5}
+_PCIE_GENERATION_GB: Final = {3: 15.75, 4: 31.5, 5: 63.0, 6: 126.0}
+"""One way of 16 lanes, by the device's architecture and by generation."""
+_MOST_ADAPTERS_PER_HOST_LINK: Final = 2.5
+"""Adapters' rate over that of a device's host link from which words must be mistaken: a switch of the next generation
+of PCIe may sit between both (ConnectX-8 of 100 GB/s beside B300), a second adapter per device may not matter."""
 
 EFA_RANK_LATENCY_S = 33e-6
 """What all-reduces, all-gathers and reduce-scatters over AWS EFA take for each rank beyond what the collective model
@@ -63,14 +73,21 @@ _SHARED = {
 """Share of the nominal rate, contention, and latency per rank of networks that collectives were measured on."""
 
 
-def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str, inter_link: str) -> Cluster:
+def cluster_for(
+    device_name: str,
+    devices_per_node: int | None,
+    intra_link: str,
+    inter_link: str | Network,
+    nics_per_node: int | None = None,
+    nic_gbit_per_s: float | None = None,
+) -> Cluster:
     """The cluster that a published table's words most likely mean; empty words are allowed.
 
     Rules, per device and one way:
 
-    1. Between nodes, rates are taken at their word: `4x 100 Gb RoCE per node` is 400 Gbit/s shared
-       by the node's devices, `400 Gbps RoCE per GPU` is each device's own; a rate with no `per` is
-       the node's.
+    1. Between nodes, rates are taken at their word (`read_network`): `4x 100 Gb RoCE per node` is 400 Gbit/s shared
+       by the node's devices, `400 Gbps RoCE per GPU` is each device's own; a rate with no `per` is the node's.
+       `nics_per_node` and `nic_gbit_per_s` win over words.
     2. A count of links without a rate has the network's link rate: EDR and Omni-Path 100, HDR and
        Slingshot-11 200, NDR 400, XDR 800 Gbit/s. A named InfiniBand or Slingshot rate without a
        count is one link per device.
@@ -78,23 +95,33 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
        Omni-Path delivers `OMNI_PATH_DELIVERED` of its rate.
     4. Anything else, and nothing: the reference system of the device (DGX and the like).
     5. `none ...`: a single node (for TPUs: a single slice).
-    6. Inside a node: the device's own link, `PCIe` the host link. `NVL72`, in words or a device's name, joins 72.
-    7. Of networks for several purposes (`Compute: ..., Management: ...`) the one for computing counts, see
-       `compute_network`.
+    6. Inside a node: the device's own link, `PCIe` the host link. `NVL72`, in words or a device's name, joins 72;
+       adapters of a node are then those of its trays of `devices_per_node` devices.
+    7. Of networks for several purposes (`Compute: ..., Management: ...`) the one for computing counts.
     8. TPU: the node is the slice, which is a whole pod where only the host's size is told; its torus counts as one
        level at the rate of all links together, which is right for collectives over the whole slice and optimistic
        along one axis.
 
     Raises:
         UnknownNameError: for a device that the catalog does not know.
-        PerfModelError: for a node size below 1.
+        PerfModelError: for a node size below 1; for links or adapters that the device cannot have.
     """
     found = device(device_name)
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
-    inner = _intra(found, devices_per_node or DEVICES_PER_NODE, _ports(found, intra_link))
-    outer = _inter(found, inner.size, _ports(found, compute_network(inter_link)))
-    words = "; ".join(w.strip() for w in (intra_link, inter_link) if w.strip())
+    network = read_network(inter_link) if isinstance(inter_link, str) else inter_link
+    network = _on_ports(found, network.with_adapters(nics_per_node, nic_gbit_per_s))
+    rack = max(rack_size(intra_link), network.domain)
+    _check_links(found, devices_per_node, intra_link, rack)
+    is_gaudi = found.architecture.startswith("Gaudi")
+    inner = _inner_level(found, devices_per_node, f"{intra_link} RoCE".strip() if is_gaudi else intra_link, rack)
+    node = inner.size
+    if _is_rack(found, rack):
+        # adapters are told for a tray, not for the rack
+        node = devices_per_node if devices_per_node and devices_per_node < inner.size else NVL_TRAY_DEVICES
+    outer = None if network.absent else _outer_level(found, network, node, inner.size)
+    inter_words = inter_link if isinstance(inter_link, str) else network.words
+    words = "; ".join(text.strip() for text in (intra_link, inter_words) if text.strip())
     return Cluster(
         name=f"{found.name} x{inner.size}" + (f" ({words})" if words else ""),
         device=found,
@@ -103,56 +130,70 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
     )
 
 
-def _ports(found: Device, words: str) -> str:
-    """The words for a network: Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet
-    (Intel Gaudi 2 and 3 white papers)."""
-    plain = not found.architecture.startswith("Gaudi") or re.search(r"roce|^none", words.lower())
-    return words if plain else f"{words} RoCE".strip()
+def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]:
+    """The network that two descriptions of it tell, and in what they contradict each other.
 
-
-def compute_network(words: str) -> str:
-    """The words for the network that the devices' collectives use, of those for all networks of a machine.
-
-    Clauses for computing (`Compute:`, `for EW`) count alone; else all but those for management, storage, north-south
-    traffic and the host's own buses, and Ethernet without a rate only where InfiniBand is not named beside it.
+    The one that says more of adapters and rates counts, the first where both say as much; a name that it leaves out is
+    the other's.
     """
-    clauses = [clause.strip() for clause in re.split(r"[,;]| and ", words) if clause.strip()]
-    if chosen := [_unlabelled(clause) for clause in clauses if _FOR_COMPUTE.search(clause)]:
-        return ", ".join(chosen)
-    kept = [clause for clause in clauses if not _FOR_OTHERS.search(clause)]
-    if any(_INFINIBAND.search(clause) for clause in kept):
-        kept = [clause for clause in kept if not _BARE_ETHERNET.fullmatch(clause)]
-    return words.strip() if len(kept) == len(clauses) else ", ".join(kept)
+    first, second = read_network(name), read_network(as_stated)
+    if first.absent:
+        return first, ()
+    chosen, other = (second, first) if second.detail > first.detail or second.detail == 2 else (first, second)
+    contradictions = ()
+    if chosen.detail == other.detail == 2 and chosen.gbit_per_s_per_device(8) != other.gbit_per_s_per_device(8):
+        contradictions = (f"inter_link says {first.words!r} and inter_link_as_stated {second.words!r}",)
+    if not chosen.family and other.family:
+        chosen = replace(chosen, family=other.family, generation=other.generation)
+    unread = tuple(dict.fromkeys((*first.not_understood, *second.not_understood)))
+    return replace(chosen, domain=max(first.domain, second.domain), not_understood=unread), contradictions
 
 
-def states_rate(words: str) -> bool:
-    """Whether the words for a network name a rate, or links of known rate."""
-    return _stated_gbit(words.lower(), 1) is not None
+def _on_ports(found: Device, network: Network) -> Network:
+    """Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet (Intel Gaudi 2 and 3 white
+    papers)."""
+    if found.architecture.startswith("Gaudi") and not network.absent and network.family in ("", "Ethernet"):
+        return replace(network, family="RoCE")
+    return network
 
 
-def _unlabelled(clause: str) -> str:
-    return re.sub(r"^[^:]*:\s*", "", clause)
+def _is_rack(found: Device, rack: int) -> bool:
+    """Whether NVLink joins trays beyond a node."""
+    return rack > LARGEST_NVLINK_NODE or "nvl72" in found.name.lower()
 
 
-_FOR_COMPUTE = re.compile(r"^[^:]*\bcompute\b[^:]*:|\bfor ew\b|\beast-west\b", re.IGNORECASE)
-_FOR_OTHERS = re.compile(
-    r"^[^:]*\b(management|storage|host|in-band|out-of-band)\b[^:]*:"
-    r"|\bfor ns\b|\bnorth-south\b|pcie|^gig(a|abit)? ?ethernet$",
-    re.IGNORECASE,
-)
-_INFINIBAND = re.compile(r"infiniband|\bib\b|\b[ehnx]dr\b", re.IGNORECASE)
-_BARE_ETHERNET = re.compile(r"(gig(a|abit)? ?)?ethernet", re.IGNORECASE)
+def _check_links(found: Device, devices_per_node: int | None, intra_link: str, rack: int) -> None:
+    """Refuse links within a node that the device does not have.
+
+    Raises:
+        PerfModelError: naming the words and what the device has.
+    """
+    if makers := makers_of_links(intra_link) - {found.vendor}:
+        maker = min(makers)
+        raise PerfModelError(
+            f"intra_link {intra_link!r}: only devices of {maker} have such links, and {found.name} is made by "
+            f"{found.vendor}; correct the device or the link, or leave intra_link empty for the device's own"
+        )
+    if rack > LARGEST_NVLINK_NODE and not found.name.startswith(("GB", "VR")):
+        raise PerfModelError(
+            f"NVL{rack}: {found.name} is not joined to racks of {rack} by NVLink; name GB200 or GB300, or leave the "
+            "rack out"
+        )
+    if rack and devices_per_node and devices_per_node > rack:
+        raise PerfModelError(f"devices_per_node={devices_per_node} are more than NVL{rack} joins; correct one of them")
 
 
-def _intra(found: Device, size: int, words: str) -> NetworkLevel:
+def _inner_level(found: Device, devices_per_node: int | None, words: str, rack: int) -> NetworkLevel:
+    """The network within a node, a rack of NVLink or a slice of TPUs."""
     text = words.lower()
-    if "nvl72" in f"{text} {found.name.lower()}":
-        size = NVL72_DEVICES
-    if found.vendor == "Google" and not text and size <= LARGEST_TPU_HOST:
+    size = devices_per_node or DEVICES_PER_NODE
+    if _is_rack(found, rack):
+        size = max(rack, NVL72_DEVICES) if "nvl72" in found.name.lower() else rack
+    elif found.vendor == "Google" and (devices_per_node is None or (not text and size <= LARGEST_TPU_HOST)):
         size = _largest_slice(found) or size
     bandwidth = found.link_bandwidth_bytes_per_s
     if "pcie" in text and "nvlink" not in text:
-        bandwidth = min(bandwidth, _PCIE_GB.get(found.architecture, 63.0) * 1e9)
+        bandwidth = min(bandwidth, _host_link_gb_per_s(found, text) * 1e9)
     name = words.strip() or ("ICI" if found.vendor == "Google" else "scale-up link")
     fallback = "ici" if found.vendor == "Google" else "nvlink"
     return NetworkLevel(
@@ -164,48 +205,76 @@ def _intra(found: Device, size: int, words: str) -> NetworkLevel:
     )
 
 
+def _host_link_gb_per_s(found: Device, text: str) -> float:
+    """GB/s of a device's PCIe, of the generation that words name or its architecture has."""
+    stated = re.search(r"pcie[- ]?(?:gen)?[- ]?([3-6])", text)
+    if stated:
+        return _PCIE_GENERATION_GB[int(stated[1])]
+    return _PCIE_GB.get(found.architecture, _PCIE_GENERATION_GB[5])
+
+
 def _largest_slice(found: Device) -> int:
     """Devices of the largest slice of such devices that the catalog has; 0 where it has none."""
-    entries = [entry for tables in package_tables("clusters").values() for entry in tables.values()]
-    alike = (entry for entry in entries if isinstance(of := entry.get("device"), str) and device(of) == found)
-    return max((entry["levels"][0]["size"] for entry in alike), default=0)
+    sizes = [0]
+    for tables in package_tables("clusters").values():
+        for entry in tables.values():
+            name = entry.get("device")
+            if isinstance(name, str) and device(name) == found:
+                sizes.append(entry["levels"][0]["size"])
+    return max(sizes)
 
 
-def _inter(found: Device, node: int, words: str) -> NetworkLevel | None:
-    text = words.lower().strip()
-    if text.startswith("none"):
-        return None
-    gbit = _stated_gbit(text, node)
+def _outer_level(found: Device, network: Network, node: int, domain: int) -> NetworkLevel:
+    """The network between nodes, at the rate that words tell or that of the device's reference system.
+
+    Args:
+        node: devices that share the adapters of a node.
+        domain: devices that the level below joins.
+    """
+    if network.per == "node" and network.adapters is not None and network.adapters > 2 * node < domain:
+        network = replace(network, per="rack")
+    gbit = network.gbit_per_s_per_device(node, domain)
     source = "stated by the table"
-    if gbit is None and "efa" in text:
-        gbit, source = _EFA_NODE_GBIT.get(found.architecture, 400) / min(node, 8), "AWS EC2 instance pages"
-    if gbit is None:
-        gbit, source = _reference_gbit(found), "reference system of the device"
-    delivered, contention, rank_latency_s = next((of for word, of in _SHARED.items() if word in text), (1.0, 0.0, 0.0))
+    if gbit is None and network.family == "AWS EFA":
+        gbit = _EFA_NODE_GBIT.get(found.architecture, 400) / min(node, DEVICES_PER_NODE)
+        source = "AWS EC2 instance pages"
+    elif gbit is None:
+        gbit = float(_reference_gbit(found))
+        source = "reference system of the device"
+        if network.adapters is not None:
+            network = replace(network, gbit_per_s=gbit)
+            gbit = network.gbit_per_s_per_device(node, domain) or gbit
+        elif network.family == "InfiniBand":
+            network = replace(network, gbit_per_s=gbit, per="device").with_adapters(None, gbit)
+    _check_adapters(found, network, gbit)
+    name = network.words if network.family or network.gbit_per_s else "scale-out network"
+    shared = next((rates for word, rates in _SHARED.items() if word in name.lower()), (1.0, 0.0, 0.0))
+    delivered, contention, rank_latency_s = shared
     return NetworkLevel(
-        name=words.strip() or "scale-out network",
-        size=-(-UNBOUNDED // node) * node,
+        name=name,
+        size=-(-UNBOUNDED // domain) * domain,
         bandwidth_bytes_per_s=gbit * 1e9 / 8 * delivered,
-        latency_s=_latency_s(text, _LATENCY_S["dcn"] if found.vendor == "Google" else _DEFAULT_LATENCY_S),
+        latency_s=_latency_s(name.lower(), _LATENCY_S["dcn"] if found.vendor == "Google" else _DEFAULT_LATENCY_S),
         source=source,
         contention=contention,
         rank_latency_s=rank_latency_s,
     )
 
 
-def _stated_gbit(text: str, node: int) -> float | None:
-    """Gbit/s per device if the words state a rate or a count of links of known rate."""
-    share = 1 if re.search(r"per (gpu|device|chip|accelerator|card)", text) else node
-    if many := re.search(r"(\d+)\s*x\s*(?:[a-z][\w-]*\s+)*(\d+)\s*gb", text):
-        return int(many[1]) * int(many[2]) / share
-    if rate := re.search(r"([\d.]+)\s*(g|t)b(?:ps|it|/s|\b)", text):
-        return float(rate[1]) * (1000 if rate[2] == "t" else 1) / share
-    link = next((gbit for name, gbit in _LINK_GBIT.items() if name in text), None)
-    if link is None:
-        return None
-    if count := re.search(r"(\d+)(?:x| links?| hcas?| nics?)\b", text):
-        return int(count[1]) * link / share
-    return link / node if re.search(r"\b(one|single)\b", text) else float(link)
+def _check_adapters(found: Device, network: Network, gbit: float) -> None:
+    """Refuse adapters that are much faster than a device's link to its host.
+
+    Raises:
+        PerfModelError: naming both rates.
+    """
+    host = found.host_bandwidth_bytes_per_s
+    has_own_ports = found.architecture.startswith("Gaudi")
+    if host is None or has_own_ports or gbit * 1e9 / 8 <= host * _MOST_ADAPTERS_PER_HOST_LINK:
+        return
+    raise PerfModelError(
+        f"network {network.words!r}: {gbit / 8:g} GB/s per device do not pass the {host / 1e9:g} GB/s between "
+        f"{found.name} and its host; Gb/s are bits and GB/s bytes: {NETWORK_WORDS}"
+    )
 
 
 def _reference_gbit(found: Device) -> float:

@@ -33,6 +33,7 @@ from perfmodel.validation._row_model import model_of
 from perfmodel.validation._row_recipe import RowRecipe, recipe_of, with_shards_of_recipe
 from perfmodel.validation._row_words import (
     adapter_rank_of,
+    adapters_of,
     attends_in_8_bits,
     dispatcher_of,
     dtype_of,
@@ -66,6 +67,8 @@ class Case:
     """Names of what nothing in the row tells, and was assumed."""
     recompute_stated: bool = True
     """Whether the row says what is recomputed."""
+    contradictions: tuple[str, ...] = ()
+    """Cells that say different things of one setting, each in a sentence; the first named there was taken."""
 
     @property
     def in_8_bits(self) -> "Case":
@@ -114,8 +117,15 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     model = found.model
     seq_len, assumed_length = seq_len_of(row, model)
     spread = spread_of(row, seq_len, runs.micro_batch)
+    network, contradictions = network_of(row)
+    nics_per_node, nic_gbit_per_s = adapters_of(row)
     cluster = catalog.cluster_for(
-        text(row, "device"), count(row, "devices_per_node", 8), text(row, "intra_link"), network_of(row)
+        text(row, "device"),
+        count(row, "devices_per_node") if number(row, "devices_per_node") is not None else None,
+        text(row, "intra_link"),
+        network,
+        nics_per_node,
+        nic_gbit_per_s,
     )
     dtype, assumed_dtype = dtype_of(row)
     preset = recipe_of(row, runs, model, cluster.device, dtype)
@@ -148,9 +158,11 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *text(row, FROM_OTHERS).split(),
         *spread.assumed,
         *(name for name, is_so in guessed.items() if is_so),
+        *(f"inter_link {word!r} not understood" for word in network.not_understood),
+        *(f"intra_link {word!r} not understood" for word in catalog.unread_link_words(text(row, "intra_link"))),
     )
     stated = bool(recompute_of(row)) or "recompute" in preset.layout or layout.recompute_full_layers is not None
-    return Case(text(row, "case_id"), model, cluster, job, layout, runs, assumed, stated)
+    return Case(text(row, "case_id"), model, cluster, job, layout, runs, assumed, stated, contradictions)
 
 
 def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:

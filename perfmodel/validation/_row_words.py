@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from perfmodel.catalog import compute_network, states_rate
+from perfmodel.catalog import Network, stated_network
 from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 
@@ -161,26 +161,31 @@ def vocab_of(row: Row) -> tuple[int, bool]:
     return _BERT_VOCAB if text(row, "family").lower().startswith("bert") else _GPT2_VOCAB, True
 
 
-def network_of(row: Row) -> str:
-    """The words for the network between nodes: those that count links of known rate, else those that name a rate, else
-    a name with the columns of network cards."""
-    name, stated = text(row, "inter_link"), compute_network(text(row, "inter_link_as_stated"))
-    if name.lower().startswith("none"):
-        return name
-    if re.search(r"\dx", stated.replace(" ", "")) and states_rate(stated):
-        return stated if _names_network(stated) or not name else f"{stated} {name}"
-    if states_rate(name):
-        return name
-    if states_rate(stated):
-        return stated
-    cards, gbit = row.get("nics_per_node"), row.get("nic_gbit_per_s")
-    if cards is not None and gbit is not None:
-        return f"{int(float(cards))}x {int(float(gbit))} Gbps {name or stated}"
-    return name or stated
+def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
+    """The network between nodes by a row's words, and in what these contradict each other and the columns of adapters,
+    which win (`cluster_for`)."""
+    network, contradictions = stated_network(text(row, "inter_link"), text(row, "inter_link_as_stated"))
+    adapters, rate = adapters_of(row)
+    for name, told, stated in (
+        ("nics_per_node", network.adapters, adapters),
+        ("nic_gbit_per_s", network.gbit_per_s, rate),
+    ):
+        if network.detail == 2 and stated is not None and told != stated:
+            contradictions += (f"{name}={stated:g} and the network's words {network.words!r}",)
+    return network, contradictions
 
 
-def _names_network(words: str) -> bool:
-    return bool(re.search(r"ib\b|infiniband|roce|ethernet|gbe|[ehnx]dr\b|efa|slingshot|omni", words.lower()))
+def adapters_of(row: Row) -> tuple[int | None, float | None]:
+    """Network adapters of a node and the rate of one in Gbit/s, None where columns do not say.
+
+    Raises:
+        Unusable: a rate that is not above zero.
+    """
+    adapters = count(row, "nics_per_node") if number(row, "nics_per_node") is not None else None
+    rate = number(row, "nic_gbit_per_s")
+    if rate is not None and rate <= 0:
+        raise Unusable("nic_gbit_per_s is not above zero")
+    return adapters, rate
 
 
 _STAGES: Final = (

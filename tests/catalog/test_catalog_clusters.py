@@ -92,6 +92,19 @@ def test_a_cluster_comes_from_toml(tmp_path):
     assert found.levels[0].latency_s == 2e-6
 
 
+def test_a_cluster_may_tell_its_links_in_the_words_of_a_table(tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text("device = 'H100'\ndevices_per_node = 8\ninter_link = '4x 400 Gb/s RoCE'\nmax_devices = 64\n")
+    told, expected = cluster(path), cluster_for("H100", 8, "", "4x 400 Gb/s RoCE")
+    assert (told.name, told.levels, told.max_devices) == ("lab", expected.levels, 64)
+    path.write_text("device = 'H100'\ninter_link = '4x 400 Gb/s FlorpNet'\n")
+    with pytest.raises(PerfModelError, match=r"lab\.toml: 'FlorpNet' not understood"):
+        cluster(path)
+    path.write_text(TOML + "intra_link = 'NVLink'\n")
+    with pytest.raises(PerfModelError, match="intra_link: links in words need"):
+        cluster(path)
+
+
 def test_a_cluster_may_bring_its_own_device(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(INLINE)

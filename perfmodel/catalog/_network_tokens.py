@@ -1,0 +1,148 @@
+"""Words for networks and links as tokens: rates, counts, names, what they are per, remarks."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+Token = tuple[str, re.Match[str]]
+"""A kind of token and its place in the text."""
+
+_SECOND = r"(?:ps|PS|/[sS](?:ec(?:ond)?s?)?|\s+per\s+second)?"
+_BITS = (
+    rf"(?:(?:[MGTmgt]b(?:its?)?|(?i:[mgt]bits?)){_SECOND}|(?i:(?:mega|giga|tera)bits?){_SECOND}|[MGTmgt])(?![A-Za-z])"
+)
+_BYTES = rf"(?:[MGTmgt]i?B(?:ytes?)?{_SECOND}|(?i:(?:mega|giga|tera)bytes?){_SECOND})(?![A-Za-z])"
+_ETHERNET_UNIT = r"(?:(?i:gbe|gige|gbase-?\w*)|GE)(?![A-Za-z])"
+_NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
+PREFIX_GBIT: Final = {"m": 1e-3, "g": 1.0, "t": 1e3}
+
+_NODE = r"(?:compute\s+)?nodes?|servers?|hosts?|machines?|instances?|systems?|boxe?s?|vms?|chassis|trays?"
+_DEVICE = r"gpus?|devices?|chips?|accelerators?|cards?|tpus?|npus?|hpus?|ranks?|gcds?|tiles?|modules?|oams?"
+_ADAPTER = r"ports?|nics?|hcas?|adapters?|links?|rails?|connections?|cables?|lanes?"
+NUMBER_WORDS: Final = {
+    "one": 1,
+    "single": 1,
+    "two": 2,
+    "dual": 2,
+    "three": 3,
+    "four": 4,
+    "quad": 4,
+    "six": 6,
+    "eight": 8,
+    "sixteen": 16,
+}
+
+_TOKENS: Final = (
+    ("remark", r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b"),  # an instance type such as p5.48xlarge
+    ("nothing", r"(?i)\bn/a\b|\b(?:rate )?not (?:stated|known|given)\b|\bunknown\b|\bsee [\w ]+|-(?=\s|$)"),
+    ("domain", r"(?i)\bnvl-?\d+\b"),
+    ("scale_up", r"(?i)\bnv-?link(?:[- ]?\d)?\b|\bnv-?switch\b|\bnvl\b|\bxgmi\b|\binfinity fabric\b|\bua-?link\b"
+                 r"|\bneuron-?link\b|\bhccs\b|\bxe[- ]?link\b|\bici\b"),
+    ("host", r"(?i)\bpcie?\b(?:[- ]?(?:gen)?[- ]?\d(?:\.0)?)?(?:\s*x\d+)?"),
+    ("rate", rf"(?P<number>{_NUMBER})\s*-?\s*(?:(?P<ethernet>{_ETHERNET_UNIT})|(?P<bytes>{_BYTES})|(?P<bits>{_BITS}))"),
+    ("bare", r"(?i)\bgig(?:a(?:bit)?)?[- ]?ethernet\b|\bgigabit\b"),
+    ("generation", r"(?i)\b(?P<generation>[sdqfehnxg]dr)(?:-?(?P<lane>\d{2,3}))?(?![\w])"),
+    ("quantum", r"(?i)\bquantum(?:[- ]?(?P<quantum>x800|[23])(?!\s*[x\u00d7*]\s*\d))?\b"),
+    ("adapter", r"(?i)\b(?:connect-?x|cx|mcx)[- ]?(?P<connectx>\d)(?:[- ]?(?P<lx>lx)|[- ]?(?:dx|ex|vpi))?\b"
+                r"|\b(?:blue-?field|bf)[- ]?(?P<bluefield>\d)\b"),
+    ("roce", r"(?i)\bro-?ce(?:[- ]?v\d|\d)?\b|\bspectrum(?:-?x|-?\d)?(?![\w])|\brdma over converged ethernet\b"
+             r"|\bpollara\b"),
+    ("efa", r"(?i)\bef[a](?:[- ]?v(?P<efa>\d))?(?![\w])|\belastic fabric adapters?\b"),
+    ("slingshot", r"(?i)\bslingshot(?:[- ]?(?P<slingshot>400|10|11)(?!\s*[x\u00d7*]))?\b|\bcassini\b"),
+    ("infiniband", r"(?i)\binfini-?band\b|\biba?\b"),
+    ("omni_path", r"(?i)\bomni-?path\b|\bopa\b"),
+    ("aries", r"(?i)\baries\b"),
+    ("tcpxo", r"(?i)\b(?:gpu-?direct[- ])?tcpxo\b|\bfas-?trak\b"),
+    ("tcpx", r"(?i)\b(?:gpu-?direct[- ])?tcpx\b"),
+    ("dcn", r"(?i)\bdcn\b|\bdata-?\s?cent(?:er|re) network\b"),
+    ("ethernet", r"(?i)\bethernet\b|\btcp(?:/ip)?\b|\biwarp\b"),
+    ("rdma", r"(?i)\brdma\b"),
+    ("count", r"(?P<count>\d+)\s*[xX\u00d7*]"),
+    ("count", r"(?<![A-Za-z0-9])[xX\u00d7*]\s*(?P<times>\d{1,2})(?![\w.])"),
+    ("count", rf"(?i)\b(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-z])"),
+    ("per_node", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_NODE})(?![a-z])"),
+    ("per_rack", r"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:racks?|domains?|pods?)(?![a-z])"),
+    ("per_device", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_DEVICE})(?![a-z])"),
+    ("per_adapter", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_ADAPTER})(?![a-z])|\beach\b|\bapiece\b"),
+    ("total", r"(?i)\b(?:in )?total\b|\baggregated?\b|\baltogether\b"),
+    ("both_ways", r"(?i)\bbi-?directional(?:ly)?\b|\bbidir\b|\bboth (?:ways|directions)\b"),
+    ("noun", rf"(?i)\b(?:{_ADAPTER})(?![a-z])"),
+    ("number", rf"(?<![\w.])(?:{_NUMBER})(?![\w.])"),
+    ("filler", r"(?i)\b(?:a|an|the|with|of|in|on|at|for|from|to|via|over|by|up|around|about|approx(?:imately)?|roughly"
+               r"|between|across|all|its|is|are|using|nvidia|mellanox|intel|hpe|cray|aws|amazon|google|broadcom|amd"
+               r"|arista|cisco|network(?:ing|s)?|fabrics?|interconnects?|cluster|bandwidth|speed|switch(?:es|ed)?"
+               r"|controllers?|family|dpus?|smart-?nics?|supernics?|rail-?optimi[sz]ed|non-?blocking|fat-?tree|clos"
+               r"|dragonfly|torus|unidirectional|one way|each way|per direction|full[- ]duplex|inter|intra|linked"
+               rf"|connect(?:ed|ing)?|measured|nominal|configs?|data|{_NODE}|{_DEVICE}|racks?|slices?|pods?)(?![a-z])"),
+)  # fmt: skip
+"""Kinds of tokens in the order in which they are tried at each place of a text."""
+_LEXER: Final = [(kind, re.compile(pattern)) for kind, pattern in _TOKENS]
+_WORD: Final = re.compile(r"[^\s,;()\[\]/+]*\w[^\s,;()\[\]/+]*")
+
+REMARKS: Final = frozenset({"remark", "nothing", "noun", "number", "filler", "unknown", "host", "scale_up"})
+"""Kinds of tokens that say nothing of a network by themselves."""
+
+
+def tokens_of(text: str) -> Iterator[Token]:
+    """Tokens of a text; words of no other kind are of kind `unknown`."""
+    at = 0
+    while at < len(text):
+        token = _token_at(text, at)
+        if token is None:
+            at += 1
+        else:
+            yield token
+            at = token[1].end()
+
+
+def _token_at(text: str, at: int) -> Token | None:
+    """The token that begins at a place of a text, None for spaces and punctuation."""
+    is_punctuation = text[at].isspace() or text[at] in ",;:()[]/.-&"
+    for kind, pattern in _LEXER:
+        if is_punctuation and not kind.startswith("per_"):  # `/node`
+            continue
+        match = pattern.match(text, at)
+        if match is not None and match.end() > at:
+            return kind, match
+    unknown = None if is_punctuation else _WORD.match(text, at)
+    return None if unknown is None else ("unknown", unknown)
+
+
+def without_brackets(text: str) -> str:
+    """The text with bracketed figures and names in the open, and bracketed remarks left out."""
+
+    def opened(match: re.Match[str]) -> str:
+        inside = match[1]
+        says_something = {kind for kind, _ in tokens_of(inside)} - REMARKS
+        return f" {inside.replace(',', ' ')} " if says_something else " "
+
+    return re.sub(r"[(\[]([^()\[\]]*)[)\]]", opened, text)
+
+
+# --- links within a node -------------------------------------------------------------------------------
+
+_SCALE_UP_MAKERS: Final = (
+    (r"nv-?link|nv-?switch|\bnvl-?\d", "NVIDIA"), (r"xgmi|infinity", "AMD"), (r"\bici\b", "Google"),
+    (r"neuron-?link", "Amazon"), (r"\bhccs\b", "Huawei"), (r"xe[- ]?link", "Intel"),
+)  # fmt: skip
+"""Words for links within a node that only one maker's devices have."""
+_LINK_FILLER: Final = re.compile(
+    r"(?i)gen\w*|\d+(?:st|nd|rd|th)(?:-?gen)?|v?\d(?:\.\d)?|hybrid|cube|mesh|bridges?|\d-way|way|dgx|hgx|pairs?|rack|none"
+    r"|links?|and|scale-?up|full(?:y)?|assumed|simulator"
+)
+
+
+def makers_of_links(text: str) -> set[str]:
+    """Makers whose devices alone have the links within a node that words name."""
+    return {maker for pattern, maker in _SCALE_UP_MAKERS if re.search(pattern, text.lower())}
+
+
+def rack_size(text: str) -> int:
+    """Devices of the NVLink rack that words name, such as 72 of `NVL72`; 0 where they name none."""
+    return max((int(size) for size in re.findall(r"(?i)\bnvl-?(\d+)\b", text)), default=0)
+
+
+def unread_link_words(text: str) -> tuple[str, ...]:
+    """Words for links within a node that are not understood."""
+    words = [match[0] for kind, match in tokens_of(without_brackets(text)) if kind == "unknown"]
+    return tuple(dict.fromkeys(word for word in words if not _LINK_FILLER.fullmatch(word)))
