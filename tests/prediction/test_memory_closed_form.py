@@ -1,0 +1,215 @@
+"""Memory of pipeline ranks against a count by hand of what ZeRO, 1F1B and the frameworks' buffers hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.prediction import StepProblem, needed_memory, step_problem
+from perfmodel.spec import Framework, Job, Layout
+from perfmodel.units import dtype_bytes
+from perfmodel.workload import BlockOps, Shard, blocks
+
+PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
+STATE_BYTES = {"adam": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4}
+KEEPS_MASTER = {"adam", "lion", "sgd", "adafactor"}
+
+
+def problem_of(model: str, framework: Framework = PLAIN, **fields: Any) -> StepProblem:
+    job = Job(**({"global_batch": 64, "seq_len": 1024} | fields))
+    layers = 8 if model != "gpt3-1.3b" else 24
+    return step_problem(replace(catalog.model(model), layers=layers), catalog.cluster("dgx-h100"), job, None, framework)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a pipeline rank holds under 1F1B, a stage of equally many layers."""
+
+    blocks: Sequence[tuple[BlockOps, int, bool]]
+    """A block, how often it occurs, and whether it is a layer."""
+    in_flight: int
+    """Micro-batches whose activations are alive at once."""
+    pipelined: bool
+
+    @classmethod
+    def of(cls, problem: StepProblem, layout: Layout, rank: int) -> "Rank":
+        embedding, *layers, head = blocks(problem.model, problem.job, Shard.of(layout))
+        assert len(layers) == 1
+        here = [(layers[0][0], layers[0][1] // layout.pp, True)]
+        if rank == 0:
+            here.insert(0, (*embedding, False))
+        if rank == layout.pp - 1:
+            here.append((*head, False))
+        micro_batches = problem.job.global_batch // (layout.dp * layout.micro_batch)
+        return cls(here, min(layout.pp - rank, micro_batches), layout.pp > 1)
+
+    @property
+    def experts(self) -> float:
+        return float(sum(n * block.expert_params for block, n, _ in self.blocks))
+
+    @property
+    def others(self) -> float:
+        """Parameters outside routed experts; a tied head on a stage of its own holds a copy of the table."""
+        return float(sum(n * self.dense_of(block) for block, n, _ in self.blocks))
+
+    def dense_of(self, block: BlockOps) -> int:
+        return block.params - block.expert_params + (block.tied_params if self.pipelined else 0)
+
+
+def states(rank: Rank, layout: Layout, sharded: bool) -> float:
+    """Parameters whose states a rank keeps, whole or its shard of them."""
+    if not sharded:
+        return rank.others + rank.experts
+    shards, shards_of_experts = layout.dp * layout.cp // layout.replicate, layout.edp // layout.replicate
+    return rank.others / shards + rank.experts / shards_of_experts
+
+
+def check(problem: StepProblem, layout: Layout) -> None:
+    for number, found in enumerate(needed_memory(problem, layout)):
+        rank = Rank.of(problem, layout, number)
+        for category, expected in by_hand(problem, layout, rank).items():
+            assert getattr(found, category) == pytest.approx(expected), f"{category} of rank {number} of {layout}"
+
+
+def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float]:
+    job, framework = problem.job, problem.framework
+    weight_bytes = max(dtype_bytes(job.dtype), 2)
+    has_master = job.optimizer in KEEPS_MASTER and dtype_bytes(job.dtype) < 4
+    state_bytes = STATE_BYTES[job.optimizer] + (4 if has_master else 0)
+    shards_gradients = layout.zero == 3 or (
+        layout.zero == 2 and not (layout.pp > 1 and job.whole_gradients_in_pipelines)
+    )
+    gradients = dtype_bytes(job.grad_dtype) * states(rank, layout, shards_gradients)
+    gradients += 2 * states(rank, layout, shards_gradients) * job.half_gradients
+    replicated = layout.dp * layout.cp > 1
+
+    buffers = framework.context_bytes + while_it_runs(rank, layout)
+    sizes_of_groups = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
+    buffers += framework.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
+    if layout.zero < 3 and replicated:
+        buffers += min(framework.bucket_bytes, gradients)
+    if framework.ddp_buckets and layout.zero == 0 and replicated:
+        buffers += weight_bytes * states(rank, layout, False)
+    if layout.zero == 3 and replicated:
+        buffers += weight_bytes * gathered(rank, layout)
+    return {
+        "weights": weight_bytes * states(rank, layout, layout.zero == 3),
+        "gradients": gradients,
+        "optimizer": state_bytes * states(rank, layout, layout.zero >= 1),
+        "activations": sum(n * kept(block, layout) * rank.in_flight for block, n, _ in rank.blocks),
+        "buffers": buffers,
+    }
+
+
+def kept(block: BlockOps, layout: Layout) -> float:
+    """Of a micro-batch for its backward."""
+    return getattr(block.activation_bytes, layout.recompute)
+
+
+def gathered(rank: Rank, layout: Layout) -> float:
+    """Parameters that ZeRO 3 has unsharded at once: what is no layer, the layer in use, those gathered ahead."""
+    beside = sum(n * rank.dense_of(block) for block, n, is_layer in rank.blocks if not is_layer)
+    ((layer, n),) = [(block, n) for block, n, is_layer in rank.blocks if is_layer]
+    return beside + min(1 + layout.prefetch, n) * (rank.dense_of(layer) + layer.expert_params)
+
+
+def while_it_runs(rank: Rank, layout: Layout) -> float:
+    """The largest block at work, with what it recomputes; behind the head, of which then nothing is left, layers."""
+    transient = [
+        (block.workspace_bytes + block.activation_bytes.none - kept(block, layout), is_layer)
+        for block, _, is_layer in rank.blocks
+    ]
+    last, _, ends_in_layer = rank.blocks[-1]
+    if ends_in_layer:
+        return max(size for size, _ in transient)
+    return max(transient[-1][0], max(size for size, _ in transient[:-1]) - kept(last, layout))
+
+
+LAYOUTS = [
+    Layout(tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, micro_batch=micro_batch)  # pyright: ignore
+    for tp, pp, dp, zero in product((1, 2), (1, 2, 4), (1, 4), (0, 1, 2, 3))
+    for recompute, micro_batch in (("none", 1), ("full", 2))
+]
+
+
+@pytest.mark.parametrize("whole_gradients", [False, True])
+@pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
+def test_every_stage_of_zero_and_of_a_pipeline(model: str, whole_gradients: bool) -> None:
+    problem = problem_of(model, whole_gradients_in_pipelines=whole_gradients)
+    for layout in LAYOUTS:
+        check(problem, layout)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_experts_are_sharded_over_their_own_replicas(zero: int) -> None:
+    problem = problem_of("mixtral-8x7b")
+    for ep, tp, pp, cp in ((1, 1, 1, 1), (4, 1, 1, 1), (8, 2, 2, 1), (2, 2, 1, 2)):
+        check(problem, Layout(tp=tp, pp=pp, dp=8, cp=cp, ep=ep, zero=zero, sequence_parallel=tp > 1))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_hybrid_sharding_divides_by_the_shards_and_not_by_the_copies(zero: int) -> None:
+    for replicate, model in product((1, 2, 4), ("llama3-8b", "mixtral-8x7b")):
+        check(problem_of(model), Layout(tp=2, dp=8, zero=zero, replicate=replicate))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("optimizer", STATE_BYTES)
+def test_optimizers_keep_a_master_copy_of_narrow_weights_alone(optimizer: str, dtype: str) -> None:
+    for zero in (0, 1):
+        check(problem_of("llama3-8b", dtype=dtype, optimizer=optimizer), Layout(dp=4, zero=zero))
+
+
+@pytest.mark.parametrize(("grad_dtype", "half"), [("fp32", False), ("fp32", True), ("bf16", False)])
+def test_gradients_take_their_type_and_a_buffer_of_halves(grad_dtype: str, half: bool) -> None:
+    check(problem_of("llama3-8b", grad_dtype=grad_dtype, half_gradients=half), Layout(dp=4, zero=2))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1e6, 320e6, 1e13])
+def test_a_reduction_holds_a_bucket_or_all_there_is(bucket_bytes: float) -> None:
+    framework = replace(PLAIN, bucket_bytes=bucket_bytes)
+    for zero, dp in product((0, 1, 2, 3), (1, 4)):
+        check(problem_of("llama3-8b", framework), Layout(dp=dp, zero=zero))
+
+
+def test_ddp_keeps_a_bucket_of_every_gradient() -> None:
+    framework = replace(PLAIN, ddp_buckets=True)
+    for zero, dp in product((0, 1), (1, 4)):
+        check(problem_of("llama3-8b", framework), Layout(dp=dp, zero=zero))
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 20])
+def test_zero_3_holds_the_layers_that_it_gathers_ahead(prefetch: int) -> None:
+    for pp in (1, 4):
+        check(problem_of("llama3-8b"), Layout(pp=pp, dp=4, zero=3, prefetch=prefetch))
+
+
+def test_every_communicator_of_several_ranks_takes_its_memory() -> None:
+    """All ranks, data, model (tensor and pipeline together), tensor and pipeline parallel ones."""
+    problem = problem_of("llama3-8b", replace(PLAIN, communicator_bytes=1e8))
+    for tp, pp, dp, cp in product((1, 2), (1, 2), (1, 2), (1, 2)):
+        check(problem, Layout(tp=tp, pp=pp, dp=dp, cp=cp))
+
+
+def test_what_is_frozen_has_neither_gradients_nor_states() -> None:
+    problem = problem_of("llama3-8b", frozen=True)
+    for memory in needed_memory(problem, Layout(dp=4, zero=0)):
+        assert memory.gradients == memory.optimizer == 0
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_states_on_the_host_leave_the_device(zero: int) -> None:
+    problem = problem_of("llama3-8b")
+    resident, of_optimizer = (
+        needed_memory(problem, Layout(dp=4, zero=zero, offload_states=offload))[0]  # pyright: ignore
+        for offload in ("none", "optimizer")
+    )
+    assert of_optimizer.weights == resident.weights
+    assert of_optimizer.optimizer == 0
+    assert of_optimizer.gradients == (0 if zero >= 2 else resident.gradients)
+    if zero == 3:
+        (weights_too,) = needed_memory(problem, Layout(dp=4, zero=3, offload_states="weights"))
+        assert (weights_too.weights, weights_too.gradients, weights_too.optimizer) == (0, 0, 0)

@@ -1,0 +1,151 @@
+"""Units: what every word means in SI, and how numbers are printed for people."""
+
+import pytest
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.units import (
+    GB,
+    GIB,
+    KIB,
+    MIB,
+    counted,
+    divisors,
+    dtype_bytes,
+    duration,
+    figure,
+    long_duration,
+    parse_seconds,
+    positive,
+    require_seed,
+    scaled,
+    whole,
+)
+
+BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8}
+
+
+def test_binary_and_decimal_prefixes() -> None:
+    assert (KIB, MIB, GIB) == (2**10, 2**20, 2**30)
+    assert GB == 10**9
+
+
+@pytest.mark.parametrize(("dtype", "bits"), BITS.items())
+def test_an_element_takes_its_bits(dtype: str, bits: int) -> None:
+    assert 8 * dtype_bytes(dtype) == bits
+
+
+def test_four_bits_with_their_scales_are_rounded_up_to_a_byte() -> None:
+    assert dtype_bytes("fp4") == 1
+
+
+def test_an_element_type_that_is_none_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="fp12"):
+        dtype_bytes("fp12")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2ms", 2e-3),
+        ("50us", 50e-6),
+        ("7ns", 7e-9),
+        ("3s", 3.0),
+        ("0.002", 0.002),
+        ("1.5", 1.5),
+        ("0", 0.0),
+        ("1e-3s", 1e-3),
+    ],
+)
+def test_times_are_read_in_their_unit(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["", "ms", "fast", "-1ms", "-0.5", "nan", "inf", "1 h 2"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(PerfModelError):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.0, "12 s"), (1.0, "1 s"), (0.999, "999 ms"), (1e-3, "1 ms"), (9.9e-4, "990 us"), (2.5e-6, "2.5 us")],
+)
+def test_short_times_are_printed_in_s_ms_or_us(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+    assert duration(-seconds) == f"-{text}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2 * 86400.0, "2 days"),
+        (10 * 86400.0, "10 days"),
+        (2 * 86400.0 - 3600, "47 h"),
+        (2 * 3600.0, "2 h"),
+        (2 * 3600.0 - 60, "119 min"),
+        (120.0, "2 min"),
+        (119.0, "119 s"),
+        (0.5, "500 ms"),
+    ],
+)
+def test_long_times_are_printed_in_days_hours_or_minutes(seconds: float, text: str) -> None:
+    assert long_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.5e12, "1.5T"), (1e12, "1T"), (2e9, "2B"), (1e9, "1B"), (3e6, "3M"), (1e6, "1M"), (4e3, "4k"), (1e3, "1k"),
+     (999.0, "999"), (12.34, "12.3")],
+)  # fmt: skip
+def test_tokens_and_money_are_counted_in_thousands(value: float, text: str) -> None:
+    assert counted(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3e18, "3 EFLOP/s"), (2e15, "2 PFLOP/s"), (312e12, "312 TFLOP/s"), (1e9, "1 GFLOP/s"), (25e6, "25 MFLOP/s"),
+     (1e3, "1 kFLOP/s"), (999.0, "999 FLOP/s"), (-2e15, "-2 PFLOP/s")],
+)  # fmt: skip
+def test_figures_with_units_take_a_prefix_per_thousand(value: float, text: str) -> None:
+    assert scaled(value, "FLOP/s") == text
+
+
+def test_figures_have_so_many_significant_digits_and_no_exponent() -> None:
+    assert [figure(v) for v in (0.12345, 1.23456, 123.456, 999.96, 1000.4, 1234567.0)] == [
+        "0.1235", "1.235", "123.5", "1000", "1,000", "1,234,567"
+    ]  # fmt: skip
+    assert figure(12.34, 2) == "12"
+    assert figure(float("nan")) == figure(float("inf")) == figure(-float("inf")) == "-"
+
+
+@pytest.mark.parametrize("n", [1, 2, 12, 16, 36, 97, 5040])
+def test_divisors_are_all_that_divide(n: int) -> None:
+    dividing = [k for k in range(1, n + 1) if n % k == 0]
+    assert divisors(n) == tuple(dividing)
+    for most in (1, 3, 4, n):
+        assert divisors(n, most) == tuple(k for k in dividing if k <= most)
+
+
+def test_whole_numbers_lie_between_their_ends() -> None:
+    whole("job", {"a": 1, "b": 10**9})
+    whole("job", {"a": 0, "b": 8}, least=0, most=8)
+    for sizes in ({"a": 0}, {"a": 10**9 + 1}, {"a": 1.0}, {"a": True}, {"a": "8"}, {"a": None}):
+        with pytest.raises(PerfModelError, match="a="):
+            whole("job", sizes)
+    with pytest.raises(PerfModelError, match=r"a=0, c=-1 must be whole numbers from 1 to 1,000,000,000"):
+        whole("job", {"a": 0, "b": 2, "c": -1})
+
+
+def test_seeds_are_those_that_every_generator_takes() -> None:
+    for seed in (0, 7, 2**31 - 1):
+        require_seed(seed)
+    for seed in (-1, 2**31, 0.5):
+        with pytest.raises(PerfModelError, match="seed"):
+            require_seed(seed)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_positive_number_is_above_zero_and_finite(value: float) -> None:
+    positive("rate", 1e-30)
+    with pytest.raises(PerfModelError, match="rate must be a finite number above zero"):
+        positive("rate", value)

@@ -1,0 +1,260 @@
+"""Model FLOPs of small models against products counted one by one: no formula of the package is used."""
+
+from typing import Any
+
+import pytest
+
+from perfmodel.spec import AdaLN, ConvLayer, ConvNet, DeltaNet, Experts, Job, LatentAttention, Mamba, Mlp, Patches
+from perfmodel.spec import Transformer as Model
+from perfmodel.workload import step_flops
+
+BATCH, S, H, HEADS, KV, D, FFN, VOCAB, LAYERS = 3, 48, 40, 4, 2, 12, 72, 131, 2
+WIDTH = HEADS * D
+QKV = H * WIDTH + 2 * H * KV * D
+"""Elements of the projections to queries, keys and values."""
+OUT = WIDTH * H
+ATTENTION = QKV + OUT
+DENSE = 2 * H * FFN
+
+
+def tiny(**fields: Any) -> Model:
+    """A model with no two sizes alike."""
+    sizes = {
+        "name": "tiny",
+        "layers": LAYERS,
+        "hidden": H,
+        "heads": HEADS,
+        "kv_heads": KV,
+        "head_dim": D,
+        "ffn_hidden": FFN,
+        "vocab": VOCAB,
+        "seq_len": S,
+    }
+    return Model(**(sizes | fields))
+
+
+def flops_of(model: Any, seq_len: int = S, **fields: Any):
+    return step_flops(model, Job(global_batch=BATCH, seq_len=seq_len, **fields))
+
+
+def pairs(queries: int, visible) -> int:
+    """Pairs of a query and a key that it sees, one by one."""
+    return sum(bool(visible(query, key)) for query in range(queries) for key in range(queries))
+
+
+def causal(query: int, key: int) -> bool:
+    return key <= query
+
+
+def test_a_decoder_by_its_products() -> None:
+    flops = flops_of(tiny())
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (ATTENTION + DENSE)
+    assert flops.head_forward == 2 * BATCH * S * H * VOCAB
+    assert flops.attention_forward == 2 * BATCH * LAYERS * S * S * 2 * WIDTH
+    assert flops.attention_causal_forward == 2 * BATCH * LAYERS * pairs(S, causal) * 2 * WIDTH
+    assert flops.forward == flops.layers_forward + flops.head_forward + flops.attention_forward
+    assert flops.total == 3 * flops.forward
+    hidden_pairs = flops.attention_forward - flops.attention_causal_forward
+    assert flops.total_causal == pytest.approx(3 * (flops.forward - hidden_pairs))
+
+
+def test_inference_passes_once_and_repeats_nothing() -> None:
+    flops = flops_of(tiny(), mode="inference")
+    assert flops.total == flops.forward
+    assert all(flops.hardware(recompute) == flops.total for recompute in ("none", "selective", "full"))
+
+
+def test_full_recompute_repeats_layers_and_not_the_head() -> None:
+    flops = flops_of(tiny())
+    assert flops.hardware("none") == flops.total
+    assert flops.hardware("full") == flops.total + flops.layers_forward + flops.attention_forward
+
+
+def test_gated_feed_forwards_have_three_products() -> None:
+    more = flops_of(tiny(gated_ffn=True)).layers_forward - flops_of(tiny()).layers_forward
+    assert more == 2 * BATCH * S * LAYERS * H * FFN
+
+
+def test_a_gate_of_attention_is_as_wide_as_the_queries() -> None:
+    more = flops_of(tiny(attention_gate=True)).layers_forward - flops_of(tiny()).layers_forward
+    assert more == 2 * BATCH * S * LAYERS * H * WIDTH
+
+
+@pytest.mark.parametrize("window", [1, 5, S - 1, S, S + 1])
+def test_a_sliding_window_shows_so_many_keys(window: int) -> None:
+    """Of a window w of s tokens: w (w + 1) / 2 pairs of the first queries, and w of every later one."""
+    flops = flops_of(tiny(window=window))
+    seen = pairs(S, lambda query, key: query - window < key <= query)
+    assert flops.attention_causal_forward == 2 * BATCH * LAYERS * seen * 2 * WIDTH
+    assert flops.attention_forward == 2 * BATCH * LAYERS * S * S * 2 * WIDTH
+
+
+@pytest.mark.parametrize("chunk", [1, 7, S // 2, S, S + 1])
+def test_a_chunked_window_shows_the_keys_before_in_the_same_chunk(chunk: int) -> None:
+    flops = flops_of(tiny(window=chunk, chunked_window=True))
+    seen = pairs(S, lambda query, key: key <= query and key // chunk == query // chunk)
+    assert flops.attention_causal_forward == 2 * BATCH * LAYERS * seen * 2 * WIDTH
+
+
+def test_every_nth_layer_attends_in_full() -> None:
+    window = 5
+    flops = flops_of(tiny(layers=3, window=window, full_attention_every=3))
+    seen = 2 * pairs(S, lambda query, key: query - window < key <= query) + pairs(S, causal)
+    assert flops.attention_causal_forward == 2 * BATCH * seen * 2 * WIDTH
+
+
+def test_without_a_mask_all_pairs_are_visible() -> None:
+    flops = flops_of(tiny(causal=False))
+    assert flops.attention_causal_forward == flops.attention_forward
+    assert flops.total_causal == flops.total
+
+
+@pytest.mark.parametrize("decoder_s", [0, 20, 60])
+def test_cross_attention_joins_two_lengths(decoder_s: int) -> None:
+    """The decoder makes queries and outputs of its own tokens, keys and values of the encoder's."""
+    decoders, s_out = 3, decoder_s or S
+    flops = flops_of(tiny(decoder_layers=decoders, decoder_seq_len=decoder_s, kv_heads=HEADS))
+    square = H * WIDTH
+    encoder = LAYERS * S * (4 * square + DENSE)
+    decoder = decoders * (s_out * (4 * square + DENSE) + s_out * 2 * square + S * 2 * square)
+    assert flops.layers_forward == 2 * BATCH * (encoder + decoder)
+    assert flops.head_forward == 2 * BATCH * s_out * H * VOCAB
+    full = LAYERS * S * S + decoders * (s_out * s_out + s_out * S)
+    assert flops.attention_forward == 2 * BATCH * full * 2 * WIDTH
+    seen = LAYERS * S * S + decoders * (pairs(s_out, causal) + s_out * S)
+    assert flops.attention_causal_forward == 2 * BATCH * seen * 2 * WIDTH
+
+
+EXPERTS = Experts(count=8, topk=3, ffn_hidden=20, shared_ffn_hidden=28)
+ROUTED = 2 * H * 20
+SHARED = 2 * H * 28
+ROUTER = H * 8
+
+
+def test_a_token_visits_its_experts_the_shared_one_and_the_router() -> None:
+    flops = flops_of(tiny(experts=EXPERTS))
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (ATTENTION + 3 * ROUTED + SHARED + ROUTER)
+
+
+def test_experts_on_a_latent_vector_are_narrower_between_two_projections() -> None:
+    latent = Experts(count=8, topk=3, ffn_hidden=20, latent=16)
+    flops = flops_of(tiny(experts=latent))
+    moe = 3 * 2 * 16 * 20 + ROUTER + 2 * H * 16
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (ATTENTION + moe)
+
+
+def test_some_layers_stay_dense() -> None:
+    flops = flops_of(tiny(layers=4, experts=Experts(count=8, topk=3, ffn_hidden=20, first_dense_layers=1, every=3)))
+    assert flops.layers_forward == 2 * BATCH * S * (4 * ATTENTION + 3 * DENSE + 3 * ROUTED + ROUTER)
+
+
+LATENT = LatentAttention(q_lora_rank=18, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
+
+
+@pytest.mark.parametrize("q_rank", [0, 18])
+def test_latent_attention_by_its_projections(q_rank: int) -> None:
+    latent = LatentAttention(q_lora_rank=q_rank, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
+    flops = flops_of(tiny(kv_heads=HEADS, latent_attention=latent))
+    query = H * q_rank + q_rank * HEADS * (6 + 4) if q_rank else H * HEADS * (6 + 4)
+    key_value = H * (10 + 4) + 10 * HEADS * (6 + 8)
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (query + key_value + HEADS * 8 * H + DENSE)
+    assert flops.attention_forward == 2 * BATCH * LAYERS * S * S * HEADS * (6 + 4 + 8)
+
+
+CORE = 2 * BATCH * LAYERS * S * S * 2 * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("fields", "modules", "repeated"),
+    [
+        ({}, ("core_attn",), CORE),
+        ({}, (), 0),
+        ({}, ("mlp",), 2 * BATCH * S * LAYERS * DENSE),
+        ({}, ("core_attn", "mlp"), CORE + 2 * BATCH * S * LAYERS * DENSE),
+        ({"experts": EXPERTS}, ("mlp",), 0),
+        ({"experts": EXPERTS}, ("shared_experts",), 2 * BATCH * S * LAYERS * SHARED),
+        ({"experts": EXPERTS}, ("moe",), 2 * BATCH * S * LAYERS * (3 * ROUTED + SHARED + ROUTER)),
+        ({"experts": EXPERTS}, ("moe", "shared_experts"), 2 * BATCH * S * LAYERS * (3 * ROUTED + SHARED + ROUTER)),
+        ({}, ("moe", "shared_experts"), 0),
+        ({}, ("mla_up_proj",), 0),
+        (
+            {"kv_heads": HEADS, "latent_attention": LATENT},
+            ("mla_up_proj",),
+            2 * BATCH * S * LAYERS * HEADS * (18 * (6 + 4) + 10 * (6 + 8)),
+        ),
+    ],
+)
+def test_selective_recompute_repeats_its_modules(fields: dict, modules: tuple[str, ...], repeated: int) -> None:
+    flops = flops_of(tiny(**fields), recompute_modules=modules)
+    assert flops.hardware("selective") - flops.hardware("none") == pytest.approx(repeated)
+
+
+def test_a_further_token_takes_a_layer_a_projection_and_the_head_once_more() -> None:
+    plain, further = flops_of(tiny()), flops_of(tiny(mtp_layers=2))
+    layer = ATTENTION + DENSE
+    assert further.layers_forward - plain.layers_forward == 2 * BATCH * S * 2 * (layer + 2 * H * H)
+    assert further.head_forward == 3 * plain.head_forward
+    assert further.attention_forward == plain.attention_forward * (LAYERS + 2) / LAYERS
+
+
+@pytest.mark.parametrize("masked_head", [False, True])
+def test_a_masked_language_model_transforms_and_pools(masked_head: bool) -> None:
+    """20 of 128 tokens are masked; the pooler and the two classes of the next sentence see one token of each."""
+    bert = tiny(seq_len=128, causal=False, pooler_and_mlm_head=True)
+    flops = flops_of(bert, 128, masked_head=masked_head)
+    seen = 20 if masked_head else 128
+    assert flops.head_forward == 2 * BATCH * (seen * H * VOCAB + seen * H * H + H * H + 2 * H)
+    decoder = flops_of(tiny(seq_len=128), 128, masked_head=masked_head)
+    assert decoder.head_forward == 2 * BATCH * 128 * H * VOCAB
+
+
+def test_patches_are_projected_in_and_classes_out() -> None:
+    patches = Patches(image_size=28, patch_size=4, channels=3)
+    flops = flops_of(tiny(causal=False, positions="none", patches=patches), patches.tokens)
+    assert patches.tokens == 49
+    assert flops.head_forward == 2 * BATCH * (49 * H * 4 * 4 * 3 + H * VOCAB)
+
+
+def test_diffusion_predicts_every_pixel_and_conditions_every_sub_layer() -> None:
+    patches, adaln = Patches(image_size=16, patch_size=2, channels=4, out_channels=8), AdaLN(classes=10, frequencies=30)
+    tokens = patches.tokens
+    model = tiny(causal=False, vocab=0, positions="none", patches=patches, adaln=adaln)
+    flops = flops_of(model, tokens)
+    pixels = tokens * H * 2 * 2 * 4 + tokens * H * 2 * 2 * 8
+    time_step = 30 * H + H * H
+    assert flops.head_forward == 2 * BATCH * (pixels + time_step + 2 * H * H)
+    per_image = LAYERS * 2 * 3 * H * H
+    assert flops.layers_forward == 2 * BATCH * (tokens * LAYERS * (ATTENTION + DENSE) + per_image)
+
+
+def test_hybrids_by_their_sub_layers() -> None:
+    mamba = Mamba(heads=6, head_dim=8, state=16, groups=2, chunk=32)
+    inner, state = 6 * 8, 2 * 16
+    projections = H * (2 * inner + 2 * state + 6) + inner * H
+    products = 32 * (state + inner) + 2 * inner * 16
+    flops = flops_of(tiny(layers=4, mixers="M-*M", mamba=mamba))
+    assert flops.layers_forward == 2 * BATCH * S * (2 * (projections + products) + DENSE + ATTENTION)
+    assert flops.attention_forward == 2 * BATCH * S * S * 2 * WIDTH
+
+
+def test_gated_delta_nets_project_queries_keys_values_gates_and_steps() -> None:
+    net = DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=6)
+    attended, mixed = (flops_of(tiny(layers=2, mixers=word, delta_net=net)) for word in ("L- *-", "L- L-"))
+    values, keys = 4 * 8, 2 * 6
+    projections = H * (2 * values + 2 * keys + 2 * 4) + values * H
+    delta = mixed.layers_forward / (2 * BATCH * S) - 2 * DENSE
+    assert attended.layers_forward == pytest.approx(2 * BATCH * S * (delta / 2 + ATTENTION + 2 * DENSE))
+    assert delta / 2 > projections
+
+
+def test_stacks_of_dense_layers_and_of_convolutions() -> None:
+    mlp = flops_of(Mlp(name="mlp", layers=5, hidden=64), 1)
+    assert mlp.forward == mlp.layers_forward == 2 * BATCH * 5 * 64 * 64
+    stack = (
+        ConvLayer(name="conv", op="conv", c_in=3, size_in=32, c_out=16, kernel=5, stride=2, pad=1),
+        ConvLayer(name="pool", op="max_pool", c_in=16, size_in=15, c_out=16, kernel=3),
+        ConvLayer(name="dense", op="linear", c_in=16, size_in=13, c_out=10),
+    )
+    net = flops_of(ConvNet(name="net", stack=stack), 1)
+    assert net.layers_forward == 2 * BATCH * 15 * 15 * 5 * 5 * 3 * 16
+    assert net.head_forward == 2 * BATCH * 13 * 13 * 16 * 10
