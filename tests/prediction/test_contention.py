@@ -37,6 +37,20 @@ def problem_of(framework: Framework = EAGER, cluster: str = "dgx-h100", skew_s: 
     return step_problem(catalog.model("gpt3-6.7b"), catalog.cluster(cluster), job, None, framework, site)
 
 
+def test_collectives_take_24_channels_in_blocks_and_16_for_model_states() -> None:
+    """As many as NCCL starts among NVLink devices; two for each of eight NICs, and as many with NVLink SHARP."""
+    assert (CHANNELS, CHANNELS_OF_STATES) == (24, 16)
+    for device, cluster, multiprocessors in ((H100, "dgx-h100", 132), (A100, "dgx-a100", 108)):
+        assert held_share(device, EAGER) == pytest.approx(24 / multiprocessors)
+        assert beside_loss(problem_of(cluster=cluster)) == pytest.approx(16 / multiprocessors)
+
+
+def test_a_small_device_starts_fewer_channels() -> None:
+    for units in (16, 40, 96):
+        assert held_share(replace(A100, compute_units=units), EAGER) == 0.25
+    assert held_share(replace(A100, compute_units=97), EAGER) == 24 / 97
+
+
 def test_a_collective_holds_a_multiprocessor_per_channel_where_kernels_drive_it() -> None:
     assert HELD == CHANNELS / 132
     assert held_share(A100, EAGER) == CHANNELS / 108
