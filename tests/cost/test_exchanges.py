@@ -63,6 +63,18 @@ def test_what_is_not_published_takes_what_an_all_to_all_takes():
         assert exchanged_s(machine, 3e8, ranks, per_node, exchange) == usual_s
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_groups_beside_one_another_share_a_rate_between_nodes_and_not_inside_one(way):
+    """Rates between nodes are of a node's adapters, which all its groups send through."""
+    exchange, ranks = Exchange("hybridep", way), 32
+    alone_s = exchanged_s(NODES, 1e9, ranks, 8, exchange)
+    assert alone_s != exchanged_s(NODES, 1e9, ranks, 8, None)
+    for groups in (2, 4, 8):
+        assert exchanged_s(NODES, 1e9, ranks, 8, exchange, concurrent=groups) == pytest.approx(groups * alone_s)
+    inside_s = exchanged_s(RACK, 1e9, ranks, 72, exchange)
+    assert exchanged_s(RACK, 1e9, ranks, 72, exchange, concurrent=2) == pytest.approx(inside_s)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     place=st.sampled_from([(RACK, 72, 1), (NODES, 8, 8)]),

@@ -12,11 +12,13 @@ from perfmodel.ops import KernelKind
 
 
 def conformal_quantile(residual: np.ndarray, level: float = 0.9) -> float:
-    """The `ceil((n + 1) level) / n` quantile of absolute residuals (split conformal; Lei et al., JASA 113, 2018)."""
+    """The `ceil((n + 1) level)`-th smallest of n absolute residuals, or the largest where these are too few (split
+    conformal; Lei et al., JASA 113, 2018)."""
     n = len(residual)
     if n == 0:
         return float("nan")
-    return float(np.quantile(np.abs(residual), min(1.0, np.ceil((n + 1) * level) / n), method="higher"))
+    rank = min(n, int(np.ceil((n + 1) * level)))
+    return float(np.sort(np.abs(residual))[rank - 1])
 
 
 def absolute_percent(error: Float64[np.ndarray, "n"]) -> np.ndarray:

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.learn._intervals import Intervals, Quantiles, bucketed, conformal, in_range_intervals
+from perfmodel.cost.learn._intervals import (
+    Intervals,
+    Quantiles,
+    bucketed,
+    conformal,
+    conformal_quantile,
+    figures_of_errors,
+    in_range_intervals,
+)
 from perfmodel.ops import KernelKind
 
 
@@ -46,3 +54,65 @@ def test_bounds_are_order_statistics(n: int) -> None:
     error = np.linspace(-1, 1, n)
     low, high = conformal(error)
     assert min(error.min(), 0) <= low <= high <= max(error.max(), 0)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("n", [1, 5, 8, 9, 10, 18, 19, 20, 100])
+def test_a_conformal_quantile_is_an_order_statistic_of_one_residual_more(n: int, level: float) -> None:
+    """The ceil((n + 1) level)-th smallest of n absolute residuals; the largest where there are too few."""
+    residual = np.array([(-1) ** i * (i + 1.0) for i in range(n)])
+    tenths = round(10 * level)
+    assert conformal_quantile(residual, level) == min(n, -(-tenths * (n + 1) // 10))
+    assert np.isnan(conformal_quantile(np.zeros(0), level))
+
+
+@pytest.mark.parametrize("n", [1, 18, 19, 20, 39, 40, 400])
+def test_each_tail_of_an_interval_holds_five_per_cent(n: int) -> None:
+    """The ceil((n + 1) 0.95)-th smallest of n errors and the one as far from the other end; 0 lies inside."""
+    error = np.arange(n) - n / 2
+    rank = min(n, -(-19 * (n + 1) // 20))
+    low, high = conformal(error[::-1])
+    assert (low, high) == (min(0.0, error[n - rank]), max(0.0, error[rank - 1]))
+    assert conformal(np.abs(error) + 1)[0] == 0.0
+    assert conformal(-np.abs(error) - 1)[1] == 0.0
+
+
+@pytest.mark.parametrize(("n", "buckets"), [(10, 1), (299, 1), (300, 2), (449, 2), (450, 3), (5000, 3)])
+def test_buckets_have_150_errors_at_least_and_are_three_at_most(n: int, buckets: int) -> None:
+    rng = np.random.default_rng(1)
+    error, log_time = rng.standard_normal(n), rng.uniform(-12, -6, n)
+    quantiles = bucketed(error, log_time)
+    assert (len(quantiles.low), len(quantiles.high), len(quantiles.edges)) == (buckets, buckets, buckets - 1)
+    inside = [((quantiles.edges[i - 1] if i else -np.inf) < log_time) for i in range(buckets)]
+    for i in range(buckets):
+        below = log_time <= quantiles.edges[i] if i < buckets - 1 else np.ones(n, bool)
+        assert (inside[i] & below).sum() == pytest.approx(n / buckets, abs=1)
+        assert (quantiles.low[i], quantiles.high[i]) == conformal(error[inside[i] & below])
+
+
+@pytest.mark.parametrize(("few", "own"), [(39, False), (40, True)])
+def test_a_group_has_40_errors_at_least_to_stand_by_itself(few: int, own: bool) -> None:
+    rng = np.random.default_rng(2)
+    group = np.array([1] * 60 + [2] * few)
+    error, log_time = rng.standard_normal(len(group)), np.zeros(len(group))
+    groups, family = in_range_intervals(error, log_time, group)
+    assert set(groups) == ({1, 2} if own else {1})
+    # pooled: what no group has, or all of it where that is too little
+    assert family == bucketed(error, log_time)
+    pooled = in_range_intervals(error, log_time, np.array([1] * 59 + list(range(10, 10 + few + 1))))[1]
+    assert pooled == (bucketed(error[59:], log_time[59:]) if few + 1 >= 40 else bucketed(error, log_time))
+
+
+def test_errors_are_told_in_per_cent_of_what_was_measured() -> None:
+    """Of log(true / predicted): twice the truth is 100 % off, half of it 50 %."""
+    told = figures_of_errors(np.log(np.array([1 / 2, 2.0, 1.0])))
+    assert told == {"n": 3, "mean_ape": 50.0, "median_ape": 50.0, "p90_ape": 90.0, "bias": 0.0}
+    assert figures_of_errors(np.log(np.array([1 / 1.1, 1 / 1.1])))["bias"] == 10.0
+    assert figures_of_errors(np.zeros(0)) == {"n": 0}
+
+
+def test_bounds_go_with_the_predicted_time() -> None:
+    quantiles = Quantiles(edges=(-8.0, -4.0), low=(-0.3, -0.2, -0.1), high=(0.4, 0.5, 0.6))
+    low, high = quantiles.at(np.array([-9.0, -6.0, -1.0]))
+    assert (low.tolist(), high.tolist()) == ([-0.3, -0.2, -0.1], [0.4, 0.5, 0.6])
+    assert Quantiles.from_list(quantiles.to_list()) == quantiles

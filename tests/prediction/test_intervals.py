@@ -1,0 +1,310 @@
+"""The interval of a prediction: what makes it wide, by how much, and what layouts of one site share."""
+
+from dataclasses import replace
+from math import exp, log, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from perfmodel import catalog
+from perfmodel.prediction import (
+    CLASSES,
+    DEGREES,
+    GAUSS_90,
+    NEUTRAL,
+    Belief,
+    Joint,
+    Likeness,
+    Parts,
+    Prediction,
+    class_of,
+    event_shares,
+    explain,
+    half_width,
+    joint_of,
+    key,
+    layout_coordinates,
+    population,
+    priced_events,
+    scales,
+    shared_errors,
+    step_problem,
+    widened,
+)
+from perfmodel.spec import Framework, Job, Layout
+
+JOB = Job(global_batch=32, seq_len=2048)
+CLUSTER = catalog.cluster("dgx-h100")
+MEGATRON = catalog.framework("megatron-core")
+PLAIN = Belief(
+    mean=np.zeros(len(CLASSES)),
+    covariance=np.diag(np.arange(1.0, len(CLASSES) + 1) ** 2) * 1e-4,
+    degrees=np.array([0.3, 0.2, 0.1]),
+    events=0.5,
+    likeness=Likeness(near=0.04, length=2.0, own=0.03),
+    noise=0.02,
+    scatter=(0.0, 0.0),
+    held=1.0,
+    doubt=1.0,
+    held_given=1.0,
+)
+
+
+def predicted(layout: Layout, framework: Framework = MEGATRON, model: str = "gpt3-6.7b") -> tuple[Prediction, Any]:
+    problem = step_problem(catalog.model(model), CLUSTER, JOB, None, framework)
+    return explain(problem, layout), problem
+
+
+# --- widths --------------------------------------------------------------------------------------------
+
+
+def test_ninety_per_cent_of_a_normal_lie_within_1_645_deviations() -> None:
+    assert pytest.approx(norm.ppf(0.95)) == GAUSS_90
+    for sd, inside in ((0.1, 0.9), (2.0, 0.5), (1.0, 0.99)):
+        expected = sd * norm.ppf((1 + inside) / 2)
+        assert half_width(np.array([sd**2]), np.ones(1), inside) == pytest.approx(expected)
+
+
+def test_half_of_a_mixture_holds_nine_tenths_of_it() -> None:
+    variance, weight = np.array([0.01, 0.04, 1.0]), np.array([0.5, 0.3, 0.2])
+    half = float(half_width(variance, weight))
+    inside = sum(w * (2 * norm.cdf(half / sqrt(v)) - 1) for w, v in zip(weight, variance, strict=True))
+    assert inside == pytest.approx(0.9)
+
+
+def test_two_scales_are_log_normal_and_weigh_one_together() -> None:
+    found = scales((0.3, 0.7))
+    assert found.weight.sum() == pytest.approx(1.0)
+    logs = np.log(found.within) / 2, np.log(found.own) / 2
+    for values, sd in zip(logs, (0.3, 0.7), strict=True):
+        assert found.weight @ values == pytest.approx(0.0, abs=1e-12)
+        assert found.weight @ values**2 == pytest.approx(sd**2)
+    assert found.weight @ (logs[0] * logs[1]) == pytest.approx(0.0, abs=1e-12)
+    alike = scales((0.0, 0.0))
+    assert (alike.within.tolist(), alike.own.tolist(), alike.weight.tolist()) == ([1.0], [1.0], [1.0])
+
+
+@pytest.mark.parametrize("held", [1.0, 1.7])
+def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise(held: float) -> None:
+    shares = {"products": 0.5, "inter_node": 0.3, "host": 0.2}
+    of_factors = sum((share * 0.01 * (1 + CLASSES.index(name))) ** 2 for name, share in shares.items())
+    for more in (0.0, 0.002):
+        variance = of_factors + 0.04**2 + 0.03**2 + 0.02**2 + more
+        assert replace(PLAIN, held=held).half_width(shares, more) == pytest.approx(held * GAUSS_90 * sqrt(variance))
+
+
+def test_scales_of_a_site_multiply_what_layouts_share_and_what_is_their_own() -> None:
+    belief, shares = replace(PLAIN, scatter=(0.5, 0.9)), {"products": 1.0}
+    nodes = belief.scales
+    variance = 0.01**2 + nodes.within * (0.04**2 + 0.001) + nodes.own * (0.03**2 + 0.02**2)
+
+    def outside(half: float) -> float:
+        return float(nodes.weight @ (2 * norm.cdf(half / np.sqrt(variance)) - 1)) - 0.9
+
+    assert belief.half_width(shares, 0.001) == pytest.approx(brentq(outside, 1e-6, 10.0))
+
+
+@pytest.mark.parametrize(("half", "before", "expected"), [(0.1, 0.5, 0.15), (0.4, 0.5, 0.5), (0.6, 0.5, 0.6)])
+def test_what_runs_left_open_is_never_widened_beyond_what_was_before_them(
+    half: float, before: float, expected: float
+) -> None:
+    assert widened(np.array(half), 1.5, np.array(before)) == pytest.approx(expected)
+
+
+# --- of a step -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=8, pp=4), Layout(dp=32, zero=3), Layout(tp=2, pp=2, dp=8, zero=1)])
+def test_an_interval_is_that_of_its_sources(layout: Layout) -> None:
+    found, problem = predicted(layout)
+    belief: Belief = problem.belief
+    sources = found.error_sources
+    loads = np.array([sources[f"site: {name}"] for name in CLASSES])
+    others = {name: sd for name, sd in sources.items() if name != "own" and name[6:] not in CLASSES}
+    half = belief.half_width(found.class_shares, sum(sd**2 for sd in others.values()))
+    assert log(found.step_time_hi_s / found.step_time_s) == pytest.approx(half)
+    lower = max(found.step_time_s * exp(-half), found.kernels_alone_s)
+    assert found.step_time_lo_s == pytest.approx(lower)
+    shares = np.array([found.class_shares[name] for name in CLASSES])
+    assert loads @ loads == pytest.approx(shares @ belief.covariance @ shares, rel=1e-6)
+    assert sources["own"] == belief.noise
+
+
+def test_a_step_is_less_certain_by_what_is_unstated_extrapolated_or_idle() -> None:
+    problem = step_problem(catalog.model("gpt3-6.7b"), CLUSTER, JOB, None, MEGATRON)
+    problem = replace(problem, site=replace(problem.site, unstated=0.25))
+    found = explain(problem, Layout(tp=2, pp=4, dp=4))
+    belief = problem.belief
+    driven_by = {
+        "unstated": 0.25,
+        "extrapolated": found.provenance["extrapolated"] + found.provenance["analytical"],
+        "bubble": found.bubble_fraction,
+    }
+    assert tuple(driven_by) == DEGREES
+    assert found.bubble_fraction > 0.01
+    for name, sd in zip(DEGREES, belief.degrees.tolist(), strict=True):
+        assert found.error_sources[f"site: {name}"] == pytest.approx(sd * driven_by[name])
+
+
+def test_events_count_by_their_share_of_the_step_and_their_own_intervals() -> None:
+    found, problem = predicted(Layout(tp=2, pp=2, dp=8, zero=1))
+    events = event_shares(problem, found.layout)
+    times = priced_events(problem, events.ops)
+    half_widths = (times.hi_s - times.lo_s) / 2 / times.time_s
+    expected: dict[str, float] = {}
+    for op, seconds, half in zip(events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True):
+        name = f"events: {op.family}"
+        share = seconds / found.step_time_s
+        expected[name] = expected.get(name, 0.0) + problem.belief.events * share * half / GAUSS_90
+    sources = {name: sd for name, sd in found.error_sources.items() if name.startswith("events: ")}
+    assert sources == pytest.approx(expected, rel=1e-6)
+
+
+def test_shares_of_a_step_by_class_add_up_to_all_of_it() -> None:
+    for layout in (Layout(tp=8), Layout(tp=2, pp=4, dp=4), Layout(dp=32, zero=3)):
+        found, _ = predicted(layout)
+        assert sum(found.class_shares.values()) == pytest.approx(1.0)
+        assert (found.class_shares["inter_node"] > 0) == (layout.devices > 8)
+
+
+# --- what layouts share --------------------------------------------------------------------------------
+
+
+def test_layouts_near_one_another_are_alike_by_an_exponential_of_their_distance() -> None:
+    likeness = Likeness(near=0.2, length=1.5, own=0.1)
+    a, b = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
+    np.testing.assert_allclose(likeness.shared(a, b)[:, 0], 0.04 * np.exp([0.0, -5 / 1.5]))
+    np.testing.assert_allclose(likeness.alone(a, b)[:, 0], [0.01, 0.0])
+    np.testing.assert_allclose(likeness.shared(a, a), likeness.shared(a, a).T)
+
+
+def test_coordinates_are_doublings_of_degrees_sequence_and_parameters() -> None:
+    _, problem = predicted(Layout())
+    start = layout_coordinates(problem.setting, Layout())
+    for field, place in {"tp": 0, "pp": 1, "dp": 2, "cp": 3, "micro_batch": 5}.items():
+        moved = layout_coordinates(problem.setting, Layout(**{field: 8}))  # pyright: ignore[reportArgumentType]
+        difference = np.array(moved) - np.array(start)
+        assert difference[place] == 3.0
+        assert np.count_nonzero(difference) == 1
+    with_experts = layout_coordinates(problem.setting, Layout(dp=8, ep=8))
+    assert (with_experts[4], with_experts[6]) == (3.0, 11.0)  # 2048 tokens
+    larger, smaller = (
+        layout_coordinates(step_problem(catalog.model(name), CLUSTER, JOB).setting, Layout())[7]
+        for name in ("gpt3-13b", "gpt3-6.7b")
+    )
+    assert larger - smaller == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_sites_share_cancels_between_layouts_and_their_own_does_not() -> None:
+    names = ["site: products", "events: gemm"]
+    shared, own = np.array([[0.1, 0.05], [0.1, 0.05]]), np.array([0.02, 0.02])
+    same, far = np.zeros((2, 8)), np.array([[0.0] * 8, [100.0] * 8])
+    belief = replace(PLAIN, likeness=Likeness(near=0.04, length=2.0, own=0.0))
+    for where, left in ((same, 2 * 0.02**2), (far, 2 * 0.02**2 + 2 * 0.04**2)):
+        joint = joint_of(belief, names, shared, own, where)
+        (covariance,) = joint.covariance
+        assert covariance[0, 0] == pytest.approx(0.1**2 + 0.05**2 + 0.04**2 + 0.02**2)
+        assert covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1] == pytest.approx(left)
+        np.testing.assert_allclose(joint.noise, 0.02**2)
+
+
+def test_scales_move_what_is_within_a_site_and_its_noise_and_leave_factors() -> None:
+    names = ["events: gemm", "site: bubble", "site: products"]
+    shared, own = np.array([[0.03, 0.02, 0.1]]), np.array([0.02])
+    belief = replace(PLAIN, scatter=(0.4, 0.8))
+    joint, nodes = joint_of(belief, names, shared, own, np.zeros((1, 8))), belief.scales
+    within, single = 0.03**2 + 0.02**2 + 0.04**2, 0.03**2 + 0.02**2
+    np.testing.assert_allclose(joint.covariance[:, 0, 0], 0.1**2 + nodes.within * within + nodes.own * single)
+    np.testing.assert_allclose(joint.noise[:, 0], nodes.own * 0.02**2)
+
+
+def test_the_chance_that_a_layout_is_faster_is_that_of_a_normal_difference() -> None:
+    covariance = np.array([[[0.04, 0.01], [0.01, 0.09]]])
+    joint = Joint(covariance, np.ones(1), np.zeros((1, 2)))
+    gap = np.array([[0.0, 0.2], [-0.2, 0.0]])
+    below = joint.below(gap)
+    sd = sqrt(0.04 + 0.09 - 2 * 0.01)
+    assert below[0, 1] == pytest.approx(norm.cdf(0.2 / sd))
+    assert below[1, 0] == pytest.approx(norm.cdf(-0.2 / sd))
+    assert below[0, 0] == pytest.approx(0.5)
+
+
+def test_sources_line_up_by_name_and_own_noise_stands_apart() -> None:
+    names, shared, own = shared_errors([{"a": 0.1, "own": 0.02}, {"b": 0.3, "a": 0.2}, {}])
+    assert names == ["a", "b"]
+    np.testing.assert_allclose(shared, [[0.1, 0.0], [0.2, 0.3], [0.0, 0.0]])
+    np.testing.assert_allclose(own, [0.02, 0.0, 0.0])
+    none, nothing, alone = shared_errors([])
+    assert (none, nothing.shape, alone.shape) == ([], (0, 0), (0,))
+
+
+def test_parts_of_a_covariance_are_taken_together() -> None:
+    values = np.arange(9.0).reshape(3, 3)
+    parts = Parts(values, 2 * values, 3 * values).take(np.array([0, 2]), np.array([1]))
+    assert [part.tolist() for part in (parts.fixed, parts.within, parts.repeats)] == [
+        [[1.0], [7.0]], [[2.0], [14.0]], [[3.0], [21.0]]
+    ]  # fmt: skip
+    alike = parts.under(scales((0.0, 0.0)))
+    assert alike[0].tolist() == [[6.0], [42.0]]
+
+
+# --- what the record says of a site --------------------------------------------------------------------
+
+
+def test_parameters_move_the_class_that_they_time() -> None:
+    of = {
+        "gemm": "products", "bmm": "products", "conv": "products", "moe": "products", "attention": "attention",
+        "memory": "memory", "embedding": "memory", "optimizer": "memory", "recurrence": "memory",
+        "host_op_s": "host", "kernel_gap_s": "host", "intra_node.alpha": "intra_node",
+        "inter_node.all_reduce.beta": "inter_node", "straggling": "other", "collective_skew_s": "other",
+    }  # fmt: skip
+    assert {name: class_of(name) for name in of} == of
+
+
+def test_a_site_is_that_of_its_framework_and_device_or_of_the_nearest_that_is_known() -> None:
+    known = population()
+    hopper, unknown = catalog.device("H100-SXM5-80GB"), replace(catalog.device("L40S"), architecture="Nobody's")
+    of_both = known.belief(MEGATRON, hopper)
+    assert of_both.mean.tolist() == known.of[key(MEGATRON.name, "Hopper")]["mean"]
+    assert known.belief(MEGATRON, unknown).mean.tolist() == known.of[key(MEGATRON.name, "")]["mean"]
+    nobody = replace(MEGATRON, name="nobody's")
+    assert known.belief(nobody, hopper).mean.tolist() == known.of[key("", "Hopper")]["mean"]
+    assert known.belief(nobody, unknown).mean.tolist() == known.of[key("", "")]["mean"]
+
+
+def test_physics_alone_is_the_median_and_less_certain_by_what_the_record_is_off() -> None:
+    hopper = catalog.device("H100-SXM5-80GB")
+    of_device = population().belief(replace(MEGATRON, name="nobody's"), hopper)
+    physics = population().belief(Framework(), hopper)
+    assert physics.mean.tolist() == [0.0] * len(CLASSES)
+    np.testing.assert_allclose(physics.covariance, of_device.covariance + np.outer(of_device.mean, of_device.mean))
+
+
+def test_covariances_are_symmetric_and_positive() -> None:
+    belief = population().belief(MEGATRON, catalog.device("A100-SXM4-80GB"))
+    np.testing.assert_allclose(belief.covariance, belief.covariance.T)
+    np.testing.assert_allclose(belief.root @ belief.root.T, belief.covariance, atol=1e-11)
+    stored = population().of[key("", "")]["covariance"]
+    assert len(stored) == len(CLASSES) * (len(CLASSES) + 1) // 2
+
+
+def test_expected_factors_are_means_of_their_class() -> None:
+    belief = replace(PLAIN, mean=np.arange(1.0, len(CLASSES) + 1))
+    expected = belief.expected(catalog.device("H100-SXM5-80GB"))
+    for name in ("gemm", "attention", "memory", "intra_node.alpha", "inter_node.send_recv.beta", "host_op_s"):
+        assert expected.of[name] == 1 + CLASSES.index(class_of(name))
+
+
+def test_physics_that_is_certain_of_all_but_events_has_no_other_width() -> None:
+    neutral = NEUTRAL.belief(MEGATRON, catalog.device("H100-SXM5-80GB"))
+    assert neutral.half_width(dict.fromkeys(CLASSES, 0.1)) == pytest.approx(0.0, abs=1e-5)
+    assert neutral.half_width({}, 0.01) == pytest.approx(GAUSS_90 * 0.1)
+
+
+def test_sources_left_out_leave_another_record() -> None:
+    whole, without = population(), population("NVIDIA")
+    assert without.common.keys() == whole.common.keys()
+    assert population("nobody in the record").common == whole.common
