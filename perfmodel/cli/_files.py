@@ -50,9 +50,10 @@ def add_job_file(
 def add_from(command: argparse._ActionsContainer) -> None:
     """The flag."""
     command.add_argument(
-        "--from", dest="launch_file", type=Path, metavar="FILE",
-        help="launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, torchtitan, nanotron, llm-foundry, MaxText "
-        "or Accelerate: model, layout, job and devices that are not given otherwise",
+        "--from", dest="launch_file", metavar="FILE",
+        help="read model, layout, job and devices from a launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, "
+        "torchtitan, nanotron, llm-foundry, MaxText or Accelerate; flags override it. A script's own arguments stand "
+        'behind it: "run.sh 8 24 2"',
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch import parse_launch, read_launch
-from perfmodel.ingest.launch._shell import run_script
 
 FILES = Path(__file__).parent / "launch_files"
 NAMES = sorted(path.name for path in FILES.iterdir())
@@ -110,31 +109,3 @@ def test_damaged_files_say_something_or_are_refused(data: st.DataObject) -> None
     except PerfModelError as error:
         said = str(error)
     assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("A=2; run --x $A", ["run", "--x", "2"]),
-        ("run --x ${A:-3} ${B-} ${C:+no}", ["run", "--x", "3"]),
-        ("A=(--x 1 '--y=a b'); A+=(--z); run \"${A[@]}\"", ["run", "--x", "1", "--y=a b", "--z"]),
-        ("A='--x 1'; run $A \"$A\"", ["run", "--x", "1", "--x 1"]),
-        ("N=4; run $((N * 2 + 1)) $(( ($N+2)/2 ))", ["run", "9", "3"]),
-        ("A=1\nif [ $A -gt 2 ]; then B=3; elif [[ $A == 1 ]]; then B=4; else B=5; fi\nrun $B", ["run", "4"]),
-        ('[ -z "$A" ] && B=1 || B=2\nrun $B', ["run", "1"]),
-        ('A=1; [ -z "$A" ] && B=1 || B=2\nrun $B', ["run", "2"]),
-        ("run a \\\n  b # c\n", ["run", "a", "b"]),
-        ("run a > out.txt 2>&1", ["run", "a"]),
-        ("cat <<EOF\nrun no\nEOF\nrun yes", ["run", "yes"]),
-        ("for i in 1 2; do run $i; done\nrun x", ["run", "x"]),
-        ("B=2; A=${B}x$B; run ${A} ${#C[@]} ${UNSET}", ["run", "2x2", "0", "${UNSET}"]),
-        ("export A=1 B=2\nrun $A$B", ["run", "12"]),
-        ("A=(1 2 3); run ${A[1]} ${#A[@]}", ["run", "2", "3"]),
-        ("main() {\n  local A=7\n  run $A\n}\nmain", ["run", "7"]),
-        ('eval "run --x 1"', ["run", "--x", "1"]),
-    ],
-)
-def test_shell(script: str, words: list[str]) -> None:
-    commands = run_script(script, "x.sh", {}).commands
-    found = [[word.text for word in command] for command in commands if command[0].text in ("run", "run --x 1")]
-    assert found == [words]

@@ -2,48 +2,154 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entry, Source
-from perfmodel.ingest.launch._shell import Word, run_script
+from perfmodel.ingest.launch._scheduler import mpi_numbers, requested, slurm_numbers, slurm_variables
+from perfmodel.ingest.launch._shell import run_script
+from perfmodel.ingest.launch._shell_expansion import Command, Word
 
 LAUNCHER: Final = ("nproc-per-node", "nnodes")
 """Arguments of torchrun, before the script's name."""
+SCRIPT: Final = "<script>"
+"""The entry of the Python program that runs: its file or module."""
+LAUNCHING: Final = ("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "num-processes", "num-machines")
+"""Arguments of torchrun, DeepSpeed's launcher and Accelerate's that say how many processes run."""
+_LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
+_SLURM: Final = ("srun", "sbatch", "salloc")
+_MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "jsrun", "aprun")
+FEWEST: Final = 4
+"""Known arguments that a command has at least if it is one of several that train."""
 
 
-def read_arguments(text: str, where: str, known: frozenset[str]) -> Source:
+def read_arguments(
+    text: str,
+    where: str,
+    known: frozenset[str],
+    switches: frozenset[str] = frozenset(),
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Source:
     """Arguments of the command of a shell script (or of a bare list of arguments) that has most of the `known` ones.
 
     Names are written with hyphens, without the leading ones; an argument without a value is True, one with several a
-    list.
+    list. Numbers that a scheduler is asked for are entries `sbatch-NAME`.
+
+    Args:
+        text: the script.
+        where: its path.
+        known: arguments that say something.
+        switches: arguments that take no value.
+        arguments: of the script itself.
+        variables: set in its environment.
     """
-    script = run_script(text, where, os.environ)
-    bare = tuple(word for command in script.commands if command[0].text.startswith("--") for word in command)
-    candidates = [_entries(command) for command in (bare, *script.commands)]
-    best = max(candidates, key=lambda entries: len(known & set(entries)), default={})
-    for option, number in script.scheduler.items():
-        best.setdefault(f"sbatch-{option}", Entry(str(number), 0))
-    notes = (*script.notes, *(f"{one} is taken from the environment" for one in script.from_environment))
-    return Source(where=where, entries=best, notes=notes)
+    job = requested(text)
+    environment = {**os.environ, **(variables or {})}
+    script = run_script(text, where, environment, arguments=arguments, variables=slurm_variables(job))
+    programs = [command for command in script.commands if not command.words[0].text.startswith("--")]
+    commands = [command for command in programs if command.certain]
+    if not any(_known(command, known) for command in commands):
+        commands = [command for command in programs if not command.certain]
+    if not any(_known(command, known) for command in commands):
+        # A list of arguments alone: every line of it looks like a command.
+        lines = [command.words for command in script.commands if command.words[0].text.startswith("--")]
+        commands = [Command(tuple(word for line in lines for word in line))]
+    notes = [*script.notes, *(f"{setting} is taken from the environment" for setting in script.from_environment)]
+    best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
+    notes += _others(best, commands, known)
+    entries = _entries(best.words, known, switches)
+    for option, number in (job | _numbers_of(best.words)).items():
+        entries[f"sbatch-{option}"] = Entry(str(number), 0)
+    return Source(where=where, entries=entries, notes=tuple(notes))
 
 
-def _entries(words: tuple[Word, ...]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+def _known(command: Command, known: frozenset[str]) -> set[str]:
+    """Known arguments of a command."""
+    return {_name(word.text) for word in command.words if word.text.startswith("--")} & known
+
+
+def _name(text: str) -> str:
+    """An argument's name with hyphens: `--num_layers=4` is `num-layers`."""
+    return text[2:].partition("=")[0].replace("_", "-")
+
+
+def _others(best: Command, commands: Sequence[Command], known: frozenset[str]) -> list[str]:
+    """A note on further commands that train with other arguments."""
+    texts = [word.text for word in best.words]
+    others = [
+        command
+        for command in commands
+        if len(_known(command, known)) >= FEWEST and [word.text for word in command.words] != texts
+    ]
+    if not others:
+        return []
+    line = best.words[0].line
+    return [f"{len(others) + 1} commands train with different arguments; the one on line {line} is read"]
+
+
+def _numbers_of(words: Sequence[Word]) -> dict[str, int]:
+    """Numbers that the schedulers which start a command are told."""
+    texts = [word.text for word in words]
+    names = [Path(text).name for text in texts]
+    starts = [i for i, name in enumerate(names) if name in (*_SLURM, *_MPI)]
+    script = script_at(words, frozenset())
+    numbers: dict[str, int] = {}
+    for i, start in enumerate(starts):
+        end = starts[i + 1] if i + 1 < len(starts) else script or len(texts)
+        options = texts[start + 1 : max(start + 1, _end_of_options(names, start, end))]
+        numbers |= slurm_numbers(options) if names[start] in _SLURM else mpi_numbers(options)
+    return numbers
+
+
+def _end_of_options(names: Sequence[str], start: int, end: int) -> int:
+    """Where the options of a scheduler end: at the program that it starts."""
+    programs = (*_LAUNCHERS, "python", "python3", "singularity", "apptainer", "docker", "numactl", "env")
+    return next((i for i in range(start + 1, end) if names[i] in programs), end)
+
+
+def script_at(words: Sequence[Word], known: frozenset[str]) -> int | None:
+    """Position of the Python program that a command trains with; None where no word is one.
+
+    Launchers are Python programs too (`python launch.py ... pretrain_gpt.py`), and values of arguments may end in .py:
+    it is the last one before the first known argument.
+    """
+    last = None
+    for i, word in enumerate(words):
+        if word.text.startswith("--") and _name(word.text) in known and _name(word.text) not in LAUNCHING:
+            break
+        is_module = i > 0 and words[i - 1].text == "-m" and "." in word.text and "torch.distributed" not in word.text
+        if (word.text.endswith(".py") and not word.text.startswith("-")) or is_module:
+            last = i
+    return last
+
+
+def _entries(words: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    script = script_at(words, known)
+    if script is not None:
+        entries[SCRIPT] = Entry(words[script].text, words[script].line)
     name = ""
-    for word in words:
+    for i, word in enumerate(words):
+        of_launcher = script is not None and i < script
         if word.text.startswith("--") and len(word.text) > 2:
-            head, sign, value = word.text[2:].partition("=")
-            name = head.replace("_", "-")
-            found[name] = Entry(value if sign else True, word.line)
+            name = _name(word.text)
+            if of_launcher and name not in LAUNCHING:
+                name = ""  # options of schedulers, containers and the like
+                continue
+            _, sign, value = word.text.partition("=")
+            entries[name] = Entry(value if sign else True, word.line)
             name = "" if sign else name
-        elif word.text.endswith(".py") or re.match(r"-[A-Za-z]", word.text):
+        elif i == script or re.match(r"-[A-Za-z]", word.text):
             name = ""  # the script's own name, or a short option
+        elif name in switches and word.text.lower() not in ("true", "false"):
+            name = ""  # the value of nothing, such as a variable that nobody set
         elif name and word.text:
-            before = found[name]
+            before = entries[name]
             values = word.text if before.value is True else [*_listed(before.value), word.text]
-            found[name] = Entry(values, before.line)
-    return found
+            entries[name] = Entry(values, before.line)
+    return entries
 
 
 def _listed(value: Any) -> list[Any]:

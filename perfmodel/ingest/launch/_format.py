@@ -38,6 +38,8 @@ class LaunchFormat:
     """Keys (patterns) that say nothing of time or memory of a step, or only what every run does."""
     always: Mapping[str, object] = field(default_factory=dict)
     """Fields that the framework does not leave open."""
+    switches: frozenset[str] = frozenset()
+    """Arguments of a command line that take no value."""
     elsewhere: tuple[str, ...] = ()
     """Fields of `Layout` that the training script sets, not the file: comments of the file keep them."""
     framework: Callable[[Fields, Entries], str] | None = None

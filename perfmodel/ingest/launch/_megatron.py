@@ -1,9 +1,11 @@
 """Argument lists and shell scripts of Megatron-LM and Megatron-Core (`megatron/training/arguments.py`, its --help)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from perfmodel.ingest.launch._arguments import LAUNCHING, SCRIPT
 from perfmodel.ingest.launch._deepspeed import stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
@@ -24,6 +26,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     require_no_pipeline,
     zero_of,
 )
+from perfmodel.ingest.launch._scheduler import NUMBERED, gpus_per_node
 from perfmodel.ingest.launch._table import (
     OPTIMIZER,
     SWITCH,
@@ -37,20 +40,44 @@ from perfmodel.ingest.launch._table import (
     write_only,
 )
 
+SCHEDULED: Final = (*NUMBERED, "gres-gpus")
+"""Numbers that a scheduler is asked for, entries `sbatch-NAME`."""
+
 
 def _world(found: Mapping[str, Any]) -> Fields:
-    """Nodes times processes per node, as torchrun, DeepSpeed's launcher or SLURM state them."""
+    """Devices of the job: those of a launcher (torchrun, DeepSpeed's, Accelerate's), else those of the scheduler."""
+    scheduled = {}
+    for name in SCHEDULED:
+        if str(found.get(f"sbatch-{name}", "")).isdecimal():
+            scheduled[name] = int(found[f"sbatch-{name}"])
+    nodes = _number(found, "nnodes", "num-nodes") or scheduled.get("nodes")
+    each = _number(found, "nproc-per-node", "num-gpus")
+    if each is not None:
+        return {"devices": (nodes or 1) * each}
+    if (processes := _number(found, "num-processes")) is not None:
+        return {"devices": processes}
+    # Without a launcher the scheduler starts a process for every device, unless it starts one alone on each node.
+    tasks = scheduled.get("ntasks-per-node", 1)
+    if tasks > 1:
+        return {"devices": (nodes or 1) * tasks}
+    if scheduled.get("ntasks", 1) > (nodes or 1):
+        return {"devices": scheduled["ntasks"]}
+    gpus = gpus_per_node(scheduled)
+    if gpus is not None:
+        return {"devices": (nodes or 1) * gpus}
+    if "ntasks-per-node" in scheduled or "ntasks" in scheduled:
+        guess = "one device per node is a guess: only the number of tasks says it; give --devices"
+        return {"devices": nodes or 1, "note.devices": guess}
+    return {}
 
-    def number(*names: str) -> int | None:
-        for name in names:
-            value = found.get(name)
-            if isinstance(value, str) and value.isdecimal():
-                return int(value)
-        return None
 
-    nodes = number("nnodes", "num-nodes", "sbatch-nodes")
-    each = number("nproc-per-node", "num-gpus", "sbatch-gpus-per-node", "sbatch-ntasks-per-node")
-    return {} if each is None else {"devices": (nodes or 1) * each}
+def _number(found: Mapping[str, Any], *names: str) -> int | None:
+    """The first of several arguments that is a number; of a range of nodes (`1:4`) the largest."""
+    for name in names:
+        match = re.fullmatch(r"(?:\d+:)?(\d+)", str(found.get(name, "")))
+        if match:
+            return int(match[1])
+    return None
 
 
 def _write_world(fields: Fields) -> Mapping[str, Any]:
@@ -145,8 +172,7 @@ def _framework(fields: Fields, entries: Entries) -> str:
 
 _TABLE: Final = (
     Rule(
-        keys=("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "sbatch-nodes", "sbatch-gpus-per-node",
-              "sbatch-ntasks-per-node"),
+        keys=(*LAUNCHING, *(f"sbatch-{name}" for name in SCHEDULED)),
         read=_world, write=_write_world, fields=("devices",),
     ),
     key("tensor-model-parallel-size", "tp", default=1, also=("model-parallel-size",)),
@@ -195,6 +221,7 @@ MEGATRON: Final = LaunchFormat(
     table=_TABLE,
     framework=_framework,
     harmless=(
+        SCRIPT,
         "train-*", "lr*", "min-lr", "weight-decay*", "start-weight-decay", "end-weight-decay", "adam-*", "sgd-*",
         "clip-grad", "init-method*", "seed", "log*", "save*", "load*", "eval*", "data-path", "data-cache-path", "split",
         "vocab-file", "merge-file", "tokenizer-*", "tensorboard*", "wandb*", "exit-*", "num-workers", "mock-data",

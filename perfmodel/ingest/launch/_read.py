@@ -1,7 +1,9 @@
 """Which format a file has, and what it says."""
 
 import re
-from dataclasses import replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,7 @@ from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
+from perfmodel.ingest.launch._shell import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.spec import Layout, Model
 
@@ -46,7 +49,8 @@ def read_launch(
     MaxText and Accelerate, DeepSpeed's JSON, torchtitan's TOML. What is given here wins over the file.
 
     Args:
-        path: the file.
+        path: the file; behind a shell script may stand its own arguments, `"run.sh 8 24 2"`, and before it variables,
+            `"TP=8 run.sh"`.
         devices: on which it is launched, where the file does not say.
         global_batch: sequences per step.
         layout: in the notation of `Layout.parse`; keys that it leaves out are the file's.
@@ -58,17 +62,47 @@ def read_launch(
         LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
             names file, line and remedy.
     """
-    where = str(path)
+    call = _called(str(path))
     return parse_launch(
-        text_of(Path(path)),
-        where,
+        text_of(Path(call.path)),
+        call.path,
         devices=devices,
         global_batch=global_batch,
         layout=layout,
         model=model,
         seq_len=seq_len,
         dtype=dtype,
+        arguments=call.arguments,
+        variables=call.variables,
     )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A file as it is named, with what stands around it on a command line."""
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _called(text: str) -> _Call:
+    """The parts of `NAME=VALUE ... bash run.sh 8 24 2`; a text that is the name of a file is nothing else."""
+    if Path(text).exists():
+        return _Call(text)
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return _Call(text)
+    variables: dict[str, str] = {}
+    while words and (setting := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
+        variables[setting[1]] = setting[2]
+        del words[0]
+    if len(words) > 1 and words[0] in (*SHELLS, "sbatch"):
+        del words[0]
+    if not words or (len(words) == 1 and not variables):
+        return _Call(text)
+    return _Call(words[0], tuple(words[1:]), variables)
 
 
 def parse_launch(
@@ -81,9 +115,16 @@ def parse_launch(
     model: Model | str | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Launch:
-    """`read_launch` of a text; `where` names it in messages, and its ending tells the syntax."""
-    source, form = recognised(text, where)
+    """`read_launch` of a text; `where` names it in messages, and its ending tells the syntax.
+
+    Args:
+        arguments: of a shell script, `$1` and those after it.
+        variables: that are set when a shell script starts.
+    """
+    source, form = recognised(text, where, arguments, variables)
     given = Given(
         devices=devices,
         global_batch=global_batch,
@@ -135,7 +176,10 @@ def format_of_path(path: Path) -> LaunchFormat:
     return fitting[0]
 
 
-def recognised(text: str, where: str) -> tuple[Source, LaunchFormat]:
+def recognised(
+    text: str, where: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> tuple[Source, LaunchFormat]:
+    """What a file says, and its format; raises `LaunchFileError` for a file of no format that is known."""
     path = Path(where)
     syntax = _SYNTAXES.get(path.suffix.lower())
     if syntax is None:
@@ -148,7 +192,7 @@ def recognised(text: str, where: str) -> tuple[Source, LaunchFormat]:
         source = _unwrapped(read_yaml(text, where, path.parent))
     else:
         known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
-        source = read_arguments(text, where, known)
+        source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
     fitting = [form for form in FORMATS if form.syntax == syntax]
     for form in fitting:
         if form.recognises(source.entries):

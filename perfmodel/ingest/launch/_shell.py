@@ -1,269 +1,719 @@
-"""Shell scripts as far as launch scripts need them: variables, arrays, conditions on them, the words of commands."""
+"""What a launch script runs: its variables, functions and conditions followed as the shell would.
+
+Nothing is executed. Commands that are programs are collected with their arguments; whatever depends on their output,
+on files or on the cluster stays as it is written, and conditions on it are not judged. The tree of a script comes from
+`perfmodel.ingest.launch._shell_syntax`.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final
 
+from perfmodel.ingest.launch import _shell_syntax as syntax
 from perfmodel.ingest.launch._entries import broken
-from perfmodel.ingest.launch._shell_commands import (
-    ASSIGNMENT,
+from perfmodel.ingest.launch._scheduler import directives, slurm_numbers, slurm_variables
+from perfmodel.ingest.launch._shell_expansion import (
+    MOST_TURNS,
+    Command,
+    Expander,
     State,
+    Value,
     Word,
-    active,
-    arithmetic,
-    parameter,
+    next_index,
     pieces,
-    run_command,
+    unset_as_empty,
+    with_braces,
 )
+from perfmodel.ingest.launch._shell_values import Condition, calculate, unknown
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?!$-]")
-_SBATCH: Final = re.compile(r"^#SBATCH\s+(?:--([\w-]+)[= ]|-N\s*)\s*(\d+)", re.MULTILINE)
+SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
+PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "say", "tee")
+"""Commands whose arguments are texts to show."""
+MOST_STEPS: Final = 20_000
+"""Commands of one script, beyond which it is none."""
+MOST_SCRIPTS: Final = 8
+"""Scripts that start one another."""
+MOST_BEFORE_SCRIPT: Final = 30
+"""Words of a command before the name of the script that it starts."""
+LONGEST_VALUE: Final = 500_000
+"""Characters of a variable, beyond which a script is none (`A=$A$A` doubles it)."""
+_SYSTEM_FILES: Final = ("/etc/", "/usr/", "/opt/", "/root/", "~", "/home/")
+"""Where files lie that set up a machine, and say nothing of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """What a script runs."""
 
-    commands: tuple[tuple[Word, ...], ...]
+    commands: tuple[Command, ...]
     notes: tuple[str, ...]
     """Parts that were left out, one sentence each."""
     from_environment: tuple[str, ...]
     """Numbers that the script takes from variables of the environment: `NAME=VALUE`."""
-    scheduler: Mapping[str, int]
-    """Numbers of `#SBATCH` lines by the name of the option (`nodes`, `gpus-per-node`)."""
 
 
-def run_script(text: str, where: str, environment: Mapping[str, str]) -> Script:
+class _Stop(Exception):
+    """`exit`, and `return`, `break` and `continue` by their names."""
+
+    def __init__(self, kind: str, line: int) -> None:
+        super().__init__(kind)
+        self.kind, self.line = kind, line
+
+
+def run_script(
+    text: str,
+    where: str,
+    environment: Mapping[str, str],
+    *,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Script:
     """Commands of a script with their variables expanded.
 
-    Assignments, arrays, `${NAME:-default}`, `$((arithmetic))` and conditions on variables are followed; loops, cases
-    and the output of commands are not.
+    Assignments, arrays, parameters, arithmetic, conditions, `case`, loops over known words, functions, inner shells
+    (`bash -c '...'`) and files beside the script are followed; the output of programs is not known.
+
+    Args:
+        text: the script.
+        where: its path; files that it sources are looked for beside it.
+        environment: variables that are set outside.
+        arguments: the script's own, `$1` and so on.
+        variables: set before it starts, as a scheduler does.
 
     Raises:
-        LaunchFileError: a quote, bracket or array that is never closed.
+        LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
     """
-    scheduler = {name or "nodes": int(number) for name, number in _SBATCH.findall(text)}
-    state = State(where, environment, _expanded)
-    if "nodes" in scheduler:
-        for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
-            state.variables[name] = [Word(str(scheduler["nodes"]), 0)]
-    _Reader(text, state).read()
+    try:
+        tree = syntax.parse(text, where)
+        state = _run_tree(tree, where, environment, arguments, variables or {}, obeys_exit=True)
+        launched = any(word.text.startswith("--") for command in state.commands for word in command.words)
+        if state.stopped_at and not launched:
+            # A script that refuses to run without its arguments still says the rest.
+            line = state.stopped_at
+            state = _run_tree(tree, where, environment, arguments, variables or {}, obeys_exit=False)
+            state.notes.append(f"line {line}: the script stops there; it is read on as if it did not")
+    except RecursionError:
+        raise broken(where, 0, "nested too deeply to be a launch script") from None
     taken = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
-    return Script(commands=tuple(state.commands), notes=tuple(state.notes), from_environment=taken, scheduler=scheduler)
+    return Script(commands=tuple(state.commands), notes=tuple(dict.fromkeys(state.notes)), from_environment=taken)
 
 
-class _Reader:
-    """One pass over a script; commands run as soon as they end."""
+def _run_tree(
+    tree: syntax.Sequence,
+    where: str,
+    environment: Mapping[str, str],
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    obeys_exit: bool,
+) -> State:
+    state = State(where, environment, where, [Word(text, 0) for text in arguments])
+    for name, value in variables.items():
+        state.variables[name] = {"0": Word(value, 0)}
+    interpreter = _Interpreter(state, obeys_exit)
+    try:
+        interpreter.sequence(tree)
+    except _Stop as stop:
+        state.stopped_at = stop.line
+    # A function that nobody calls by its name may be called by a program (`srun bash -c "export -f ..."`).
+    for name in [name for name in state.functions if name not in state.called]:
+        with interpreter.supposing():
+            interpreter.call(name, [Word(name, 0)])
+    return state
 
-    def __init__(self, text: str, state: State) -> None:
-        self.text, self.state = text, state
-        self.at, self.line, self.start = 0, 1, 1
-        self.words: list[Word] = []
-        self.buffer: list[str] = []
-        self.begun = False
-        """A word is open, though it may be empty (`""`)."""
-        self.array: tuple[str, str, int, list[Word]] | None = None
-        """Name, `+` or nothing, line and outer words of the array that is being read."""
-        self.drop_next = False
-        """The next word is the target of a redirection."""
-        self.joined = ""
-        """`&&` or `||` before the command."""
 
-    def read(self) -> None:
-        while self.at < len(self.text):
-            self.step(self.text[self.at])
-        if self.array is not None:
-            raise broken(self.state.where, self.array[2], f"the array {self.array[0]} is never closed; add its `)`")
-        self.end_command()
+class _Interpreter(Expander):
+    """Walks the tree of a script, a method for each kind of node.
 
-    def step(self, char: str) -> None:
-        text, at = self.text, self.at
-        if char == "\\":
-            newline = text[at + 1 : at + 3] == "\r\n"
-            if newline or text[at + 1 : at + 2] == "\n":
-                self.line += 1
-            else:
-                self.put(text[at + 1 : at + 2])
-            self.at += 3 if newline else 2
-        elif char == "#" and not self.begun:
-            end = text.find("\n", at)
-            self.at = len(text) if end < 0 else end
-        elif char == "\n":
-            self.end_word()
-            if self.array is None:
-                self.end_command()
-            self.line, self.at = self.line + 1, at + 1
-        elif char.isspace():
-            self.end_word()
-            self.at += 1
-        elif char == "'":
-            self.quoted_plainly()
-        elif char == '"':
-            self.quoted()
-        elif char == "$":
-            self.expand(quoted=False)
-        elif char == "`":
-            self.put(self.enclosed("`", "`", at))
-        elif char in "<>":
-            self.redirect(char)
-        elif char in ";&|":
-            self.end_word()
-            twice = text[at : at + 2] in ("&&", "||")
-            self.end_command(text[at : at + 2] if twice else "")
-            self.at += 2 if twice else 1
-        elif char == "(":
-            match = ASSIGNMENT.match("".join(self.buffer))
-            if match and match.end() == len("".join(self.buffer)) and self.array is None:
-                self.array = (match[1], match[2], self.line, self.words)
-                self.buffer, self.begun, self.words = [], False, []
-            else:
-                self.end_word()
-            self.at += 1
-        elif char == ")":
-            self.end_word()
-            if self.array is not None:
-                name, plus, _, outer = self.array
-                if active(self.state):
-                    before = self.state.variables.get(name, []) if plus else []
-                    self.state.variables[name] = [*before, *self.words]
-                self.words, self.array = outer, None
-            self.at += 1
+    Statuses are True (success), False, or None where the script does not say.
+    """
+
+    def __init__(self, state: State, obeys_exit: bool = True, prefix: tuple[Word, ...] = ()) -> None:
+        super().__init__(state)
+        self.obeys_exit = obeys_exit
+        self.prefix = prefix
+        """Words of the command that started this shell: `srun --nodes 4` of `srun --nodes 4 bash -c '...'`."""
+        self.certain = True
+        self.locals: list[dict[str, Value | None]] = []
+        """Of every function that runs: what its local variables were outside."""
+
+    # Lists of commands.
+
+    def sequence(self, node: syntax.Sequence) -> bool | None:
+        status: bool | None = True
+        for item in node.items:
+            status = self.and_or(item)
+        return status
+
+    def and_or(self, node: syntax.AndOr) -> bool | None:
+        status = self.pipeline(node.first)
+        for sign, other in node.others:
+            if status is None:
+                # Programs are taken to succeed; a condition that cannot be judged decides nothing.
+                status = True if not self.judged(node.first) else None
+            if status is None:
+                with self.supposing():
+                    self.pipeline(other)
+            elif status is (sign == "&&"):
+                status = self.pipeline(other)
+        return status
+
+    @staticmethod
+    def judged(node: syntax.Pipeline) -> bool:
+        """Whether a pipeline is a condition, not a program that runs."""
+        last = node.commands[-1]
+        if isinstance(last, syntax.Test):
+            return True
+        head = last.words[0].parts if isinstance(last, syntax.Simple) and last.words else ()
+        return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
+
+    def pipeline(self, node: syntax.Pipeline) -> bool | None:
+        printed = None
+        status: bool | None = True
+        for i, command in enumerate(node.commands):
+            last = i + 1 == len(node.commands)
+            if last and printed is not None and self.is_shell(command):
+                # `echo "torchrun ..." | bash` runs what is printed.
+                self.inner(printed.text, printed.line, (), ())
+                return None
+            printed = self.printed(command) if not last else None
+            status = self.run(command)
+        if node.negated and status is not None:
+            return not status
+        return status
+
+    def is_shell(self, node: syntax.Node) -> bool:
+        return isinstance(node, syntax.Simple) and len(node.words) == 1 and self.expand(node.words[0])[0].text in SHELLS
+
+    def printed(self, node: syntax.Node) -> Word | None:
+        """What an `echo` writes."""
+        if not isinstance(node, syntax.Simple) or not node.words:
+            return None
+        words = [word for raw in node.words for word in self.expand(raw)]
+        if not words or words[0].text != "echo":
+            return None
+        return Word(" ".join(word.text for word in words[1:] if word.text not in ("-e", "-n")), node.line)
+
+    def run(self, node: syntax.Node) -> bool | None:
+        self.state.steps += 1
+        if self.state.steps > MOST_STEPS:
+            raise broken(self.state.where, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
+        match node:
+            case syntax.Simple():
+                return self.simple(node)
+            case syntax.Test():
+                return self.condition_of(node)
+            case syntax.Calculation():
+                value = self.arithmetic(node.text, node.line)
+                return None if value is None else value != 0
+            case syntax.If():
+                return self.if_block(node)
+            case syntax.While():
+                return self.while_loop(node)
+            case syntax.For():
+                return self.for_loop(node)
+            case syntax.CountingFor():
+                return self.left_out(node.body, node.line, "the loop is not followed")
+            case syntax.Case():
+                return self.case_block(node)
+            case syntax.Function():
+                self.state.functions[node.name] = node.body
+                return True
+            case syntax.Group():
+                if not node.subshell:
+                    return self.sequence(node.body)
+                with self.subshell():
+                    return self.sequence(node.body)
+
+    @contextmanager
+    def subshell(self) -> Iterator[None]:
+        """What happens here changes no variables outside; an `exit` ends only this."""
+        variables, arguments, name = dict(self.state.variables), list(self.state.arguments), self.state.name
+        try:
+            yield
+        except _Stop as stop:
+            if stop.kind != "exit":
+                raise
+        finally:
+            self.state.variables, self.state.arguments, self.state.name = variables, arguments, name
+
+    @contextmanager
+    def supposing(self) -> Iterator[None]:
+        """What happens here may happen or not: its commands are possible ones, and it changes and stops nothing."""
+        certain, self.certain = self.certain, False
+        variables, arguments = dict(self.state.variables), list(self.state.arguments)
+        try:
+            yield
+        except _Stop:
+            pass
+        finally:
+            self.certain = certain
+            self.state.variables, self.state.arguments = variables, arguments
+
+    def left_out(self, body: syntax.Sequence, line: int, reason: str) -> None:
+        """Commands that run or do not, or an unknown number of times; says so where they change anything."""
+        before, commands = dict(self.state.variables), len(self.state.commands)
+        changed: list[str] = []
+        with self.supposing():
+            try:
+                self.sequence(body)
+            finally:
+                now = self.state.variables
+                changed = [name for name in now if now[name] != before.get(name)]
+        launches = any(_has_options(command) for command in self.state.commands[commands:])
+        if changed or launches:
+            what = f"what it sets ({', '.join(changed[:6])})" if changed else "what it runs"
+            self.state.notes.append(f"line {line}: {reason}; {what} is left out")
+
+    # Blocks.
+
+    def if_block(self, node: syntax.If) -> bool | None:
+        for i, (condition, body) in enumerate(node.branches):
+            status = self.sequence(condition)
+            if status is None:
+                rest = [branch for _, branch in node.branches[i:]]
+                rest += [node.otherwise] if node.otherwise is not None else []
+                for branch in rest:
+                    self.left_out(branch, node.line, "the condition cannot be judged")
+                return None
+            if status:
+                return self.sequence(body)
+        return True if node.otherwise is None else self.sequence(node.otherwise)
+
+    def case_block(self, node: syntax.Case) -> bool | None:
+        subject = self.condition_text(node.subject)
+        if unknown(subject):
+            for _, body in node.clauses:
+                self.left_out(body, node.line, f"{subject} is not defined, so that no case can be chosen")
+            return None
+        for patterns, body in node.clauses:
+            if any(fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):
+                return self.sequence(body)
+        return True
+
+    def while_loop(self, node: syntax.While) -> bool | None:
+        for _ in range(MOST_TURNS):
+            status = self.sequence(node.condition)
+            if status is None or (status and self.is_endless(node)):
+                self.left_out(node.body, node.line, "the loop is not followed")
+                return None
+            if status is node.until:
+                return True
+            if not self.turn(node.body):
+                return True
+        self.state.notes.append(f"line {node.line}: the loop is followed for {MOST_TURNS} turns alone")
+        return True
+
+    @staticmethod
+    def is_endless(node: syntax.While) -> bool:
+        """Whether a loop waits for something outside (`while true`), so that nobody knows how often it turns."""
+        first = node.condition.items[0].first.commands[0] if node.condition.items else None
+        head = first.words[0].parts if isinstance(first, syntax.Simple) and first.words else ()
+        return len(head) == 1 and head[0].text in ("true", ":", "sleep", "read")
+
+    def for_loop(self, node: syntax.For) -> bool | None:
+        if node.words is None:
+            words = list(self.state.arguments)
         else:
-            self.put(char)
-            self.at += 1
+            words = [word for raw in node.words for word in with_braces(self.expand(raw))]
+        if any(unknown(word.text) for word in words) or len(words) > MOST_TURNS:
+            self.left_out(node.body, node.line, "the loop is not followed")
+            return None
+        for word in words:
+            self.state.variables[node.name] = {"0": word}
+            if not self.turn(node.body):
+                break
+        return True
 
-    def put(self, text: str) -> None:
-        if not self.begun:
-            self.start = self.line
-        self.buffer.append(text)
-        self.begun = True
+    def turn(self, body: syntax.Sequence) -> bool:
+        """One turn of a loop; False where it is the last."""
+        try:
+            self.sequence(body)
+        except _Stop as stop:
+            if stop.kind not in ("break", "continue"):
+                raise
+            return stop.kind == "continue"
+        return True
 
-    def end_word(self) -> None:
-        if self.begun and not self.drop_next:
-            self.words.append(Word("".join(self.buffer), self.start))
-        if self.begun:
-            self.drop_next = False
-        self.buffer, self.begun = [], False
+    # Simple commands.
 
-    def end_command(self, joined: str = "") -> None:
-        self.end_word()
-        words, self.words, self.drop_next = self.words, [], False
-        if words:
-            runs = self.joined == "" or self.state.last is (self.joined == "&&")
-            run_command(self.state, words, runs)
-        self.joined = joined
+    def simple(self, node: syntax.Simple) -> bool | None:
+        words = [word for raw in node.words for word in self.expand(raw)]
+        head = words[0].text if words else ""
+        if not words or head in syntax.DECLARING:
+            return self.declare(node, words)
+        if node.assignments:
+            # `NAME=value command` sets it for this command alone.
+            with self.restoring([assignment.name for assignment in node.assignments]):
+                self.assign(node.assignments)
+                return self.command(node, words)
+        return self.command(node, words)
 
-    def redirect(self, char: str) -> None:
-        """Redirections and here-documents are no words of the command."""
-        text = self.text
-        if "".join(self.buffer).isdecimal():
-            self.buffer, self.begun = [], False
-        self.end_word()
-        here = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n").match(text, self.at)
-        if here:
-            end = re.compile(rf"^\s*{here[2]}\s*$", re.MULTILINE).search(text, here.end())
-            if end is None:
-                raise broken(self.state.where, self.line, f"the here-document is never closed; add its {here[2]}")
-            self.line += text.count("\n", self.at, end.end())
-            self.at = end.end()
+    @contextmanager
+    def restoring(self, names: Sequence[str]) -> Iterator[None]:
+        before = {name: self.state.variables.get(name) for name in names}
+        try:
+            yield
+        finally:
+            self.restore(before)
+
+    def restore(self, before: Mapping[str, Value | None]) -> None:
+        for name, value in before.items():
+            if value is None:
+                self.state.variables.pop(name, None)
+            else:
+                self.state.variables[name] = value
+
+    def declare(self, node: syntax.Simple, words: Sequence[Word]) -> bool:
+        if self.locals and words and words[0].text == "local":
+            for assignment in node.assignments:
+                self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
+        self.assign(node.assignments)
+        for word in words[1:]:
+            # `export $VARIABLES` may hold whole assignments.
+            name, sign, value = word.text.partition("=")
+            if sign and name.isidentifier():
+                self.state.variables[name] = {"0": Word(value, word.line)}
+        return True
+
+    def assign(self, assignments: Sequence[syntax.Assignment]) -> None:
+        for assignment in assignments:
+            name = assignment.name
+            before = self.state.variables.get(name, {})
+            if assignment.elements is not None:
+                value = dict(before) if assignment.appends else {}
+                for index, raw in assignment.elements:
+                    words = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
+                    for word in words:
+                        value[self.index(index) if index is not None else next_index(value)] = word
+            else:
+                word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
+                at = "0" if assignment.index is None else self.index(assignment.index)
+                if assignment.appends and at in before:
+                    word = Word(before[at].text + word.text, before[at].line)
+                value = {at: word} if assignment.index is None else {**before, at: word}
+            if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
+                raise broken(
+                    self.state.where, assignment.line, f"{name} grows beyond measure; this is no launch script"
+                )
+            self.state.variables[name] = value
+
+    def command(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        """What a command does: to the script's state if it is a part of the shell, else it is collected."""
+        head = words[0].text
+        builtin = self.builtin(head)
+        if builtin is not None:
+            return builtin(node, words)
+        if head in self.state.functions:
+            return self.call(head, words)
+        if head in PRINTING and node.here is not None and node.output is not None:
+            # `cat > inner.sh <<EOF` writes a script, which may be run later.
+            name = self.joined(node.output).text
+            self.state.files[Path(name).name] = self.text_of(node.here)
+            return True
+        if head in PRINTING:
+            self.collect(words, certain=False)
+            return True
+        self.launch(node, words)
+        return None
+
+    def builtin(self, head: str) -> "Callable[[syntax.Simple, list[Word]], bool | None] | None":
+        tables: dict[str, Callable[[syntax.Simple, list[Word]], bool | None]] = {
+            "[": self.old_test,
+            "test": self.old_test,
+            "true": lambda node, words: True,
+            ":": lambda node, words: True,
+            "false": lambda node, words: False,
+            "set": self.set_arguments,
+            "shift": self.shift,
+            "unset": self.unset,
+            "eval": self.evaluate,
+            "source": self.source,
+            ".": self.source,
+            "let": self.let,
+            "read": self.read,
+            "getopts": self.getopts,
+            "exit": self.stop,
+            "return": self.stop,
+            "break": self.stop,
+            "continue": self.stop,
+            "command": self.prefixed,
+            "exec": self.prefixed,
+            "builtin": self.prefixed,
+            "cd": lambda node, words: True,
+        }
+        return tables.get(head)
+
+    def old_test(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        texts = [text for raw in node.words[1:] for text in self.condition_texts(raw)]
+        if texts and texts[-1] == "]":
+            texts.pop()
+        return Condition(texts, double=False, exists=self.exists).value()
+
+    def condition_of(self, node: syntax.Test) -> bool | None:
+        texts = []
+        for i, raw in enumerate(node.words):
+            is_pattern = i > 0 and node.words[i - 1].parts and node.words[i - 1].parts[0].text in ("==", "=", "!=")
+            texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
+        return Condition(texts, double=True, exists=self.exists).value()
+
+    def condition_texts(self, raw: syntax.RawWord) -> list[str]:
+        """Words of a condition, where a variable that nobody set is empty."""
+        return [unset_as_empty(word.text) for word in self.expand(raw)]
+
+    def condition_text(self, raw: syntax.RawWord) -> str:
+        return unset_as_empty(self.joined(raw).text)
+
+    def pattern(self, raw: syntax.RawWord) -> str:
+        """A pattern, in which quoted characters stand for themselves."""
+        text = ""
+        for part in raw.parts:
+            piece = self.joined(syntax.RawWord((part,), raw.line)).text
+            text += re.sub(r"([*?\[])", r"[\1]", piece) if part.quoted else piece
+        return unset_as_empty(text)
+
+    def exists(self, name: str) -> bool | None:
+        """Whether a file is there: known only of those beside the script, and of those that it writes."""
+        if unknown(name) or not name:
+            return None
+        beside = self.beside(name)
+        return True if Path(name).name in self.state.files or (beside is not None and beside.exists()) else None
+
+    def set_arguments(self, node: syntax.Simple, words: list[Word]) -> bool:
+        texts = [word.text for word in words]
+        if "--" in texts:
+            self.state.arguments = words[texts.index("--") + 1 :]
+        elif len(words) > 1 and not texts[1].startswith(("-", "+")):
+            self.state.arguments = words[1:]
+        return True
+
+    def shift(self, node: syntax.Simple, words: list[Word]) -> bool:
+        number = calculate(words[1].text) if len(words) > 1 else 1
+        if number is None or not 0 <= number <= len(self.state.arguments):
+            return False
+        del self.state.arguments[:number]
+        return True
+
+    def unset(self, node: syntax.Simple, words: list[Word]) -> bool:
+        for word in words[1:]:
+            self.state.variables.pop(word.text, None)
+        return True
+
+    def evaluate(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        return self.inline(" ".join(word.text for word in words[1:]), node.line)
+
+    def let(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        values = [self.arithmetic(word.text, node.line) for word in words[1:]]
+        return None if None in values else bool(values and values[-1])
+
+    def read(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        names = [word.text for word in words[1:] if word.text.isidentifier()]
+        if node.here is None or not names:
+            return None
+        text = self.text_of(node.here).strip("\n")
+        if any(word.text.startswith("-") and "a" in word.text for word in words[1:]):
+            separator = self.state.variables.get("IFS", {}).get("0", Word("", 0)).text.strip() or None
+            pieces = text.split(separator)
+            self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(pieces)}
+            return True
+        values = text.split(None, len(names) - 1) if len(names) > 1 else [text]
+        for name, value in zip(names, values, strict=False):
+            self.state.variables[name] = {"0": Word(value, node.here.line)}
+        return True
+
+    def getopts(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
+        if len(words) < 3:
+            return None
+        options, name, arguments = words[1].text, words[2].text, self.state.arguments
+        at = int(self.value_of("OPTIND", "1"))
+        if at > len(arguments) or not re.match(r"-\w", arguments[at - 1].text):
+            return False
+        letter, attached = arguments[at - 1].text[1], arguments[at - 1].text[2:]
+        takes_value = f"{letter}:" in options
+        argument = attached
+        if takes_value and not attached and at < len(arguments):
+            argument, at = arguments[at].text, at + 1
+        for variable, value in ((name, letter), ("OPTARG", argument), ("OPTIND", str(at + 1))):
+            self.state.variables[variable] = {"0": Word(value, node.line)}
+        return True
+
+    def value_of(self, name: str, default: str) -> str:
+        value = self.state.variables.get(name)
+        return value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
+
+    def stop(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        if words[0].text == "exit" and not self.obeys_exit:
+            return True
+        raise _Stop(words[0].text, node.line)
+
+    def prefixed(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        rest = words[1:]
+        while rest and rest[0].text.startswith("-"):
+            if "v" in rest[0].text:  # `command -v nvcc` asks whether there is one
+                return None
+            del rest[0]
+        return self.command(node, rest) if rest else True
+
+    def call(self, name: str, words: Sequence[Word]) -> bool | None:
+        """Run a function; what it declares local is forgotten after."""
+        self.depth += 1
+        if self.depth > syntax.DEEPEST:
+            raise broken(self.state.where, 0, f"the function {name} calls itself without an end; mend the script")
+        self.state.called.add(name)
+        arguments, self.state.arguments = self.state.arguments, list(words[1:])
+        self.locals.append({})
+        try:
+            return self.run(self.state.functions[name])
+        except _Stop as stop:
+            if stop.kind != "return":
+                raise
+            return True
+        finally:
+            self.restore(self.locals.pop())
+            self.state.arguments = arguments
+            self.depth -= 1
+
+    # Other scripts, and inner shells.
+
+    def inline(self, text: str, line: int, *, counts: bool = True) -> bool | None:
+        """Run a text in this very shell."""
+        self.depth += 1
+        if self.depth > syntax.DEEPEST:
+            raise broken(self.state.where, line, "the script runs itself without an end; mend it")
+        try:
+            return self.sequence(syntax.parse(text, self.state.where, line, counts=counts))
+        finally:
+            self.depth -= 1
+
+    def inner(
+        self, text: str, line: int, prefix: Sequence[Word], arguments: Sequence[Word], *, counts: bool = True
+    ) -> None:
+        """Run a text in a shell of its own, which knows this one's variables; its commands stand behind `prefix`."""
+        outer, self.prefix = self.prefix, (*self.prefix, *prefix)
+        with self.subshell():
+            self.state.arguments = list(arguments)
+            try:
+                self.inline(text, line, counts=counts)
+            finally:
+                self.prefix = outer
+
+    def source(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+        name = words[1].text if len(words) > 1 else ""
+        text = self.script_beside(name)
+        if text is None:
+            if not name.startswith(_SYSTEM_FILES) and not name.endswith("activate"):
+                message = (
+                    f"{Path(name).name or 'a file'} (line {node.line}) is not beside the script and is not followed"
+                )
+                self.state.notes.append(message)
+            return None
+        arguments = self.state.arguments
+        self.state.arguments = words[2:] or arguments
+        try:
+            return self.inline(text, node.line, counts=False)
+        except _Stop as stop:
+            if stop.kind != "return":
+                raise
+            return True
+        finally:
+            self.state.arguments = arguments
+
+    def beside(self, name: str) -> Path | None:
+        """The file of this name in the script's folder, in that above it, or below; None for those elsewhere."""
+        if not name or self.state.where in ("", "-"):
+            return None
+        folder = Path(self.state.where).parent
+        outermost = folder.resolve().parent
+        # A part that is not known may be the folder itself, as in `$(git rev-parse --show-toplevel)/sizes.sh`.
+        known = re.sub(r"^.*[})]/", "", name) if unknown(name) else name
+        try:
+            for candidate in (Path(known), folder / known):
+                inside = outermost in candidate.resolve().parents
+                if inside and candidate.is_file():
+                    return candidate
+        except (OSError, ValueError, RuntimeError):
+            return None
+        return None
+
+    def script_beside(self, name: str) -> str | None:
+        """The text of a script that this one writes, or that lies beside it."""
+        if (written := self.state.files.get(Path(name).name)) is not None:
+            return written
+        path = self.beside(name)
+        try:
+            return None if path is None or path.stat().st_size > LONGEST_VALUE else path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def launch(self, node: syntax.Simple, words: list[Word]) -> None:
+        """A program: an inner shell is followed, everything else is collected with its arguments."""
+        names = [Path(word.text).name for word in words]
+        shell_at = next((i for i, name in enumerate(names) if name in SHELLS), None)
+        if shell_at is not None and self.shell(node, words, shell_at):
             return
-        while self.at < len(text) and text[self.at] in "<>&":
-            self.at += 1
-        self.drop_next = True
-
-    def quoted_plainly(self) -> None:
-        end = self.text.find("'", self.at + 1)
-        if end < 0:
-            raise broken(self.state.where, self.line, "a quote is opened here and never closed; add its '")
-        self.put(self.text[self.at + 1 : end])
-        self.line += self.text.count("\n", self.at, end)
-        self.at = end + 1
-
-    def quoted(self) -> None:
-        opened = self.line
-        self.put("")
-        self.at += 1
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            if char == '"':
-                self.at += 1
-                return
-            if char == "$":
-                self.expand(quoted=True)
-                continue
-            if char == "\\" and self.at + 1 < len(self.text) and self.text[self.at + 1] in '\\"$`\n':
-                escaped = self.text[self.at + 1]
-                # a continuation stays a space: it lies between words, and counts the lines of what follows
-                self.put(escaped)
-                self.line += escaped == "\n"
-                self.at += 2
-                continue
-            self.line += char == "\n"
-            self.put(char)
-            self.at += 1
-        raise broken(self.state.where, opened, 'a quote is opened here and never closed; add its "')
-
-    def enclosed(self, opening: str, closing: str, at: int) -> str:
-        """The text from `at` through the bracket that closes; moves behind it."""
-        depth, end = 0, at
-        while end < len(self.text):
-            if self.text[end] == closing and (depth == 1 or (opening == closing and end > at)):
-                found = self.text[at : end + 1]
-                self.line += found.count("\n")
-                self.at = end + 1
-                return found
-            depth += (self.text[end] == opening) - (self.text[end] == closing)
-            end += 1
-        raise broken(self.state.where, self.line, f"a `{opening}` is opened here and never closed; add its `{closing}`")
-
-    def expand(self, *, quoted: bool) -> None:
-        """What stands after a `$`."""
-        text, start = self.text, self.at
-        if text.startswith("$(", start):
-            self.at += 1
-            raw = "$" + self.enclosed("(", ")", start + 1)
-            value = arithmetic(raw[3:-2], self.state) if raw.startswith("$((") else None
-            self.add([Word(raw if value is None else str(value), self.line)], quoted, split=value is not None)
-        elif text.startswith("${", start):
-            self.at += 1
-            raw = "$" + self.enclosed("{", "}", start + 1)
-            found = parameter(raw[2:-1], self.state, self.line)
-            self.add([Word(raw, self.line)] if found is None else found, quoted, split=found is not None)
-        else:
-            match = _NAME.match(text, start + 1)
-            if match is None:
-                self.put("$")
-                self.at += 1
-                return
-            self.at = match.end()
-            found = parameter(match[0], self.state, self.line)
-            raw = "${" + match[0] + "}"
-            self.add([Word(raw, self.line)] if found is None else found, quoted, split=found is not None)
-
-    def add(self, values: list[Word], quoted: bool, *, split: bool) -> None:
-        """Values go into the open word; several, and unquoted ones with spaces, are words of their own."""
-        if not quoted and split:
-            values = [part for word in values for part in pieces(word)]
-        if not values:
-            self.begun = any(self.buffer)
+        if names[0] in ("sbatch", "ssh", "salloc") and node.here is not None:
+            self.submit(words, self.text_of(node.here), node.here.line, (), counts=True)
             return
-        for i, word in enumerate(values):
-            if i:
-                self.end_word()
-            self.put(word.text)
-            if len(values) > 1:
-                # where a word of several was written says more than where all are used
-                self.start = word.line
+        for i, word in enumerate(words):
+            if word.text.endswith(".py") or i > MOST_BEFORE_SCRIPT:
+                break
+            is_script = word.text.endswith((".sh", ".slurm", ".sbatch")) and not word.text.startswith("-")
+            text = self.script_beside(word.text) if is_script else None
+            if text is not None and self.depth < MOST_SCRIPTS:
+                self.submit(words[:i], text, node.line, words[i + 1 :], counts=False)
+                return
+        for i, word in enumerate(words):
+            # `ssh host "cd there && torchrun ..."`: a whole command in one word.
+            if i and re.match(r"[^-\s]\S*\s(.*\s)?-", word.text, re.DOTALL) and ".py" in word.text:
+                self.inner(word.text, word.line, words[:i], ())
+                return
+        self.collect(words)
+
+    def submit(self, words: Sequence[Word], text: str, line: int, arguments: Sequence[Word], *, counts: bool) -> None:
+        """Run a script that a program starts; `sbatch` reads its `#SBATCH` lines, which options of its own replace."""
+        prefix = list(words)
+        if prefix and Path(prefix[0].text).name == "sbatch":
+            prefix[1:1] = [Word(option, line) for option in directives(text)]
+        numbers = slurm_numbers([word.text for word in prefix])
+        with self.subshell():
+            for name, value in slurm_variables(numbers).items():
+                self.state.variables[name] = {"0": Word(value, line)}
+            self.inner(text, line, prefix, arguments, counts=counts)
+
+    def shell(self, node: syntax.Simple, words: list[Word], at: int) -> bool:
+        """Follow `bash -c text`, `bash file` or `bash <<EOF`; False where there is nothing to follow."""
+        rest = words[at + 1 :]
+        while rest and rest[0].text.startswith(("-", "+")):
+            option = rest.pop(0).text
+            if re.fullmatch(r"-[a-z]*c[a-z]*", option) and rest:
+                with self.subshell():
+                    self.state.name = rest[1].text if len(rest) > 1 else self.state.name
+                    self.inner(rest[0].text, rest[0].line, words[:at], rest[2:])
+                return True
+            if option in ("-o", "+o", "-O", "--rcfile") and rest:
+                rest.pop(0)
+        text = self.script_beside(rest[0].text) if rest else None
+        if text is not None and self.depth < MOST_SCRIPTS:
+            self.submit(words[:at], text, node.line, rest[1:], counts=False)
+            return True
+        if node.here is not None:
+            self.inner(self.text_of(node.here), node.here.line, words[:at], ())
+            return True
+        return False
+
+    def collect(self, words: Sequence[Word], *, certain: bool = True) -> None:
+        spread: list[Word] = []
+        for word in words:
+            # Whole arguments in one word are taken apart, though a shell would not.
+            spread += pieces(word) if re.search(r"\s--", word.text) else [word]
+        spread = [Word(word.text.replace(syntax.JOINED, ""), word.line) for word in spread]
+        self.state.commands.append(Command((*self.prefix, *spread), certain and self.certain))
 
 
-def _expanded(text: str, state: State, line: int) -> list[Word]:
-    """A default as one word, with the variables in it."""
-    inner = State(state.where, state.environment, _expanded, state.variables)
-    reader = _Reader(f'"{text}"' if '"' not in text else text, inner)
-    reader.line = line
-    while reader.at < len(reader.text):
-        reader.step(reader.text[reader.at])
-    reader.end_word()
-    state.taken |= inner.taken
-    return [Word(" ".join(word.text for word in reader.words), line)]
+def _has_options(command: Command) -> bool:
+    return any(word.text.startswith("--") for word in command.words)

@@ -1,0 +1,109 @@
+"""What a job asks its scheduler for, and the variables that SLURM sets from it (sbatch(1), section OUTPUT ENVIRONMENT
+VARIABLES)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+NUMBERED: Final = ("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task")
+"""Options of sbatch and srun that are numbers; `gres-gpus` is that of `--gres=gpu:N`, per node."""
+_SHORT: Final = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
+_DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_PBS: Final = re.compile(r"^#PBS[ \t]+-l[ \t]+(?:select|nodes)=(\d+)(\S*)", re.MULTILINE)
+_MPI: Final = {
+    "-n": "ntasks",
+    "-np": "ntasks",
+    "--ntasks": "ntasks",
+    "-N": "ntasks-per-node",
+    "-ppn": "ntasks-per-node",
+    "-npernode": "ntasks-per-node",
+    "--npernode": "ntasks-per-node",
+}
+"""Options of mpirun and its relatives."""
+
+
+def directives(text: str) -> list[str]:
+    """Options of the `#SBATCH` lines of a script, each a word."""
+    return [word for line in _DIRECTIVE.findall(text) for word in line.partition(" #")[0].split()]
+
+
+def requested(text: str) -> dict[str, int]:
+    """Numbers that the `#SBATCH` (or `#PBS`) lines of a script ask for."""
+    numbers: dict[str, int] = {}
+    for nodes, rest in _PBS.findall(text):
+        numbers["nodes"] = int(nodes)
+        if per_node := re.search(r":(?:ngpus|gpus|ppn)=(\d+)", rest):
+            numbers["gpus-per-node"] = int(per_node[1])
+    return numbers | slurm_numbers(directives(text))
+
+
+def slurm_numbers(words: Sequence[str]) -> dict[str, int]:
+    """Numbers among the options of sbatch or srun, by the long name of the option."""
+    numbers: dict[str, int] = {}
+    for i, word in enumerate(words):
+        following = words[i + 1] if i + 1 < len(words) else ""
+        if short := re.fullmatch(r"-([NnGc])=?(\S*)", word):
+            name, value = _SHORT[short[1]], short[2] or following
+        elif word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            value = value if sign else following
+        else:
+            continue
+        value = value.strip("\"'")
+        if name == "gres":
+            gpus = re.search(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?", value)
+            if gpus:
+                numbers["gres-gpus"] = int(gpus[1] or 1)
+        elif name in NUMBERED and (number := re.match(r"(?:[A-Za-z][\w.-]*:)?(\d+)", value)):
+            numbers[name] = int(number[1])
+    return numbers
+
+
+def mpi_numbers(words: Sequence[str]) -> dict[str, int]:
+    """Processes, and those per node, among the options of mpirun."""
+    numbers: dict[str, int] = {}
+    for word, following in pairwise(words):
+        if word in _MPI and following.isdecimal():
+            numbers[_MPI[word]] = int(following)
+        per_node = re.fullmatch(r"ppr:(\d+):node(:.*)?", following) if word in ("--map-by", "-map-by") else None
+        if per_node:
+            numbers["ntasks-per-node"] = int(per_node[1])
+    return numbers
+
+
+def slurm_variables(numbers: Mapping[str, int]) -> dict[str, str]:
+    """Variables that SLURM sets in a job of these numbers."""
+    if not numbers:
+        return {}
+    nodes = numbers.get("nodes", 1)
+    tasks = numbers.get("ntasks", nodes * numbers.get("ntasks-per-node", 1))
+    known: dict[str, int | None] = {
+        "SLURM_NNODES": numbers.get("nodes"),
+        "SLURM_JOB_NUM_NODES": numbers.get("nodes"),
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": numbers.get("ntasks-per-node"),
+        "SLURM_GPUS": numbers.get("gpus"),
+        "SLURM_GPUS_PER_NODE": numbers.get("gpus-per-node"),
+        "SLURM_GPUS_ON_NODE": gpus_per_node(numbers),
+        "SLURM_GPUS_PER_TASK": numbers.get("gpus-per-task"),
+        "SLURM_CPUS_PER_TASK": numbers.get("cpus-per-task"),
+        "SLURM_PROCID": 0,
+        "SLURM_NODEID": 0,
+        "SLURM_LOCALID": 0,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def gpus_per_node(numbers: Mapping[str, int]) -> int | None:
+    """GPUs of a node, where an option says them."""
+    if "gpus-per-node" in numbers:
+        return numbers["gpus-per-node"]
+    if "gres-gpus" in numbers:
+        return numbers["gres-gpus"]
+    if "gpus" in numbers and numbers["gpus"] % numbers.get("nodes", 1) == 0:
+        return numbers["gpus"] // numbers.get("nodes", 1)
+    if "gpus-per-task" in numbers and "ntasks-per-node" in numbers:
+        return numbers["gpus-per-task"] * numbers["ntasks-per-node"]
+    return None

@@ -1,0 +1,335 @@
+"""What words of a launch script become: variables, arithmetic and the output of a few commands put in their places."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perfmodel.ingest.launch import _shell_syntax as syntax
+from perfmodel.ingest.launch._shell_output import output_of
+from perfmodel.ingest.launch._shell_values import calculate, replaced, trimmed, unknown
+
+MOST_TURNS: Final = 200
+"""Turns of one loop that are followed."""
+_PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command after expansion; what could not be expanded is in it as it was written."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program that a script runs, with its arguments."""
+
+    words: tuple[Word, ...]
+    certain: bool = True
+    """Not behind a condition that cannot be judged, and not only printed."""
+
+
+Value = dict[str, Word]
+"""A variable: the elements of an array by index; a plain one has the index 0 alone."""
+
+
+@dataclass
+class State:
+    """What a script has set so far, and what it has run."""
+
+    where: str
+    environment: Mapping[str, str]
+    name: str
+    """`$0`."""
+    arguments: list[Word]
+    """`$1` and those after it."""
+    variables: dict[str, Value] = field(default_factory=dict)
+    functions: dict[str, syntax.Node] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts of files that the script itself writes."""
+    commands: list[Command] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    taken: dict[str, str] = field(default_factory=dict)
+    """Variables of the environment that were used."""
+    steps: int = 0
+    stopped_at: int = 0
+    """Line of the `exit` that ended the script; 0 for none."""
+
+
+class Expander:
+    """Expands the words of a script with what it has set so far."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.depth = 0
+        """Levels of functions, scripts and expressions that are open."""
+
+    def joined(self, raw: syntax.RawWord) -> Word:
+        """A word that is not divided at blanks: the value of an assignment."""
+        texts = []
+        for part in raw.parts:
+            values = self.values(part)
+            texts.append(part.written if values is None else " ".join(word.text for word in values))
+        return Word("".join(texts), raw.line)
+
+    def expand(self, raw: syntax.RawWord) -> list[Word]:
+        """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
+        words: list[Word] = []
+        text, line, begun = "", raw.line, False
+        for part in raw.parts:
+            if part.kind == "text":
+                text, begun = text + part.text, True
+                continue
+            values = self.values(part)
+            if values is None:
+                text, begun = text + part.written, True
+                continue
+            if not part.quoted:
+                values = [piece for value in values for piece in pieces(value)]
+            elif len(values) > 1 and (part.text == "*" or "[*]" in part.text):
+                values = [Word(" ".join(value.text for value in values), values[0].line)]
+            elif not values and not _is_list(part):
+                begun = True
+            for i, value in enumerate(values):
+                if i:
+                    words.append(Word(text, line))
+                    text = ""
+                if len(values) > 1:
+                    # Where a word of several was written says more than where all are used.
+                    line = value.line
+                text, begun = text + value.text, True
+        if begun:
+            words.append(Word(text, line))
+        return words
+
+    def values(self, part: syntax.Part) -> list[Word] | None:
+        """What a part stands for; None where nothing says."""
+        if part.kind == "text":
+            return [Word(part.text, part.line)]
+        if part.kind == "arithmetic":
+            value = self.arithmetic(part.text, part.line)
+            return None if value is None else [Word(str(value), part.line)]
+        if part.kind == "output":
+            text = self.output(part)
+            return None if text is None else [Word(text, part.line)]
+        return self.parameter(part.text, part.line)
+
+    def output(self, part: syntax.Part) -> str | None:
+        """What a command writes, where it is one of the few whose output follows from their arguments."""
+        self.depth += 1
+        try:
+            if self.depth > syntax.DEEPEST:
+                return None
+            tree = syntax.parse(part.text, self.state.where, part.line)
+            return output_of(tree, lambda raw: [word.text for word in self.expand(raw)], self.text_of, self.variable)
+        finally:
+            self.depth -= 1
+
+    def variable(self, name: str) -> str | None:
+        """The value of a plain variable."""
+        values = self.parameter(name, 0)
+        return values[0].text if values else None
+
+    def stated(self, name: str, line: int) -> Value | None:
+        """The elements of a variable, which the environment may set; None where nobody does."""
+        if name in ("@", "*"):
+            return {str(i): word for i, word in enumerate(self.state.arguments)}
+        if name == "#":
+            return {"0": Word(str(len(self.state.arguments)), line)}
+        if name == "0" or (name == "BASH_SOURCE" and "BASH_SOURCE" not in self.state.variables):
+            return {"0": Word(self.state.name if name == "0" else self.state.where, line)}
+        if name.isdecimal():
+            number = int(name)
+            return {"0": self.state.arguments[number - 1]} if number <= len(self.state.arguments) else None
+        if name in self.state.variables:
+            return self.state.variables[name]
+        if name in self.state.environment:
+            self.state.taken[name] = self.state.environment[name]
+            return {"0": Word(self.state.environment[name], line)}
+        return None
+
+    def parameter(self, text: str, line: int) -> list[Word] | None:
+        """What `${text}` stands for; None where nothing says."""
+        if text.startswith("#") and len(text) > 1:
+            return self.length(text[1:], line)
+        match = _PARAMETER.fullmatch(text)
+        if match is None:
+            return None
+        indirect, name, index, change = match.groups()
+        if indirect and change.startswith(("@", "*")):
+            return None
+        if indirect and index in ("@", "*"):
+            return [Word(key, line) for key in self.stated(name, line) or {}]
+        if indirect:
+            target = self.stated(name, line)
+            return self.parameter(target["0"].text + change, line) if target and "0" in target else None
+        value = self.stated(name, line)
+        several = index in ("@", "*") or name in ("@", "*")
+        if value is None:
+            words = None
+        elif several:
+            words = _ordered(value)
+        else:
+            at = "0" if index is None else self.index(index)
+            if at.startswith("-") and at[1:].isdecimal():
+                at = str(len(value) - int(at[1:]))
+            words = [value[at]] if at in value else None
+        if not change:
+            return words
+        return self.changed(name, words, change, line, several)
+
+    def index(self, text: str) -> str:
+        """The index of an array's element: a number, or the key of an associative array."""
+        word = self.joined(syntax.parse_word(text.strip("\"'"), self.state.where, 0, quoted=True))
+        number = self.arithmetic(word.text, 0) if not word.text.isidentifier() else None
+        return word.text if number is None else str(number)
+
+    def length(self, text: str, line: int) -> list[Word] | None:
+        match = re.fullmatch(r"([A-Za-z_]\w*|[@*])(\[[@*]\])?", text)
+        if match is None:
+            return None
+        value = self.stated(match[1], line) or {}
+        size = len(value) if match[2] or match[1] in "@*" else len(value["0"].text if "0" in value else "")
+        return [Word(str(size), line)]
+
+    def changed(self, name: str, words: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
+        """A parameter with a default, a part cut away or another change (`${NAME:-default}`, `${NAME%.sh}`)."""
+        condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
+        if condition:
+            colon, sign, other = condition.groups()
+            is_set = words is not None and (not colon or any(word.text for word in words))
+            if sign == "+":
+                return [self.default(other, line)] if is_set else []
+            if is_set:
+                return words
+            if sign == "?":
+                return None
+            default = self.default(other, line)
+            if sign == "=":
+                self.state.variables[name] = {"0": default}
+            return [default] if default.text or not several else []
+        if words is None:
+            return None
+        if several and (part := re.fullmatch(r":\s*(-?\d+)(?::\s*(-?\d+))?", change)):
+            start = int(part[1]) - (1 if name in "@*" and int(part[1]) > 0 else 0)
+            return words[start:][: None if part[2] is None else int(part[2])]
+        return [Word(self.altered(word.text, change, line), word.line) for word in words]
+
+    def altered(self, text: str, change: str, line: int) -> str:
+        operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
+        if operand:
+            return trimmed(text, operand[1], self.default(operand[2], line).text) if len(text) < 2000 else text
+        if change.startswith("/"):
+            return replaced(text, self.default(change[1:], line).text)
+        if change in ("^^", ",,", "^", ","):
+            first, rest = text[:1], text[1:]
+            if change in ("^^", ",,"):
+                return text.upper() if change == "^^" else text.lower()
+            return (first.upper() if change == "^" else first.lower()) + rest
+        part = re.fullmatch(r":\s*(-?\d+|\$\w+)(?::\s*(-?\d+|\$\w+))?", change)
+        if part:
+            start = self.arithmetic(part[1], line) or 0
+            size = self.arithmetic(part[2], line) if part[2] else None
+            return text[start:][:size] if size is None or size >= 0 else text[start:size]
+        return text
+
+    def default(self, text: str, line: int) -> Word:
+        """The text behind `:-` and its like, with the variables in it."""
+        raw = syntax.parse_word(text, self.state.where, line, quoted=False)
+        return Word(self.joined(raw).text, line)
+
+    def arithmetic(self, text: str, line: int) -> int | None:
+        """The value of `$((text))`, whose assignments are done; None where it is not known."""
+        self.depth += 1
+        try:
+            if self.depth > syntax.DEEPEST:
+                return None
+            assigned = _ASSIGNED.fullmatch(text)
+            if assigned:
+                return self.assigned(assigned[1], assigned[2], assigned[3], line)
+            raw = syntax.parse_word(text.strip('"'), self.state.where, line, quoted=True)
+            plain = self.joined(raw).text
+            if unknown(plain):
+                return None
+            return calculate(re.sub(r"\b[A-Za-z_]\w*(\[[^\]]*\])?", lambda match: self.number(match[0], line), plain))
+        finally:
+            self.depth -= 1
+
+    def number(self, name: str, line: int) -> str:
+        """The value of a variable in an expression, which may be an expression itself."""
+        values = self.parameter(name, line)
+        text = values[0].text if values else ""
+        value = calculate(text) if re.fullmatch(r"\s*-?\d+\s*", text) else self.arithmetic(text, line) if text else None
+        return "?" if value is None else f"({value})"
+
+    def assigned(self, name: str, sign: str, expression: str, line: int) -> int | None:
+        before = self.arithmetic(name, line)
+        if sign in ("++", "--"):
+            after = None if before is None else before + (1 if sign == "++" else -1)
+        elif sign == "=":
+            after = self.arithmetic(expression, line)
+        else:
+            after = None if before is None else self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
+        if after is not None:
+            self.state.variables[name] = {"0": Word(str(after), line)}
+        else:
+            self.state.variables.pop(name, None)
+        return before if sign in ("++", "--") else after
+
+    def text_of(self, here: syntax.HereText) -> str:
+        if here.word is not None:
+            return self.joined(here.word).text
+        if here.literal:
+            return here.text
+        return self.joined(syntax.parse_word(here.text, self.state.where, here.line, quoted=True)).text
+
+
+def pieces(word: Word) -> list[Word]:
+    """Words of a text, each with its line."""
+    words: list[Word] = []
+    line, before = word.line, 0
+    for match in re.finditer(r"\S+", word.text):
+        line += syntax.lines_in(word.text[before : match.start()])
+        before = match.start()
+        words.append(Word(match[0], line))
+    return words
+
+
+def _is_list(part: syntax.Part) -> bool:
+    """Whether a part stands for any number of words, also when it is quoted (`"$@"`, `"${A[@]}"`)."""
+    return part.kind == "parameter" and (part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text)
+
+
+def unset_as_empty(text: str) -> str:
+    """A text in which variables that nobody set are empty, as the shell takes them."""
+    return re.sub(r"\$\{(\w+)(\[[^\]]*\])?\}", "", text.replace(syntax.JOINED, ""))
+
+
+def next_index(value: Value) -> str:
+    numbers = [int(index) for index in value if index.isdecimal()]
+    return str(max(numbers, default=-1) + 1)
+
+
+def _ordered(value: Value) -> list[Word]:
+    """Elements of an array: by their numbers, or as they were set where indices are no numbers."""
+    if all(index.isdecimal() for index in value):
+        return [value[index] for index in sorted(value, key=int)]
+    return list(value.values())
+
+
+def with_braces(words: list[Word]) -> list[Word]:
+    """Words with `{1..8}` written out."""
+    written: list[Word] = []
+    for word in words:
+        match = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", word.text)
+        if match is None or abs(int(match[3]) - int(match[2])) > MOST_TURNS:
+            written.append(word)
+            continue
+        first, last = int(match[2]), int(match[3])
+        step = 1 if last >= first else -1
+        written += [Word(f"{match[1]}{i}{match[4]}", word.line) for i in range(first, last + step, step)]
+    return written

@@ -1,0 +1,114 @@
+"""Output of the few commands whose output follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
+
+Nothing is executed: every command has its meaning written here, and all others have an output that nobody knows.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Final
+
+from perfmodel.ingest.launch import _shell_syntax as syntax
+from perfmodel.ingest.launch._shell_values import calculate, unknown
+
+Expand = Callable[[syntax.RawWord], list[str]]
+MOST_NODES: Final = 100_000
+"""Names of nodes that are made up at most."""
+
+
+def output_of(
+    tree: syntax.Sequence,
+    expand: Expand,
+    text_of: Callable[[syntax.HereText], str],
+    variable: Callable[[str], str | None],
+) -> str | None:
+    """What the commands of `$(...)` write, without the last end of line; None where that is not known.
+
+    Args:
+        tree: the commands.
+        expand: words that a word becomes.
+        text_of: text of a here-document.
+        variable: value of a variable.
+    """
+    folder = "."
+    output = ""
+    for item in tree.items:
+        for pipeline in (item.first, *(other for _, other in item.others)):
+            first = pipeline.commands[0]
+            words = _words(first, expand)
+            if words[:1] == ["cd"] and len(pipeline.commands) == 1:
+                folder = str(PurePosixPath(folder, words[1])) if len(words) > 1 else "~"
+                continue
+            text: str | None = None
+            for i, command in enumerate(pipeline.commands):
+                words = _words(command, expand)
+                here = command.here if isinstance(command, syntax.Simple) else None
+                given = text if i else (text_of(here) if here is not None else None)
+                text = _of_command(words, given, folder, variable)
+                if text is None:
+                    return None
+            output += text or ""
+    return output.rstrip("\n")
+
+
+def _words(node: syntax.Node, expand: Expand) -> list[str]:
+    if not isinstance(node, syntax.Simple):
+        return []
+    return [word for raw in node.words for word in expand(raw)]
+
+
+def _of_command(words: list[str], given: str | None, folder: str, variable: Callable[[str], str | None]) -> str | None:
+    """Output of one command of a pipeline that gets a text."""
+    if not words:
+        return None
+    head, arguments = words[0], words[1:]
+    plain = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
+    if head == "pwd":
+        return folder + "\n"
+    if head == "cat" and given is not None and not plain:
+        return given
+    if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
+        return None
+    if head == "echo":
+        return " ".join(word for word in arguments if word not in ("-e", "-n", "-E")) + "\n"
+    if head == "expr":
+        value = calculate(" ".join(arguments))
+        return None if value is None else f"{value}\n"
+    if head == "dirname" and plain:
+        return str(PurePosixPath(plain[0]).parent) + "\n"
+    if head == "basename" and plain:
+        name = PurePosixPath(plain[0]).name
+        return (name.removesuffix(plain[1]) if len(plain) > 1 else name) + "\n"
+    if head in ("readlink", "realpath") and plain:
+        return plain[-1] + "\n"
+    if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in plain) and 1 <= len(plain) <= 2:
+        first, last = (1, int(plain[0])) if len(plain) == 1 else (int(plain[0]), int(plain[1]))
+        return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
+    if head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
+        nodes = variable("SLURM_NNODES") or ""
+        return (
+            "".join(f"node{i}\n" for i in range(int(nodes))) if nodes.isdecimal() and int(nodes) < MOST_NODES else None
+        )
+    return None if given is None else _filtered(head, arguments, given)
+
+
+def _filtered(head: str, arguments: list[str], text: str) -> str | None:
+    """What a filter of a pipeline makes of a text."""
+    if head == "bc":
+        expression = re.sub(r"scale\s*=\s*\d+\s*;", "", text)
+        value = calculate(expression)
+        return None if value is None else f"{value}\n"
+    if head == "wc" and arguments in (["-l"], ["-w"]):
+        return f"{text.count(chr(10)) if arguments == ['-l'] else len(text.split())}\n"
+    if head == "head" and (not arguments or re.fullmatch(r"-n?\s*1", " ".join(arguments))):
+        return text.partition("\n")[0] + "\n"
+    if head == "xargs" and not arguments:
+        return " ".join(text.split()) + "\n"
+    if head == "tr" and len(arguments) == 2 and arguments[0] != "-d":
+        characters = [argument.replace("\\n", "\n") for argument in arguments]
+        if len(characters[0]) == len(characters[1]) == 1:
+            return text.replace(characters[0], characters[1])
+    if head in ("sort", "uniq") and not arguments:
+        lines = text.splitlines()
+        return "".join(f"{line}\n" for line in (sorted(lines) if head == "sort" else dict.fromkeys(lines)))
+    return None

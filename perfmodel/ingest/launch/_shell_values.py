@@ -1,0 +1,217 @@
+"""What the shell computes of values: arithmetic, patterns, and conditions that may be true, false or not known."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+_COMPARES: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+_COMPARISONS: Final[Mapping[type, Callable[[int, int], bool]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+}
+_FILE_TESTS: Final = ("-a", "-b", "-c", "-d", "-e", "-f", "-h", "-L", "-p", "-r", "-s", "-S", "-w", "-x", "-t", "-O")
+_LARGEST: Final = 2**63
+"""Whole numbers of a shell have 64 bits."""
+
+
+def _divide(a: int, b: int) -> int:
+    """Quotient without its fraction, towards zero as in C."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _power(a: int, b: int) -> int:
+    if not 0 <= b < 64:
+        raise ValueError("beyond 64 bits")
+    return a**b
+
+
+def _shifted(a: int, b: int) -> int:
+    if not 0 <= b < 64:
+        raise ValueError("beyond 64 bits")
+    return a << b
+
+
+_BINARY: Final[Mapping[type, Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divide,
+    ast.FloorDiv: _divide,
+    ast.Mod: lambda a, b: a - b * _divide(a, b),
+    ast.Pow: _power,
+    ast.LShift: _shifted,
+    ast.RShift: lambda a, b: a >> min(b, 64),
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+_UNARY: Final[Mapping[type, Callable[[int], int]]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: lambda a: int(not a),
+    ast.Invert: operator.invert,
+}
+
+
+def calculate(text: str) -> int | None:
+    """The value of an expression of whole numbers (variables already replaced); None where it is not one."""
+    condition = re.fullmatch(r"([^?]+)\?([^:?]+):(.+)", text.strip(), re.DOTALL)
+    if condition:
+        chosen = calculate(condition[1])
+        return None if chosen is None else calculate(condition[2] if chosen else condition[3])
+    python = text.replace("&&", " and ").replace("||", " or ")
+    python = re.sub(r"!(?!=)", " not ", python)
+    # Numbers of several digits may begin with 0, as in the names of nodes.
+    python = re.sub(r"\b0+(?=\d)", "", python)
+    try:
+        value = _value(ast.parse(" ".join(python.split()), mode="eval").body)
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+    return value if abs(value) < _LARGEST else None
+
+
+def _value(node: ast.AST) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        value = _BINARY[type(node.op)](_value(node.left), _value(node.right))
+        if abs(value) >= _LARGEST:
+            raise ValueError("beyond 64 bits")
+        return value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+        return _UNARY[type(node.op)](_value(node.operand))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        return int(_COMPARISONS[type(node.ops[0])](_value(node.left), _value(node.comparators[0])))
+    if isinstance(node, ast.BoolOp):
+        values = [_value(operand) != 0 for operand in node.values]
+        return int(all(values) if isinstance(node.op, ast.And) else any(values))
+    raise ValueError("no whole number")
+
+
+def trimmed(value: str, mark: str, pattern: str) -> str:
+    """`${value#pattern}` and its like: without the shortest or longest match at its start or end."""
+    longest = len(mark) == 2
+    ends = range(len(value) + 1)
+    if mark[0] == "#":
+        matches = [end for end in ends if fnmatchcase(value[:end], pattern)]
+        return value[(max(matches) if longest else min(matches)) :] if matches else value
+    matches = [start for start in ends if fnmatchcase(value[start:], pattern)]
+    return value[: (min(matches) if longest else max(matches))] if matches else value
+
+
+def replaced(value: str, text: str) -> str:
+    """`${value/text}`: the first match of a pattern is replaced, or all of them where the text begins with a slash."""
+    everywhere = text.startswith("/")
+    pattern, _, by = text.removeprefix("/").partition("/")
+    expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+    return re.sub(expression, lambda match: by, value, count=0 if everywhere else 1) if expression else value
+
+
+class Condition:
+    """The value of `[ ... ]` and `[[ ... ]]`: True, False, or None where it depends on what the script does not say."""
+
+    def __init__(self, words: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]) -> None:
+        self.words = list(words)
+        self.double = double
+        """Of `[[`: the right side of `==` is a pattern."""
+        self.exists = exists
+        """Whether a file exists, as far as anybody can say."""
+
+    def value(self) -> bool | None:
+        if not self.words:
+            return False
+        value = self._either()
+        return value if not self.words else None
+
+    def _either(self) -> bool | None:
+        value = self._both()
+        while self._take("||", "-o"):
+            other = self._both()
+            value = True if value or other else (None if None in (value, other) else False)
+        return value
+
+    def _both(self) -> bool | None:
+        value = self._single()
+        while self._take("&&", "-a"):
+            other = self._single()
+            value = False if value is False or other is False else (None if None in (value, other) else True)
+        return value
+
+    def _take(self, *words: str) -> bool:
+        if self.words and self.words[0] in words:
+            del self.words[0]
+            return True
+        return False
+
+    def _single(self) -> bool | None:
+        if len(self.words) >= 3 and self._is_binary(self.words[1]):
+            left, sign, right = self.words[:3]
+            del self.words[:3]
+            return self._compared(left, sign, right)
+        if self._take("!"):
+            value = self._single()
+            return None if value is None else not value
+        if len(self.words) > 1 and self._take("("):
+            value = self._either()
+            self._take(")")
+            return value
+        if len(self.words) >= 2 and re.fullmatch(r"-[a-zA-Z]", self.words[0]):
+            sign, operand = self.words[:2]
+            del self.words[:2]
+            return self._of_one(sign, operand)
+        if not self.words:
+            return None
+        word = self.words.pop(0)
+        return None if unknown(word) else bool(word)
+
+    @staticmethod
+    def _is_binary(word: str) -> bool:
+        return word in ("=", "==", "!=", "=~", "<", ">") or word in _COMPARES
+
+    def _of_one(self, sign: str, operand: str) -> bool | None:
+        if sign in _FILE_TESTS:
+            return self.exists(operand)
+        if unknown(operand):
+            return None
+        if sign in ("-z", "-n"):
+            return bool(operand) is (sign == "-n")
+        return None
+
+    def _compared(self, left: str, sign: str, right: str) -> bool | None:
+        if unknown(left) or unknown(right):
+            return None
+        if sign in _COMPARES:
+            # In `[[`, arithmetic is evaluated; an empty side counts as 0.
+            numbers = [calculate(side) if side.strip() else 0 for side in (left, right)]
+            if numbers[0] is None or numbers[1] is None or (not self.double and "" in (left, right)):
+                return None
+            return _COMPARES[sign](numbers[0], numbers[1])
+        if sign == "=~":
+            try:
+                return re.search(right, left) is not None
+            except re.error:
+                return None
+        if sign in ("<", ">"):
+            return left < right if sign == "<" else left > right
+        equal = fnmatchcase(left, right) if self.double else left == right
+        return equal is (sign != "!=")
+
+
+def unknown(text: Any) -> bool:
+    """Whether a text still has something in it that could not be expanded."""
+    return "${" in text or "$(" in text

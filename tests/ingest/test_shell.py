@@ -1,0 +1,189 @@
+"""The interpreter of launch scripts: what bash would run, or what is left as it is written."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._shell import Script, run_script
+
+
+def certain(script: Script) -> list[list[str]]:
+    """Words of the commands `run` that a script runs for sure."""
+    commands = [[word.text for word in command.words] for command in script.commands if command.certain]
+    return [command for command in commands if "run" in command]
+
+
+SAME_AS_BASH = {
+    "assignments": "A=2; B=${A}x$A; run --x $A ${B}",
+    "defaults": 'run --x ${A:-3} ${B-4} ${C:+no} ${D:=5} $D "${E:-a b}"',
+    "default of a set one": "A=1; B=; run ${A:-3} ${A:+yes} ${B:-2} x${B-2}x",
+    "arrays": "A=(--x 1 '--y=a b'); A+=(--z); run \"${A[@]}\" ${#A[@]} ${A[1]} ${A[-1]}",
+    "array in a quoted assignment": 'A=(a b); B=(c d); X="${A[@]} ${B[*]} e"; run $X "$X"',
+    "array around text": 'A=(a b c); run "x${A[@]}y" "x${A[*]}y"',
+    "array over lines": "A=(\n  a  # first\n  b\n  # none\n  c\n)\nrun ${A[@]}",
+    "elements by index": "A[2]=x; A[0]=y; run ${A[@]} ${#A[@]}; A=([1]=p [0]=q); run ${A[0]} ${A[1]}",
+    "associative array": "declare -A S; S[small]=12; S=([large]=24 [small]=13); K=large; run ${S[$K]} ${S[small]}",
+    "appended text": "A=x; A+=y; A+=' z'; run $A \"$A\"",
+    "empty words": 'A=; run "$A" $A "" x',
+    "quotes within words": "run --x=\"a b\"'c d'e\\ f \"it's\" '\"'",
+    "single quotes expand nothing": "A=1; run '$A' \"\\$A\" \\$A",
+    "continued lines": "run a \\\n  b \\\n  c # d\nrun --num-\\\nlayers 4",
+    "continued lines in quotes": 'A="--x 1 \\\n  --y 2 \\\n  --z"; run $A; B="a\\\nb"; run $B',
+    "comments": "# run no\nrun a#b # c\n#run d",
+    "redirections": "run a > out.txt 2>&1; run b &> log; run c 2>/dev/null >>x; run d <<< text",
+    "here-documents": "cat <<EOF > /dev/null\nrun no\nEOF\nrun yes",
+    "arithmetic": "N=4; run $((N * 2 + 1)) $(( ($N+2)/2 )) $((N%3)) $((2**N)) $((N>3 ? 7 : 8)) $((-7/2)) $((1<<N))",
+    "arithmetic that assigns": "((A = 3 * 2)); ((A++)); ((A += 5)); let B=A*2; run $A $B $((C = 4)) $C",
+    "arithmetic on conditions": "A=4; if (( A > 3 && A < 5 )); then run yes; else run no; fi",
+    "if": "A=1\nif [ $A -gt 2 ]; then B=3; elif [[ $A == 1 ]]; then B=4; else B=5; fi\nrun $B",
+    "nested if": "A=1; B=2; if [ $A = 1 ]; then if [ $B = 3 ]; then C=1; else C=2; fi; else C=3; fi; run $C",
+    "and, or": '[ -z "$A" ] && B=1 || B=2; [ -n "$A" ] || C=3; run $B $C',
+    "tests": '[[ abc == a* && ! b == c ]] && run 1; [[ a1 =~ ^a[0-9]$ ]] && run 2; [ 1 -lt 2 -a 2 -lt 3 ] && run 3',
+    "unset is empty": 'if [ "$NOBODY" = "" ]; then run empty; fi; if [ -z ${NOBODY+x} ]; then run unset; fi',
+    "case": "M=large\ncase $M in\n  small) L=12 ;;\n  large|huge) L=24; H=1 ;;\n  *) L=0 ;;\nesac\nrun $L $H",
+    "case with patterns": 'case "llama-7b" in (gpt*) A=1;; *-7b) A=2;; *) A=3;; esac; run $A',
+    "case with quoted pattern": 'P="a*"; case "a*" in "$P") run 1;; esac; case abc in "a*") run 2;; a*) run 3;; esac',
+    "for": "for i in 1 2 3; do A+=\"$i-\"; done; run $A; for f in a{1..3}; do B+=$f; done; run $B",
+    "for over arguments": "set -- a b; for x; do A+=$x; done; run $A $#",
+    "break and continue": "for i in 1 2 3 4; do [ $i = 2 ] && continue; [ $i = 4 ] && break; A+=$i; done; run $A",
+    "while": "i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; run $i; until (( i == 5 )); do ((i++)); done; run $i",
+    "functions": "f() { local A=7; run $1 $A; }; A=1; f x; run $A; function g { run $#; }; g a b c",
+    "return": "f() { A=1; return; A=2; }; f; run $A",
+    "positional parameters": 'set -- 8 24 "a b"; run $1 ${2} "$3" $# "$@"; shift; run $1 "${@:2}"',
+    "options of the script": 'set -- --tp 4 --pp=2\nwhile [[ $# -gt 0 ]]; do case "$1" in --tp) T=$2; shift 2;; '
+                             '--pp=*) P="${1#*=}"; shift;; *) shift;; esac; done\nrun $T $P',
+    "getopts": 'set -- -n 4 -v; while getopts "n:v" o; do case $o in n) N=$OPTARG;; v) V=1;; esac; done; run $N $V',
+    "cut and replaced": "A=llama-7b.sh; run ${A%.sh} ${A%%-*} ${A#*-} ${A/7b/13b} ${A:0:5} ${#A} ${A^^} ${A//l/L}",
+    "indirect": "A=B; B=3; run ${!A}",
+    "inner shell": "A=1; export A; bash -c 'run $A'; sh -c \"run $A\"",
+    "inner shell with arguments": "bash -c 'run $0 $1 $2' zero one two",
+    "eval": 'C="run --x 1"; eval "$C"; eval $C; $C',
+    "command substitution": 'run $(echo 3) `echo 4` "$(expr 2 + 3)" $(basename /a/b.sh .sh) $(dirname /a/b.sh) '
+                            '$(seq 3 | wc -l) $(echo "a b" | tr " " ",")',
+    "read": "read -r A B <<EOF\n1 2\nEOF\nrun $A $B; IFS=, read -ra C <<< '4,5,6'; run ${C[1]}",
+    "subshell": "A=1; (A=2; run $A); run $A; { A=3; }; run $A",
+    "pipes": "run a | cat > /dev/null; run b && run c || run d; ! false && run e",
+    "assignment for one command": "A=1; A=2 true; run $A",
+    "exported lines": "export A=1 B=2\nreadonly C=3; declare -i D=4; run $A$B$C$D",
+    "semicolons and ends of lines": "if true\nthen\n  run a;\nfi;\nfor i in 1; do\nrun b; done\n{ run c; }",
+    "exit": "run --x a; exit 0; run b",
+    "windows": "A=1\r\nrun $A\r\n",
+}  # fmt: skip
+"""Scripts that need no file, no program and no cluster."""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize("name", SAME_AS_BASH)
+def test_scripts_run_what_bash_runs(name: str, tmp_path: Path) -> None:
+    """The same words reach the command `run`, which writes them down here."""
+    recorder = tmp_path / "run"
+    recorder.write_text('#!/bin/bash\n{ printf "run"; printf "\\037%s" "$@"; printf "\\036"; } >> "$RECORD"\n')
+    recorder.chmod(0o755)
+    record = tmp_path / "record"
+    record.touch()
+    text = SAME_AS_BASH[name]
+    subprocess.run(
+        ["bash", "-c", text.replace("\r\n", "\n")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record)},
+        capture_output=True,
+        timeout=10,
+        cwd=tmp_path,
+    )
+    ran = [command.split("\037") for command in record.read_text().split("\036") if command]
+    # Without arguments `printf` writes one that is empty.
+    ran = [["run"] if command == ["run", ""] and "run x" not in text else command for command in ran]
+    assert ran
+    assert certain(run_script(text, "x.sh", {})) == ran
+
+
+@pytest.mark.parametrize(
+    ("script", "commands"),
+    [
+        # What depends on programs, files and the cluster stays as it is written.
+        ("run ${UNSET} $(date) $((UNSET + 1))", [["run", "${UNSET}", "$(date)", "$((UNSET + 1))"]]),
+        ("if [ -f /data/x ]; then A=1; else A=2; fi; run $A", [["run", "${A}"]]),
+        ("A=0; if nvidia-smi; then A=1; fi; run $A", [["run", "0"]]),
+        ("for i in $(ls); do run $i; done\nrun x", [["run", "x"]]),
+        ("while true; do run a; done; run b", [["run", "b"]]),
+        ("srun --nodes 4 bash -c 'run $1' x 5", [["srun", "--nodes", "4", "run", "5"]]),
+        ("ssh host 'cd there && run train.py --x 1'", [["ssh", "host", "run", "train.py", "--x", "1"]]),
+        ("echo 'run a' | bash", [["run", "a"]]),
+        ("bash <<EOF\nrun a\nEOF", [["run", "a"]]),
+        ("cat > inner.sh <<'EOF'\nrun $1\nEOF\nbash inner.sh 3", [["run", "3"]]),
+        ("main() { run --x 1; }\nmain", [["run", "--x", "1"]]),
+        ("exec run a", [["run", "a"]]),
+        ('H=$(cd "$(dirname "$0")" && pwd); run $H/a', [["run", "folder/a"]]),
+    ],
+)
+def test_what_is_not_known_stays(script: str, commands: list[list[str]]) -> None:
+    assert certain(run_script(script, "folder/x.sh", {})) == commands
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        (
+            "if nvidia-smi; then GPUS=8; fi",
+            r"line 1: the condition cannot be judged; what it sets \(GPUS\) is left out",
+        ),
+        ("\nfor x in $(ls); do A=$x; done", r"line 2: the loop is not followed; what it sets \(x, A\)|\(A\)"),
+        ("source sizes.sh", r"sizes.sh \(line 1\) is not beside the script and is not followed"),
+        ("case $1 in a) L=1;; esac", None),
+    ],
+)
+def test_what_is_left_out_is_named(script: str, note: str | None) -> None:
+    notes = run_script(script, "x.sh", {}).notes
+    if note is None:
+        assert notes == ()
+    else:
+        assert len(notes) == 1
+        assert re.search(note, notes[0])
+
+
+def test_a_condition_that_changes_nothing_is_not_named() -> None:
+    text = 'if [ ! -d "$OUT" ]; then mkdir -p $OUT; fi\nsource /etc/profile\nsource ~/.bashrc\nconda activate x\n'
+    assert run_script(text, "x.sh", {}).notes == ()
+
+
+def test_sourced_files_and_inner_scripts_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "sizes.sh").write_text("L=24\n")
+    (tmp_path / "inner.sh").write_text("run $1 $L\n")
+    text = (
+        'source "$(dirname "$0")/sizes.sh"\nexport L\nbash inner.sh a\nsrun -n 2 ./inner.sh b\n. ./sizes.sh\nrun $L\n'
+    )
+    commands = certain(run_script(text, str(tmp_path / "x.sh"), {}))
+    assert commands == [["run", "a", "24"], ["srun", "-n", "2", "run", "b", "24"], ["run", "24"]]
+
+
+def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
+    text = 'if [ $# -lt 2 ]; then echo "usage"; exit 1; fi\nN=$1\nrun --x $N\n'
+    script = run_script(text, "x.sh", {})
+    assert certain(script) == [["run", "--x", "${1}"]]
+    assert "line 1: the script stops there; it is read on as if it did not" in script.notes
+    assert certain(run_script(text, "x.sh", {}, arguments=["4", "5"])) == [["run", "--x", "4"]]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("if true; then run", "'if' is opened here and never closed; add its 'fi'"),
+        ("for x in 1; do run", "'for' is opened here and never closed; add its 'done'"),
+        ("case x in a) run ;;", "'case' is opened here and never closed; add its 'esac'"),
+        ("fi", "'fi' without 'if'; mend the script"),
+        ("run 'a", "a quote is opened here and never closed; add its '"),
+        ("cat <<EOF\nx", "the here-document is never closed; add its EOF"),
+        ("f() { f; }; f", "calls itself without an end"),
+        ("A=xxxxxxxxxx; for i in {1..60}; do A=$A$A; done", "grows beyond measure"),
+        ("while [ 1 = 1 ]; do for i in {1..150}; do :; done; done", "more than 20,000 commands"),
+        ("{ " * 100 + "run;" + " }" * 100, "nested too deeply"),
+    ],
+)
+def test_scripts_that_are_none_are_refused_in_one_line(script: str, message: str) -> None:
+    with pytest.raises(LaunchFileError) as error:
+        run_script(script, "x.sh", {})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
