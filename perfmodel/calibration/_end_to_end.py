@@ -71,6 +71,9 @@ class EndToEnd:
     """Mean of |predicted / measured - 1| over the runs, from the cost models alone."""
     error_after: float
     """The same of these very runs after the fit: no measure of accuracy."""
+    overall_factor: float = 1.0
+    """By which the steps of all layouts are multiplied, beside what the parameters move: of runs that agree with one
+    another, and not with the published record."""
     beyond: str = ""
     """In words, where the runs as a whole are outside what predictions allow."""
     unexplained: tuple[tuple[str, float], ...]
@@ -88,6 +91,7 @@ class EndToEnd:
             "runs": self.runs,
             "error_before": self.error_before,
             "error_after": self.error_after,
+            "overall_factor": self.overall_factor,
             "noise": self.adjustment.noise,
             "unexplained": dict(self.unexplained),
             "contradictions": list(self.contradictions),
@@ -211,6 +215,7 @@ def _fit(
         adjustment=adjustment,
         error_before=mean_error(before),
         error_after=mean_error(beyond + offset),
+        overall_factor=float(np.exp(told.runs.overall)),
         beyond=_beyond(before, belief),
         unexplained=tuple(
             (runs[i].name, float(np.expm1(-beyond[i])))

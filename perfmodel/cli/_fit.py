@@ -2,19 +2,22 @@
 unknown sites."""
 
 import argparse
-from math import expm1, inf
+from math import expm1, inf, log
 from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._compare import add_profile
 from perfmodel.cli._files import add_job_file, flags_of, lacking
 from perfmodel.cli._flags import add_json, add_problem, problem_of
-from perfmodel.cli._show import emit, error_figure, error_head, new_console, table, written
+from perfmodel.cli._show import emit, error_figure, error_head, new_console, written
+from perfmodel.cli._table import table
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
 _SHOWN = 8
+_OVERALL_SHOWN = 0.02
+"""Log of the overall factor from which it is told."""
 """Runs that are named where many stand apart."""
 
 
@@ -212,6 +215,11 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         as_before = [p["name"] for p in fitted["parameters"] if p not in moved]
         if as_before:
             console.print(f"as before, for these runs say nothing of them: {', '.join(as_before)}")
+        if abs(log(fitted["overall_factor"])) > _OVERALL_SHOWN:
+            console.print(
+                f"your runs agree with one another and not with the published record: all layouts are predicted "
+                f"{fitted['overall_factor']:.3g} times as long, beside what the parameters move"
+            )
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:

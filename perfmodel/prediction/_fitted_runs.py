@@ -6,7 +6,7 @@ a site (`known_runs`); the parameters are its mean, so that nothing is counted t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,7 +46,10 @@ class FittedRuns:
         own = self._slopes, self._points
         noise = self.noise**2 / np.array(self.weight)
         noise[: len(self.at)] *= self.doubt
-        return known_runs(self._parts(*own, *own), noise, np.array(self.error), scales(self.scatter))
+        nodes = scales(self.scatter)
+        if len(set(self.at)) > 1:  # one layout agrees with no other
+            nodes = nodes.with_overall_factor()
+        return known_runs(self._parts(*own, *own), noise, np.array(self.error), nodes)
 
     @cached_property
     def values(self) -> Float[np.ndarray, " parameters"]:
@@ -56,10 +59,16 @@ class FittedRuns:
     @cached_property
     def posterior(self) -> Float[np.ndarray, "parameters parameters"]:
         """Covariance of the parameters."""
-        nowhere = np.zeros((0, len(self.at[0])))
-        each = np.eye(len(self.covariance))
-        of_nodes = self.joint(each, nowhere, np.zeros((len(each), 0)))
+        none, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
+        with_runs = Parts(self._slopes @ self._prior, none_with_runs, none_with_runs)
+        of_nodes = self.known.covariance(Parts(self._prior, none, none), with_runs)
         return np.tensordot(self.known.scales.weight, of_nodes, 1)
+
+    @cached_property
+    def overall(self) -> float:
+        """Expected log of the factor that moves all runs of the site alike, beside its parameters."""
+        nodes = self.known.scales
+        return float(nodes.weight @ (nodes.overall * self.known.pull.sum(axis=1)))
 
     @cached_property
     def noise_variance(self) -> Float[np.ndarray, " nodes"]:
@@ -69,7 +78,11 @@ class FittedRuns:
     def mean(self, where: Float[np.ndarray, "layouts coordinates"]) -> Float[np.ndarray, " layouts"]:
         """Expected log offsets of layouts beyond the parameters."""
         shared, alone = self._pulls
-        return self.likeness.shared(where, self._points) @ shared + self.likeness.alone(where, self._points) @ alone
+        return (
+            self.overall
+            + self.likeness.shared(where, self._points) @ shared
+            + self.likeness.alone(where, self._points) @ alone
+        )
 
     def joint(
         self,
@@ -84,7 +97,7 @@ class FittedRuns:
             beyond: standard deviations from events that are less certain than those of the runs, by source.
         """
         prior = self._parts(slopes, where, slopes, where)
-        prior = Parts(prior.fixed, prior.within + beyond @ beyond.T, prior.repeats)
+        prior = replace(prior, within=prior.within + beyond @ beyond.T)
         return self.known.covariance(prior, self._parts(self._slopes, self._points, slopes, where))
 
     def _parts(
@@ -94,11 +107,11 @@ class FittedRuns:
         others: Float[np.ndarray, "m parameters"],
         where: Float[np.ndarray, "layouts coordinates"],
     ) -> Parts:
-        """Of observations with others; what traces add to runs is alike by the parameters alone."""
+        """Of observations with others; what traces add to runs is alike by the parameters and the overall factor."""
         shared, alone = np.zeros((2, len(slopes), len(others)))
         shared[: len(at), : len(where)] = self.likeness.shared(at, where)
         alone[: len(at), : len(where)] = self.likeness.alone(at, where)
-        return Parts(slopes @ self._prior @ others.T, shared, alone)
+        return Parts(slopes @ self._prior @ others.T, shared, alone, overall=1.0)
 
     @cached_property
     def _points(self) -> Float[np.ndarray, "runs coordinates"]:

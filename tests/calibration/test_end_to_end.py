@@ -12,13 +12,19 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.calibration import Run, calibrate_end_to_end
+from perfmodel.calibration._runs import arithmetic_s
 from perfmodel.cli import main
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.prediction import (
+    CLASSES,
+    HOST_FACTORS,
+    KERNEL_FACTORS,
+    LINK_FACTORS,
     PARAMETERS,
     Adjustment,
     bundles,
+    class_of,
     durations,
     evaluate,
     explain,
@@ -113,6 +119,76 @@ def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:
     assert np.mean(moved) < log(1.3)
     slower = [Run(**{**vars(run), "measured_s": 2 * run.measured_s}) for run in plain]
     assert "middle one of 3 is +100% off" in fitted(slower).contradictions[0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "known"), [(0.6, 3), (0.8, 5), (1.0, 3), (1.2, 5), (1.35, 3), (1.6, 3), (1.9, 5), (2.0, 8)]
+)
+def test_runs_that_agree_with_one_another_move_all_layouts(factor: float, known: int) -> None:
+    """All steps of a site are the same multiple of the prediction, within 3 %: so are predictions of its others."""
+    problem = models("gpt3-6.7b")
+    plain = [run for run in synthetic({}, names=("gpt3-6.7b",)) if factor * run.measured_s > 1.05 * arithmetic_s(run)]
+    rng = np.random.default_rng(known)
+    order = rng.permutation(len(plain))
+    runs = [
+        replace(run, measured_s=run.measured_s * factor * float(np.exp(0.03 * rng.standard_normal())))
+        for run in (plain[at] for at in order[:known])
+    ]
+    found = fitted(runs)
+    others = [plain[at] for at in order[known:]]
+    after = problem.adjusted(found.adjustment)
+    errors = np.log([explain(after, run.layout).step_time_s / (factor * run.measured_s) for run in others])
+    assert len(others) >= 4
+    assert np.abs(errors).mean() < (0.06 if known == 3 else 0.035)
+    assert np.abs(errors).max() < 0.1  # what little differs from site to site may be one class's alone
+    if abs(log(factor)) > 0.4:
+        assert abs(log(found.overall_factor)) > 0.1
+        assert log(found.overall_factor) * log(factor) > 0
+    for run in others[:2]:
+        predicted = explain(after, run.layout)
+        assert predicted.step_time_lo_s < factor * run.measured_s < predicted.step_time_hi_s
+        assert sum(predicted.breakdown_s.values()) == pytest.approx(predicted.step_time_s)
+
+
+def test_one_run_far_off_is_no_site_that_is() -> None:
+    """It agrees with no other: a slow run is as likely slow by itself."""
+    (run, *_) = synthetic({}, names=("gpt3-6.7b",))
+    found = fitted([replace(run, measured_s=1.8 * run.measured_s)])
+    assert found.overall_factor == 1.0
+    repeated = fitted([replace(run, name=str(at), measured_s=1.8 * run.measured_s) for at in range(3)])
+    assert repeated.overall_factor == 1.0
+
+
+def test_sites_as_the_record_has_them_are_predicted_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors of classes drawn from what the record says of sites: that one factor may move all changes nothing."""
+    problem, layouts = models("gpt3-6.7b"), [Layout.parse(text) for text in LAYOUTS]
+    belief, with_overall, without_overall = problem.belief, [], []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        factors = dict(zip(CLASSES, belief.mean + belief.root @ rng.standard_normal(len(CLASSES)), strict=True))
+        names = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS)
+        truth = tuple((name, float(factors[class_of(name)])) for name in names)
+        there = problem.adjusted(Adjustment(device=DEVICE, values=truth))
+        measured_s = step_times_s(there, layouts) * np.exp(0.03 * rng.standard_normal(len(layouts)))
+        order = rng.permutation(len(layouts))
+        runs = [
+            Run(name=str(at), model=problem.model, cluster=CLUSTER, job=problem.job, layout=layouts[at],
+                measured_s=float(measured_s[at]))
+            for at in order[:3]
+        ]  # fmt: skip
+        others = order[3:]
+
+        def error(runs: list[Run] = runs, others: np.ndarray = others, measured_s: np.ndarray = measured_s) -> float:
+            after = problem.adjusted(fitted(runs).adjustment)
+            predicted_s = step_times_s(after, [layouts[at] for at in others])
+            return float(np.abs(np.log(predicted_s / measured_s[others])).mean())
+
+        with_overall.append(error())
+        with monkeypatch.context() as patch:
+            patch.setattr("perfmodel.prediction._known_runs.Scales.with_overall_factor", lambda scales: scales)
+            without_overall.append(error())
+    assert np.mean(with_overall) < np.mean(without_overall) + 5e-4
+    assert np.max(np.subtract(with_overall, without_overall)) < 3e-3
 
 
 def test_many_runs_that_contradict_the_tables_say_so() -> None:
