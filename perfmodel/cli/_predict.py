@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.cli._search_flags import add_reliability, run_of
-from perfmodel.cli._show import breakdown, emit, new_console, note, table, written
+from perfmodel.cli._show import breakdown, emit, new_console, note, written
 from perfmodel.cli._show_search import run_lines
+from perfmodel.cli._table import table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout
 from perfmodel.units import GIB, duration

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
 from perfmodel.cli._flags import add_calibration, add_json
-from perfmodel.cli._show import emit, new_console, table
+from perfmodel.cli._show import emit, new_console
 from perfmodel.cli._show_search import layout_last
+from perfmodel.cli._table import table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 from perfmodel.units import GIB, duration, parse_seconds

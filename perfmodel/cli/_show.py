@@ -3,16 +3,16 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._table import FittedTable, table
 from perfmodel.display import json_text
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from perfmodel.ingest.launch import Launch
     from perfmodel.prediction import Prediction
@@ -93,33 +93,15 @@ def new_console() -> "Console":
     """Where results are printed."""
     from rich.console import Console
 
-    # wide enough for every table when the output goes to a file, unless somebody says otherwise
-    console = Console(highlight=False)
+    class WholeTables(Console):
+        """Prints tables as they lay themselves out, names longer than a line included."""
+
+        def print(self, *objects: Any, **how: Any) -> None:
+            if any(isinstance(one, FittedTable) for one in objects):
+                how |= {"soft_wrap": True}
+            super().print(*objects, **how)
+
+    # wide enough for most tables when the output goes to a file, unless somebody says otherwise
+    console = WholeTables(highlight=False)
     said = console.is_terminal or "COLUMNS" in os.environ
-    return console if said else Console(highlight=False, width=150)
-
-
-_WORDS = frozenset({
-    "", "options", "device", "kind", "value", "source", "provenance", "network, from the inside", "steps", "attention",
-    "runs schedules",
-})  # fmt: skip
-"""Heads of columns of words, which go on below where the window is narrow; figures are on the right."""
-
-
-def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> "Table":
-    """A table without lines, figures on the right; what names a row is never cut, however narrow the window."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    cells = list(rows)
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for i, head in enumerate(heads):
-        if i == 0:
-            table.add_column(head, no_wrap=True, min_width=max((len(row[0]) for row in cells), default=0))
-        elif head in _WORDS:
-            table.add_column(head, overflow="fold")
-        else:
-            table.add_column(head, justify="right", no_wrap=True)
-    for row in cells:
-        table.add_row(*map(escape, row))  # a bracket is no markup
-    return table
+    return console if said else WholeTables(highlight=False, width=150)

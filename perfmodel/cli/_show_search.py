@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from perfmodel.cli._show import breakdown, new_console, table, written
+from perfmodel.cli._show import breakdown, new_console, written
+from perfmodel.cli._table import table
 from perfmodel.units import GIB, counted, duration, figure, long_duration, scaled
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
-from perfmodel.cli._show import emit, error_figure, error_head, new_console, reporting, table
+from perfmodel.cli._show import emit, error_figure, error_head, new_console, reporting
+from perfmodel.cli._table import table
 from perfmodel.display import progress
 from perfmodel.units import duration
 

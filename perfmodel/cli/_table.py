@@ -1,0 +1,124 @@
+"""Tables for people: no figure is cut or left out, however narrow the window.
+
+A table that is too wide first folds its columns of words. What is still too wide goes on below: every row then takes
+several lines, of which the first begins with what names the row.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+GAP: Final = 2
+"""Spaces between columns."""
+INDENT: Final = 4
+"""Spaces before the further lines of a row."""
+LEAST_WORDS: Final = 24
+"""Columns of a window to which a column of words is folded at the narrowest, before a row takes several lines."""
+WORD_HEADS: Final = frozenset({
+    "options", "device", "kind", "value", "source", "provenance", "network, from the inside", "steps", "attention",
+    "runs schedules", "remedy", "why",
+})  # fmt: skip
+"""Heads of columns of words, which may be folded; all others hold figures, on the right, or names."""
+
+Lines = list[list[int]]
+"""Columns on every line of a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedTable:
+    """A table without rules that lays itself out for the width of the window."""
+
+    title: str
+    heads: tuple[str, ...]
+    """Of the columns, of which the first names the rows; perhaps of several lines."""
+    rows: tuple[tuple[str, ...], ...]
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text
+
+        if self.title:
+            yield Text(self.title, style="italic")
+        head, *rows = self.blocks(options.max_width)
+        if any(self.heads):
+            yield from (Text(line, style="bold") for line in head)
+        for block in rows:
+            yield from map(Text, block)
+
+    def blocks(self, width: int) -> list[list[str]]:
+        """Lines of the head, then of every row, in a window of so many columns."""
+        widths = self._natural_widths()
+        lines = self._lines(widths, width)
+        return [self._block(cells, lines, widths) for cells in (self.heads, *self.rows)]
+
+    def _natural_widths(self) -> list[int]:
+        """Widths of columns of which no cell is folded."""
+        columns = zip(self.heads, *self.rows, strict=True)
+        return [max(len(line) for cell in cells for line in (cell.splitlines() or [""])) for cells in columns]
+
+    def _lines(self, widths: list[int], width: int) -> Lines:
+        """Which columns stand on which line of a row; narrows `widths` of columns of words where that helps."""
+        every = list(range(len(widths)))
+        words = [at for at in every if self.heads[at] in WORD_HEADS]
+        excess = _line_width(widths, every) - width
+        foldable = sum(max(0, widths[at] - LEAST_WORDS) for at in words)
+        if excess <= foldable:
+            _narrow(widths, words, excess)
+            return [every]
+        lines: Lines = [[0]]
+        for at in every[1:]:
+            indent = INDENT if len(lines) > 1 else 0
+            if indent + _line_width(widths, [*lines[-1], at]) <= width:
+                lines[-1].append(at)
+            else:
+                lines.append([at])
+        for at in words:
+            widths[at] = min(widths[at], max(LEAST_WORDS, width - (INDENT if at else 0)))
+        return lines
+
+    def _block(self, cells: Sequence[str], lines: Lines, widths: Sequence[int]) -> list[str]:
+        """The lines of one row."""
+        block: list[str] = []
+        for at, columns in enumerate(lines):
+            parts = [self._cell_lines(cells[column], column, widths[column]) for column in columns]
+            indent = " " * (INDENT if at else 0)
+            # Heads end on the line above the figures; all else begins on the line of its row's name.
+            height = max(map(len, parts))
+            if cells is self.heads:
+                parts = [[""] * (height - len(part)) + part for part in parts]
+            for line in zip_longest(*parts, fillvalue=""):
+                placed = [
+                    self._placed(text, column, widths[column]) for text, column in zip(line, columns, strict=True)
+                ]
+                block.append((indent + (" " * GAP).join(placed)).rstrip())
+        return [line for line in block if line] or [""]
+
+    def _cell_lines(self, cell: str, column: int, width: int) -> list[str]:
+        lines = cell.splitlines() or [""]
+        if self.heads[column] not in WORD_HEADS:
+            return lines
+        return [part for line in lines for part in (wrap(line, width, break_on_hyphens=False) or [""])]
+
+    def _placed(self, text: str, column: int, width: int) -> str:
+        names_or_words = column == 0 or self.heads[column] in WORD_HEADS
+        return text.ljust(width) if names_or_words else text.rjust(width)
+
+
+def _line_width(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[at] for at in columns) + GAP * (len(columns) - 1)
+
+
+def _narrow(widths: list[int], words: Sequence[int], excess: int) -> None:
+    """Take what does not fit from the columns of words, always from the widest."""
+    for _ in range(max(0, excess)):
+        widest = max(words, key=lambda at: widths[at])
+        widths[widest] -= 1
+
+
+def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> FittedTable:
+    """A table to print: figures on the right, what names a row first."""
+    return FittedTable(title=title, heads=tuple(heads), rows=tuple(map(tuple, rows)))
