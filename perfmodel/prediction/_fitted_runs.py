@@ -78,11 +78,9 @@ class FittedRuns:
     def mean(self, where: Float[np.ndarray, "layouts coordinates"]) -> Float[np.ndarray, " layouts"]:
         """Expected log offsets of layouts beyond the parameters."""
         shared, alone = self._pulls
-        return (
-            self.overall
-            + self.likeness.shared(where, self._points) @ shared
-            + self.likeness.alone(where, self._points) @ alone
-        )
+        near = self.likeness.shared(where, self._points) @ shared
+        same = self.likeness.alone(where, self._points) @ alone
+        return self.overall + near + same
 
     def joint(
         self,
