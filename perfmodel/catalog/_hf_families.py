@@ -26,20 +26,26 @@ from perfmodel.catalog._hf_dense import (
     StableLm,
     Starcoder2,
 )
-from perfmodel.catalog._hf_hybrids import Glm4Moe, Llama4, Mamba2, NemotronH, Qwen3Next
+from perfmodel.catalog._hf_experts import DeepSeek, GptOss, LlamaWithExperts, Qwen2Moe, Qwen3Moe
+from perfmodel.catalog._hf_hybrids import (
+    Bamba,
+    FirstMamba,
+    GraniteHybrid,
+    Jamba,
+    Llama4,
+    Mamba2,
+    NemotronH,
+    Qwen3Next,
+    Qwen35,
+)
 from perfmodel.catalog._hf_llama import (
     Count,
     CountOrNone,
-    DeepSeek,
     Fields,
-    GptOss,
     Layers,
     Llama,
-    Mixtral,
     Qwen2,
-    Qwen2Moe,
     Qwen3,
-    Qwen3Moe,
     Share,
     Stack,
     activation,
@@ -118,6 +124,14 @@ class Bert(Stack):
             "pooler_and_mlm_head": True,
             "dropout": self.hidden_dropout_prob > 0,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roberta(Bert):
+    """RoBERTa: BERT without the pooler and the head that tells whether sentences follow one another."""
+
+    def fields(self) -> Fields:
+        return super().fields() | {"pooler": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,18 +280,53 @@ class Family(Protocol):
 
 
 FAMILIES: Mapping[str, type[Family]] = {
-    "gpt2": Gpt2, "gpt_neox": GptNeoX, "gptj": GptJ, "opt": Opt, "bloom": Bloom, "bert": Bert, "t5": T5, "mt5": T5,
-    "mpt": Mpt, "falcon": Falcon, "llama": Llama, "mistral": Llama, "phi3": Llama, "mixtral": Mixtral, "qwen2": Qwen2,
-    "qwen2_moe": Qwen2Moe, "qwen3": Qwen3, "qwen3_moe": Qwen3Moe, "deepseek_v2": DeepSeek, "deepseek_v3": DeepSeek,
-    "gpt_oss": GptOss, "gemma": Gemma, "gemma2": Gemma2, "gemma3_text": Gemma3, "olmo2": Olmo2,
-    "starcoder2": Starcoder2, "glm": Glm, "glm4": Glm4, "nemotron": Nemotron, "llama4_text": Llama4,
-    "glm4_moe": Glm4Moe, "qwen3_next": Qwen3Next, "mamba2": Mamba2, "nemotron_h": NemotronH, "vit": Vit,
-    "siglip_vision_model": Siglip, "DiTTransformer2DModel": Dit, "phi": Phi, "stablelm": StableLm, "cohere": Cohere,
+    "bamba": Bamba,
+    "bert": Bert,
+    "bloom": Bloom,
+    "cohere": Cohere,
     "cohere2": Cohere2,
-}  # fmt: skip
-PARTS: Mapping[str, tuple[str, str]] = {
-    "gemma3": ("text_config", "gemma3_text"), "llama4": ("text_config", "llama4_text"),
-    "llava": ("text_config", "llama"), "mistral3": ("text_config", "mistral"), "paligemma": ("text_config", "gemma"),
-    "siglip": ("vision_config", "siglip_vision_model"),
-}  # fmt: skip
-"""Of configurations of several models, the one that is read: its key, and its family unless it says another."""
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
+    "DiTTransformer2DModel": Dit,
+    "falcon": Falcon,
+    "falcon_mamba": FirstMamba,
+    "gemma": Gemma,
+    "gemma2": Gemma2,
+    "gemma3": Gemma3,
+    "glm": Glm,
+    "glm4": Glm4,
+    "glm4_moe": LlamaWithExperts,
+    "gpt2": Gpt2,
+    "gpt_neox": GptNeoX,
+    "gpt_oss": GptOss,
+    "gptj": GptJ,
+    "granitemoehybrid": GraniteHybrid,
+    "jamba": Jamba,
+    "llama": Llama,
+    "llama4": Llama4,
+    "llama_with_experts": LlamaWithExperts,
+    "mamba": FirstMamba,
+    "mamba2": Mamba2,
+    "mistral": Llama,
+    "mpt": Mpt,
+    "mt5": T5,
+    "nemotron": Nemotron,
+    "nemotron_h": NemotronH,
+    "olmo2": Olmo2,
+    "opt": Opt,
+    "phi": Phi,
+    "phi3": Llama,
+    "qwen2": Qwen2,
+    "qwen2_moe": Qwen2Moe,
+    "qwen3": Qwen3,
+    "qwen3_5": Qwen35,
+    "qwen3_moe": Qwen3Moe,
+    "qwen3_next": Qwen3Next,
+    "roberta": Roberta,
+    "siglip_vision_model": Siglip,
+    "stablelm": StableLm,
+    "starcoder2": Starcoder2,
+    "t5": T5,
+    "vit": Vit,
+}
+"""Families by `model_type`, each with the class that reads its configuration; see also `RELATIVES`."""

@@ -1,105 +1,89 @@
-"""Hugging Face configurations of layers that differ: Llama 4, GLM-4.5, Qwen3-Next, Mamba-2, Nemotron-H."""
+"""Hugging Face configurations of layers that differ: Llama 4, Qwen3-Next, Mamba, Nemotron-H and other hybrids."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from annotated_types import Ge, Le, Len
 
-from perfmodel.catalog._hf_llama import (
-    Count,
-    CountOrNone,
-    Fields,
-    Layers,
-    Llama,
-    Stack,
-    activation,
-    routed_experts,
-)
+from perfmodel.catalog._hf_experts import EXPERT_KEYS, LlamaWithExperts, Qwen2Moe
+from perfmodel.catalog._hf_layers import letters_of
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Llama, Stack, activation, plain_sizes
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import DeltaNet, Experts, Mamba
+from perfmodel.spec import DeltaNet, Experts, Mamba, SelectiveScan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama4(Llama):
+class Llama4(LlamaWithExperts):
     """Llama 4: attention in chunks but for every fourth layer, experts in all or every second one beside a shared one.
     Its norm of queries and keys, which has no parameters, is left out."""
 
-    intermediate_size: Count = 8192
+    intermediate_size: Count | None = 8192
     intermediate_size_mlp: Count = 16384
-    num_local_experts: Count = 16
+    num_experts: Count = 16
     num_experts_per_tok: Count = 1
-    interleave_moe_layer_step: Count = 1
+    n_shared_experts: CountOrNone = 1
     attention_chunk_size: CountOrNone = 8192
     no_rope_layer_interval: Count = 4
 
     def fields(self) -> Fields:
-        inner = self.intermediate_size
         return super().fields() | {
             "ffn_hidden": self.intermediate_size_mlp,
             "window": self.attention_chunk_size,
             "chunked_window": True,
             "full_attention_every": self.no_rope_layer_interval,
-            "experts": Experts(
-                count=self.num_local_experts, topk=self.num_experts_per_tok, ffn_hidden=inner, shared_ffn_hidden=inner,
-                every=self.interleave_moe_layer_step,
-            ),
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Glm4Moe(Llama):
-    """GLM-4.5: DeepSeek's experts and further tokens with grouped-query attention."""
-
-    moe_intermediate_size: Count
-    n_routed_experts: Count
-    num_experts_per_tok: Count
-    n_shared_experts: CountOrNone = 1
-    first_k_dense_replace: CountOrNone = 1
-    n_group: Count = 1
-    topk_group: Count = 1
-    use_qk_norm: bool = False
-    num_nextn_predict_layers: CountOrNone = 0
-
-    def fields(self) -> Fields:
-        return super().fields() | {
-            "qk_norm": self.use_qk_norm,
-            "mtp_layers": self.num_nextn_predict_layers,
-            "experts": routed_experts(self),
+            "qk_norm": False,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Next(Llama):
-    """Qwen3-Next: three gated delta nets, then gated attention; experts in every layer."""
+class DeltaNetKeys:
+    """What configurations of Qwen3-Next and Qwen3.5 call the sizes of their gated delta nets."""
 
-    moe_intermediate_size: Count
-    num_experts: Count
-    num_experts_per_tok: Count
-    shared_expert_intermediate_size: Count
     linear_num_value_heads: Count
     linear_num_key_heads: Count
     linear_value_head_dim: Count
     linear_key_head_dim: Count
     linear_conv_kernel_dim: Count = 4
     full_attention_interval: Annotated[int, Ge(1), Le(1000)] = 4
+
+    def delta_nets(self, feed_forward: str) -> Fields:
+        """Fields of layers of which every n-th attends and the others have a gated delta net.
+
+        Args:
+            feed_forward: the letter of `MIXERS` for what follows in every layer.
+        """
+        period = ["L" + feed_forward] * (self.full_attention_interval - 1) + ["*" + feed_forward]
+        return {
+            "qk_norm": True,
+            "attention_gate": True,
+            "mixers": " ".join(period) + " ",
+            "delta_net": DeltaNet(
+                heads=self.linear_num_value_heads,
+                key_heads=self.linear_num_key_heads,
+                head_dim=self.linear_value_head_dim,
+                key_dim=self.linear_key_head_dim,
+                conv_kernel=self.linear_conv_kernel_dim,
+            ),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Next(Qwen2Moe, DeltaNetKeys):
+    """Qwen3-Next and Qwen3.5 with experts: three gated delta nets, then gated attention; experts in every layer."""
+
     decoder_sparse_step: Annotated[int, Ge(1), Le(1)] = 1
 
     def fields(self) -> Fields:
-        return super().fields() | {
-            "qk_norm": True,
-            "attention_gate": True,
-            "mixers": " ".join(["LE"] * (self.full_attention_interval - 1) + ["*E"]) + " ",
-            "delta_net": DeltaNet(
-                heads=self.linear_num_value_heads, key_heads=self.linear_num_key_heads,
-                head_dim=self.linear_value_head_dim, key_dim=self.linear_key_head_dim,
-                conv_kernel=self.linear_conv_kernel_dim,
-            ),
-            "experts": Experts(
-                count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
-                shared_ffn_hidden=self.shared_expert_intermediate_size, shared_gate=True,
-            ),
-        }  # fmt: skip
+        return super().fields() | {"qkv_bias": False} | self.delta_nets("E")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35(Llama, DeltaNetKeys):
+    """Qwen3.5 without experts."""
+
+    def fields(self) -> Fields:
+        return super().fields() | self.delta_nets("-")
 
 
 _ONLY: Fields = {"norm": "rms_norm", "positions": "none", "bias": False, "dropout": False}
@@ -133,12 +117,143 @@ class Mamba2:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstMamba:
+    """The first Mamba and Falcon Mamba. Sequences are of 2,048 tokens, as in its paper (arXiv 2312.00752, appendix
+    E.2)."""
+
+    hidden_size: Count
+    num_hidden_layers: Layers
+    vocab_size: Count
+    intermediate_size: Count | None = None
+    expand: Count = 2
+    state_size: Count = 16
+    time_step_rank: Count | None = None
+    conv_kernel: Count = 4
+    tie_word_embeddings: bool = True
+
+    def fields(self) -> Fields:
+        inner = self.intermediate_size or self.expand * self.hidden_size
+        sizes = plain_sizes(self.num_hidden_layers, self.hidden_size, 1, inner, self.vocab_size, 2048)
+        return (
+            sizes
+            | _ONLY
+            | {
+                "tied_embeddings": self.tie_word_embeddings,
+                "mixers": "S" * self.num_hidden_layers,
+                "selective_scan": SelectiveScan(
+                    inner=inner,
+                    state=self.state_size,
+                    step_rank=self.time_step_rank or -(-self.hidden_size // 16),
+                    conv_kernel=self.conv_kernel,
+                ),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jamba(LlamaWithExperts):
+    """Jamba: the first Mamba in place of most attentions, experts in every second layer."""
+
+    mamba_d_state: Count = 16
+    mamba_d_conv: Count = 4
+    mamba_expand: Count = 2
+    mamba_dt_rank: Count | None = None
+    attn_layer_offset: CountOrNone = 4
+    attn_layer_period: Count = 8
+    expert_layer_offset: CountOrNone = 1
+    expert_layer_period: Count = 2
+
+    def word(self, layer: int) -> str:
+        """Sub-layers of a layer, letters of `MIXERS`."""
+        attends = layer % self.attn_layer_period == self.attn_layer_offset
+        has_experts = self.num_experts > 1 and layer % self.expert_layer_period == self.expert_layer_offset
+        return ("*" if attends else "S") + ("E" if has_experts else "-")
+
+    def fields(self) -> Fields:
+        words = [self.word(layer) for layer in range(self.num_hidden_layers)]
+        scan = SelectiveScan(
+            inner=self.mamba_expand * self.hidden_size,
+            state=self.mamba_d_state,
+            step_rank=self.mamba_dt_rank or -(-self.hidden_size // 16),
+            conv_kernel=self.mamba_d_conv,
+            inner_norms=True,
+        )
+        return super().fields() | {"positions": "none", "mixers": " ".join(words) + " ", "selective_scan": scan}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaKeys:
+    """What configurations of Bamba and Granite 4 call the sizes of their Mamba-2 mixers."""
+
+    mamba_n_heads: Count
+    mamba_d_head: Count
+    mamba_d_state: Count
+    mamba_n_groups: Count = 1
+    mamba_d_conv: Count = 4
+    mamba_chunk_size: Count = 256
+
+    def mamba(self) -> Mamba:
+        """Sizes of a mixer."""
+        return Mamba(
+            heads=self.mamba_n_heads,
+            head_dim=self.mamba_d_head,
+            state=self.mamba_d_state,
+            groups=self.mamba_n_groups,
+            conv_kernel=self.mamba_d_conv,
+            chunk=self.mamba_chunk_size,
+        )
+
+    def mixers(self, layers: int, attending: Collection[int], feed_forward: str) -> Fields:
+        """Fields of layers of Mamba-2, some of which attend instead."""
+        words = [("*" if layer in attending else "M") + feed_forward for layer in range(layers)]
+        return {"mixers": " ".join(words) + " ", "mamba": self.mamba()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bamba(Llama, MambaKeys):
+    """Bamba: LLaMA with Mamba-2 in place of most attentions."""
+
+    attn_layer_indices: tuple[CountOrNone, ...] = ()
+
+    def fields(self) -> Fields:
+        return super().fields() | self.mixers(self.num_hidden_layers, self.attn_layer_indices, "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteHybrid(LlamaWithExperts, MambaKeys):
+    """Granite 4: Mamba-2 in place of most attentions (`layer_types` says which stay), experts beside a shared one, or
+    the shared one alone."""
+
+    num_experts: CountOrNone = 0
+    num_experts_per_tok: CountOrNone = 0
+
+    def fields(self) -> Fields:
+        if self.num_experts:
+            return super().fields() | self.mixers(self.num_hidden_layers, (), "E")
+        dense = {"ffn_hidden": self.shared_expert_intermediate_size or self.expert_inner}
+        return Llama.fields(self) | dense | self.mixers(self.num_hidden_layers, (), "-")
+
+
+BLOCK_LETTERS: Final[Mapping[str, str]] = {
+    "linear_attention": "M",
+    "mamba": "M",
+    "moe": "E",
+    "full_attention": "*",
+    "attention": "*",
+    "mlp": "-",
+}
+"""Letter of `MIXERS` for a word of Nemotron-H's `layers_block_type`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NemotronH(Stack):
-    """Nemotron-H and Nemotron 3: a mixer per layer."""
+    """Nemotron-H and Nemotron 3: a mixer per layer, as letters or as a list of words."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = {"attention_head_dim": "head_dim"}
+    ALIASES: ClassVar[Mapping[str, str]] = EXPERT_KEYS | {"attention_head_dim": "head_dim"}
 
-    hybrid_override_pattern: Annotated[str, Len(1, 10**5)]
+    num_hidden_layers: Layers | None = None
+    hybrid_override_pattern: Annotated[str, Len(1, 10**5)] | None = None
+    layers_block_type: tuple[str, ...] | None = None
     intermediate_size: Count
     mamba_num_heads: Count
     mamba_head_dim: Count
@@ -151,23 +266,60 @@ class NemotronH(Stack):
     mlp_hidden_act: str = "relu2"
     max_position_embeddings: Count = 8192
     tie_word_embeddings: bool = False
-    n_routed_experts: CountOrNone = 0
+    num_experts: CountOrNone = 0
     num_experts_per_tok: Count = 1
     moe_intermediate_size: Count = 1
-    moe_shared_expert_intermediate_size: CountOrNone = 0
+    shared_expert_intermediate_size: CountOrNone = 0
+    moe_latent_size: CountOrNone = 0
+
+    def letters(self) -> str:
+        """A letter of `MIXERS` per layer."""
+        if self.hybrid_override_pattern is not None:
+            return self.hybrid_override_pattern
+        if self.layers_block_type is None:
+            raise PerfModelError("hybrid_override_pattern: missing; it says what each layer is (or layers_block_type)")
+        words = self.layers_block_type
+        return "".join(letters_of(words, BLOCK_LETTERS, "layers_block_type", self.num_hidden_layers or len(words)))
+
+    def experts(self) -> Experts:
+        """Its routed experts, which may work on fewer elements than the hidden size, and the shared one."""
+        if not self.num_experts:
+            raise PerfModelError("hybrid_override_pattern has E; n_routed_experts is missing")
+        return Experts(
+            count=self.num_experts,
+            topk=self.num_experts_per_tok,
+            ffn_hidden=self.moe_intermediate_size,
+            shared_ffn_hidden=self.shared_expert_intermediate_size,
+            latent=self.moe_latent_size,
+        )
 
     def fields(self) -> Fields:
-        letters = self.hybrid_override_pattern
-        if "E" in letters and not self.n_routed_experts:
-            raise PerfModelError("hybrid_override_pattern has E; n_routed_experts is missing")
-        return self.sizes(self.intermediate_size, self.max_position_embeddings) | _ONLY | {
-            "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim,
-            "activation": activation(self.mlp_hidden_act), "tied_embeddings": self.tie_word_embeddings,
-            "mixers": letters,
-            "mamba": Mamba(heads=self.mamba_num_heads, head_dim=self.mamba_head_dim, state=self.ssm_state_size,
-                           groups=self.n_groups, conv_kernel=self.conv_kernel, chunk=self.chunk_size),
-            "experts": Experts(
-                count=self.n_routed_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
-                shared_ffn_hidden=self.moe_shared_expert_intermediate_size,
-            ) if "E" in letters else None,
-        }  # fmt: skip
+        letters = self.letters()
+        sizes = plain_sizes(
+            self.num_hidden_layers or len(letters),
+            self.hidden_size,
+            self.num_attention_heads,
+            self.intermediate_size,
+            self.vocab_size,
+            self.max_position_embeddings,
+        )
+        return (
+            sizes
+            | _ONLY
+            | {
+                "kv_heads": self.num_key_value_heads,
+                "head_dim": self.head_dim,
+                "activation": activation(self.mlp_hidden_act),
+                "tied_embeddings": self.tie_word_embeddings,
+                "mixers": letters,
+                "mamba": Mamba(
+                    heads=self.mamba_num_heads,
+                    head_dim=self.mamba_head_dim,
+                    state=self.ssm_state_size,
+                    groups=self.n_groups,
+                    conv_kernel=self.conv_kernel,
+                    chunk=self.chunk_size,
+                ),
+                "experts": self.experts() if "E" in letters else None,
+            }
+        )

@@ -1,13 +1,12 @@
 """What Hugging Face configurations of all families share: kinds of values, and sizes that follow from others; and those
-of LLaMA and what follows its shape: Mistral, Qwen, Mixtral, GPT-OSS, DeepSeek."""
+of LLaMA and what follows its shape without experts: Mistral, Qwen."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts, LatentAttention
 
 MOST = 10**9
 Count = Annotated[int, Ge(1), Le(MOST)]
@@ -52,7 +51,8 @@ def per_head(hidden: int, heads: int) -> int:
 
 def activation(name: str) -> str:
     """The catalog's word for an activation function."""
-    if name in ("relu2", "squared_relu"):
+    # xIELU of Apertus is squared on one side too (arXiv 2411.13010)
+    if name in ("relu2", "squared_relu", "xielu"):
         return "relu2"
     for known in ("gelu", "silu", "relu"):
         if known in name or (known == "silu" and name == "swish"):
@@ -74,13 +74,17 @@ class Llama(Stack):
     sliding_window: CountOrNone = 0
     use_sliding_window: bool = True
 
+    def head_size(self) -> int:
+        """Elements of a head."""
+        return self.head_dim or per_head(self.hidden_size, self.num_attention_heads)
+
     def fields(self) -> Fields:
         return {
             "layers": self.num_hidden_layers,
             "hidden": self.hidden_size,
             "heads": self.num_attention_heads,
             "kv_heads": self.num_key_value_heads or self.num_attention_heads,
-            "head_dim": self.head_dim or per_head(self.hidden_size, self.num_attention_heads),
+            "head_dim": self.head_size(),
             "ffn_hidden": self.intermediate_size,
             "vocab": self.vocab_size,
             "seq_len": self.max_position_embeddings,
@@ -114,110 +118,3 @@ class Qwen3(Llama):
 
     def fields(self) -> Fields:
         return super().fields() | {"qk_norm": True}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mixtral(Llama):
-    """Mixtral."""
-
-    num_local_experts: Count
-    num_experts_per_tok: Count
-
-    def fields(self) -> Fields:
-        return super().fields() | {
-            "experts": Experts(
-                count=self.num_local_experts, topk=self.num_experts_per_tok, ffn_hidden=self.intermediate_size
-            )
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class GptOss(Mixtral):
-    """GPT-OSS: every second layer attends in full, heads have sinks, inputs of activations are cut at a limit."""
-
-    def fields(self) -> Fields:
-        found = super().fields()
-        own = {"bias": True, "full_attention_every": 2, "attention_sinks": True, "clamped_glu": True}
-        return found | own | {"experts": replace(found["experts"], router_bias=True)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen2Moe(Qwen2):
-    """Qwen2 with experts."""
-
-    num_experts: Count
-    num_experts_per_tok: Count
-    moe_intermediate_size: Count
-    shared_expert_intermediate_size: CountOrNone = 0
-    decoder_sparse_step: Count = 1
-
-    def fields(self) -> Fields:
-        return super().fields() | {
-            "experts": Experts(
-                count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
-                shared_ffn_hidden=self.shared_expert_intermediate_size, every=self.decoder_sparse_step,
-                shared_gate=self.shared_expert_intermediate_size > 0,
-            )
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen3Moe(Qwen3):
-    """Qwen3 with experts."""
-
-    num_experts: Count
-    num_experts_per_tok: Count
-    moe_intermediate_size: Count
-    decoder_sparse_step: Count = 1
-
-    def fields(self) -> Fields:
-        return super().fields() | {
-            "experts": Experts(
-                count=self.num_experts,
-                topk=self.num_experts_per_tok,
-                ffn_hidden=self.moe_intermediate_size,
-                every=self.decoder_sparse_step,
-            )
-        }
-
-
-def routed_experts(config: Any) -> Experts:
-    """Experts of a configuration that calls them as DeepSeek's do."""
-    return Experts(
-        count=config.n_routed_experts, topk=config.num_experts_per_tok, ffn_hidden=config.moe_intermediate_size,
-        shared_ffn_hidden=config.moe_intermediate_size * config.n_shared_experts,
-        first_dense_layers=config.first_k_dense_replace, groups=config.n_group or 1,
-        groups_kept=config.topk_group or 1,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeepSeek(Llama):
-    """DeepSeek-V2 and V3: multi-head latent attention and mixture of experts."""
-
-    kv_lora_rank: Count
-    qk_nope_head_dim: Count
-    qk_rope_head_dim: Count
-    v_head_dim: Count
-    moe_intermediate_size: Count
-    n_routed_experts: Count
-    num_experts_per_tok: Count
-    q_lora_rank: CountOrNone = 0
-    n_shared_experts: CountOrNone = 0
-    first_k_dense_replace: CountOrNone = 0
-    n_group: CountOrNone = 1
-    topk_group: CountOrNone = 1
-    num_nextn_predict_layers: CountOrNone = 0
-
-    def fields(self) -> Fields:
-        latent = LatentAttention(
-            q_lora_rank=self.q_lora_rank,
-            kv_lora_rank=self.kv_lora_rank,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            qk_rope_head_dim=self.qk_rope_head_dim,
-            v_head_dim=self.v_head_dim,
-        )
-        own = {"kv_heads": self.num_attention_heads, "head_dim": self.v_head_dim}
-        return super().fields() | own | {
-            "latent_attention": latent, "experts": routed_experts(self), "mtp_layers": self.num_nextn_predict_layers,
-        }  # fmt: skip

@@ -8,20 +8,19 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from perfmodel.catalog._convnets import convnets
-from perfmodel.catalog._hf_families import FAMILIES, PARTS
+from perfmodel.catalog._hf_families import FAMILIES
+from perfmodel.catalog._hf_layers import listed_layers, one_number
+from perfmodel.catalog._hf_parts import language_model
+from perfmodel.catalog._hf_relatives import RELATIVES, Relative
+from perfmodel.catalog._hf_unknown import unknown_model_type
 from perfmodel.catalog._toml import checked, index, package_tables, parsed, read_toml, resolve
-from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.errors import PerfModelError
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 
 Config = Mapping[str, Any]
 LONGEST_ASSUMED: Final = 8192
 """Tokens per sequence that are taken at most where a configuration says only how many its positions allow: models are
 pre-trained on less (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
-
-IN_TOML: Final = (
-    "any other transformer is described in a TOML file (docs/howto/add_a_model.md), such as --model mine.toml with "
-    "layers = 32, hidden = 4096, heads = 32, kv_heads = 8, ffn_hidden = 14336, vocab = 128256, seq_len = 4096"
-)
 
 
 def model(name_or_path: str | Path | Model) -> Model:
@@ -101,7 +100,7 @@ def read_config(path: Path) -> Transformer:
 
     Raises:
         PerfModelError: if the file is not JSON, or keys that the family needs are missing or malformed; lists all.
-        UnknownNameError: for a `model_type` of none of the supported families.
+        UnknownNameError: for a `model_type` of none of the supported families, with a TOML file to complete.
     """
     config = parsed(path, json.loads, "JSON")
     if not isinstance(config, dict):
@@ -110,36 +109,40 @@ def read_config(path: Path) -> Transformer:
 
 
 def from_config(config: Config, *, where: str = "config.json") -> Transformer:
-    """The model that a parsed configuration describes; see `read_config`."""
-    family, name = config.get("model_type", config.get("_class_name")), config.get("_name_or_path")
-    if not isinstance(family, str):
-        raise PerfModelError(f"{where}: model_type: missing; it names the family")
-    if family in PARTS:
-        part, family = PARTS[family]
-        described = config.get(part)
-        if not isinstance(described, dict):
-            raise PerfModelError(f"{where}: {part}: missing; it describes the model")
-        config, family = described, described.get("model_type", family)
-    if family not in FAMILIES:
-        raise UnknownNameError("Hugging Face model_type", family, FAMILIES, remedy=IN_TOML)
-    kind = FAMILIES[family]
-    fields = checked(kind, _stated(config, getattr(kind, "ALIASES", {})), f"{where}, model_type {family!r}")
+    """The model that a parsed configuration describes; see `read_config`.
+
+    Of a model of several parts (a language model that sees or hears) the language model is read; `left_out` says what
+    is not.
+    """
+    config, family, left_out = language_model(config, where)
+    name = config.get("_name_or_path")
+    relative = RELATIVES.get(family, Relative(family=family))
+    if relative.family not in FAMILIES:
+        raise unknown_model_type(family, {*FAMILIES, *RELATIVES}, config)
+    reader = FAMILIES[relative.family]
+    aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
+    stated = {**relative.defaults, **_stated(config, aliases)}
+    of_family = f"{where}, model_type {family!r}"
+    read = checked(reader, stated, of_family)
     try:
+        fields = listed_layers(config, {**read.fields(), **relative.fields}, of_family)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{where}",
             source=f"Hugging Face configuration {where}",
-            **_with_assumed_length(fields.fields()),
+            left_out="; ".join(filter(None, (*left_out, relative.left_out))),
+            **_with_assumed_length(fields),
         )
     except PerfModelError as error:
         raise PerfModelError(f"{where}: {error}") from None
 
 
 def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration without its nulls, under the names that the family's schema knows."""
-    plain = {key: value for key, value in config.items() if value is not None}
+    """The configuration without its nulls, under the names that the family's reader knows."""
+    plain = {key: one_number(value) for key, value in config.items() if value is not None}
     if isinstance(plain.get("attn_config"), dict):
         plain["attn_config"] = _stated(plain["attn_config"], {})
-    return {aliases[key]: value for key, value in plain.items() if key in aliases} | plain
+    renamed = {aliases[key]: value for key, value in plain.items() if key in aliases}
+    return renamed | plain
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:

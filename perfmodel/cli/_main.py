@@ -90,7 +90,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         complete_from_launch(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:
-        print(f"perfmodel: {error}", file=sys.stderr)
+        print(f"perfmodel: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

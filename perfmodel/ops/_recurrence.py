@@ -28,7 +28,7 @@ class Recurrence(KernelOp):
     """A recurrence over `tokens`, by chunks: matrix products inside a chunk, states from chunk to chunk."""
 
     op: str
-    """`state_space` (Mamba-2) or `delta_rule` (gated delta nets)."""
+    """`state_space` (Mamba-2), `selective_scan` (the first Mamba) or `delta_rule` (gated delta nets)."""
     dtype: str = "bf16"
     tokens: int
     products_per_token: int

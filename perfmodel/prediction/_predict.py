@@ -30,7 +30,7 @@ from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._site import Site
-from perfmodel.spec import Cluster, Device, Layout, Model, Problem
+from perfmodel.spec import Cluster, Device, Layout, Model, Problem, Transformer
 from perfmodel.timeline import times
 
 
@@ -135,7 +135,12 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         error_sources=error_sources,
         unknown_shares=shares,
         class_shares=path.class_shares,
-        warnings=(*layout.remarks, *problem.job.assumed, *_warnings(provenance, devices)),
+        warnings=(
+            *_left_out(problem.model),
+            *layout.remarks,
+            *problem.job.assumed,
+            *_warnings(provenance, devices),
+        ),
         saved_bytes_per_stage=tuple(bundle.saved_bytes[0].tolist()),
         timeline=times(program.compiled, durations) if timeline else None,
         pass_parts=pass_parts(first, durations) if timeline else {},
@@ -144,6 +149,12 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
 
 def _names(devices: Sequence[Device]) -> str:
     return ", ".join(dict.fromkeys(device.name for device in devices))
+
+
+def _left_out(model: Model) -> tuple[str, ...]:
+    """What the model has that its figures do not count, as a warning; none where all is counted."""
+    left_out = model.left_out if isinstance(model, Transformer) else ""
+    return (f"{model.name}: {left_out}",) if left_out else ()
 
 
 def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches
+from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan
 from perfmodel.units import whole
 
 MOST_LAYERS: Final = 10**5
@@ -18,9 +18,14 @@ _SIZES_OR_NONE: Final = (
 
 
 MIXERS: Final = {
-    "*": "attention", "W": "attention in the window", "M": "mamba", "L": "gated delta net", "E": "experts",
+    "*": "attention",
+    "W": "attention in the window",
+    "M": "mamba",
+    "S": "selective scan (the first Mamba)",
+    "L": "gated delta net",
+    "E": "experts",
     "-": "a dense feed-forward",
-}  # fmt: skip
+}
 """What a letter of `Transformer.mixers` stands for."""
 
 
@@ -57,6 +62,8 @@ class Transformer(Stated):
     2402.15627, section 3.1) or each of its own (GPT-NeoX, Falcon-40B)."""
     norm_bias: bool | None = None
     """Layer norms have a shift; None: as `bias` says."""
+    norm_parameters: bool = True
+    """Norms have parameters; those of OLMo 1 have none (arXiv 2402.00838, section 2.1)."""
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
     tied_embeddings: bool = True
     bias: bool = True
@@ -89,12 +96,16 @@ class Transformer(Stated):
     """Rows of BERT's segment embedding; 0 for none."""
     pooler_and_mlm_head: bool = False
     """BERT's pooler and masked-LM transform before the vocabulary projection."""
+    pooler: bool = True
+    """Beside that transform: BERT's pooler and the head that tells whether sentences follow one another. RoBERTa has
+    neither."""
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
     mixers: str = ""
     """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv 2504.03624), or a word per
     layer, repeated over the layers (Qwen3-Next: `LE LE LE *E`). Empty: attention and a feed-forward in each."""
     mamba: Mamba | None = None
+    selective_scan: SelectiveScan | None = None
     delta_net: DeltaNet | None = None
     mtp_layers: int = 0
     """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
@@ -106,6 +117,8 @@ class Transformer(Stated):
     patches: Patches | None = None
     """Its input, in place of words; `vocab` is then the number of classes of the head, 0 for none."""
     adaln: AdaLN | None = None
+    left_out: str = ""
+    """What the model has that these figures do not count, in words for its user: a vision tower, an indexer."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -126,7 +139,7 @@ class Transformer(Stated):
                 f"{', '.join(f'{letter} ({what})' for letter, what in MIXERS.items())}; got {self.mixers!r} for "
                 f"{self.layers} layers"
             )
-        for letter, what in {"M": "mamba", "L": "delta_net"}.items():
+        for letter, what in {"M": "mamba", "S": "selective_scan", "L": "delta_net"}.items():
             if (letter in letters) != (sizes[what] is not None):
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {what} for {letter}, and only then")
         for letter, what in {"E": "experts", "W": "window"}.items():

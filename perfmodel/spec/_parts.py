@@ -96,6 +96,24 @@ class Mamba(Stated):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelectiveScan(Stated):
+    """Mixers of the first Mamba (Gu and Dao, arXiv 2312.00752, section 3): a state per channel, scanned over tokens."""
+
+    inner: int
+    """Channels of the mixer."""
+    state: int
+    """Elements of a channel's state."""
+    step_rank: int
+    """Elements that the step sizes of all channels are projected from."""
+    conv_kernel: int = 4
+    inner_norms: bool = False
+    """Step sizes, inputs and outputs of the state are normalised each by itself (Jamba, arXiv 2403.19887)."""
+
+    def __post_init__(self) -> None:
+        whole("selective_scan", {n: v for n, v in vars(self).items() if n != "inner_norms"})
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeltaNet(Stated):
     """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
 

@@ -169,14 +169,17 @@ def _cross_entropy(local: Local) -> Piece:
 
 
 def _bert_transform(model: Transformer, local: Local) -> list[Piece]:
-    """Pooler and next-sentence classifier, and the replicated transform before the vocabulary."""
+    """The replicated transform before the vocabulary, after pooler and next-sentence classifier where there are any."""
     h, rows, precision = local.hidden, local.norm_tokens, local.precision
     pooled = local.shard.micro_batch
-    return [
+    pooler = [
         linear(precision, pooled, h, h, bias=h),
         pointwise(precision, [("tanh", 1)], pooled, h, saved_bytes=float(pooled * h * local.act_bytes)),
         linear(precision, pooled, 2, h, bias=2),
+    ]
+    transform = [
         linear(precision, rows, h, h, bias=h),
         pointwise(precision, [("gelu", 1)], rows, h, saved_bytes=local.norm_bytes),
         small_norm(model, local, rows, h),
     ]
+    return [*pooler, *transform] if model.pooler else transform

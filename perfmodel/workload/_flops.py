@@ -14,7 +14,13 @@ from functools import singledispatch
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
 from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._local import masked_tokens
-from perfmodel.workload._recurrent import delta_net_weights, delta_rule_products, mamba_weights, state_space_products
+from perfmodel.workload._recurrent import (
+    delta_net_weights,
+    delta_rule_products,
+    mamba_weights,
+    selective_scan_weights,
+    state_space_products,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,9 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if model.mamba:
         per_token += letters["M"] * mamba_weights(h, model.mamba)
         weightless += letters["M"] * state_space_products(model.mamba)
+    if scan := model.selective_scan:
+        per_token += letters["S"] * selective_scan_weights(h, scan)
+        weightless += letters["S"] * 2 * scan.inner * scan.state
     if model.delta_net:
         per_token += letters["L"] * delta_net_weights(h, model.delta_net)
         weightless += letters["L"] * delta_rule_products(model.delta_net)
@@ -135,7 +144,7 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if model.patches:
         head = _patch_flops(model, model.patches, batch, s)
     if model.pooler_and_mlm_head:
-        head += 2.0 * batch * (seen * h * h + h * h + 2 * h)
+        head += 2.0 * batch * (seen * h * h + (h * h + 2 * h) * model.pooler)
     frozen = 0.0
     if job.frozen:
         frozen = layers + head

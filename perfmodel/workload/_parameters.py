@@ -11,7 +11,7 @@ from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
 from perfmodel.workload._flops import ffn_weights
 from perfmodel.workload._pointwise import norm_params
-from perfmodel.workload._recurrent import delta_net_parameters, mamba_parameters
+from perfmodel.workload._recurrent import delta_net_parameters, mamba_parameters, selective_scan_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,8 @@ def _(model: Transformer) -> Parameters:
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
     norms = norm_params(model, h) * stacks
     if model.pooler_and_mlm_head:
-        head += 2 * (h * h + h) + 2 * h + 2 + v
+        head += h * h + h + v
+        head += h * h + h + 2 * h + 2 if model.pooler else 0
         norms += norm_params(model, h)
     layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
     modules = model.mtp_stack[:1] if model.mtp_repeated else model.mtp_stack
@@ -118,6 +119,7 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         shared += h if experts.shared_gate else 0
         router = h * (experts.count + 2 * experts.latent) + (experts.count if experts.router_bias else 0)
     mixed = n["M"] * mamba_parameters(h, model.mamba) if model.mamba else 0
+    mixed += n["S"] * selective_scan_parameters(h, model.selective_scan) if model.selective_scan else 0
     mixed += n["L"] * delta_net_parameters(h, model.delta_net) if model.delta_net else 0
     return Parameters(
         attention=per_attention * attending,
@@ -184,6 +186,9 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     if mamba:
         elements = mamba.inner * mamba.state + mamba.convolved * (mamba.conv_kernel - 1)
         held["M"] = MAMBA_STATE_BYTES * elements / tp
+    if scan := model.selective_scan:
+        elements = scan.inner * (scan.state + scan.conv_kernel - 1)
+        held["S"] = MAMBA_STATE_BYTES * elements / tp
     if net := model.delta_net:
         elements = net.values * net.key_dim + net.convolved * (net.conv_kernel - 1)
         held["L"] = MAMBA_STATE_BYTES * elements / tp

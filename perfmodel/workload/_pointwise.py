@@ -20,8 +20,9 @@ def norm(model: Transformer, local: Local) -> Piece:
 
 
 def norm_params(model: Transformer, size: int) -> int:
-    """A scale per element, and a shift for layer norms with biases; neither where conditioning gives both."""
-    if model.adaln:
+    """A scale per element, and a shift for layer norms with biases; neither where conditioning gives both or the
+    norm has no parameters."""
+    if model.adaln or not model.norm_parameters:
         return 0
     shifted = model.bias if model.norm_bias is None else model.norm_bias
     return size * (2 if model.norm == "layer_norm" and shifted else 1)

@@ -1,12 +1,15 @@
-"""Mixers that carry a state from token to token, sharded by heads: Mamba-2 (Dao and Gu, arXiv 2405.21060; as
-Megatron-Core shards it) and gated delta nets (Yang et al., arXiv 2412.06464)."""
+"""Mixers that carry a state from token to token, sharded by heads or channels.
+
+Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao, arXiv 2312.00752) and
+gated delta nets (Yang et al., arXiv 2412.06464).
+"""
 
 from dataclasses import replace
 
 from perfmodel.errors import Reason
 from perfmodel.ops import Recurrence
-from perfmodel.spec import DeltaNet, Mamba, Transformer
-from perfmodel.workload._linear import column_linear, row_linear
+from perfmodel.spec import DeltaNet, Mamba, SelectiveScan, Transformer
+from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
 
@@ -94,6 +97,70 @@ def state_space_products(mamba: Mamba) -> int:
     """Multiplications per token of the products of a chunk."""
     shared, own = mamba.groups * mamba.state, mamba.inner
     return mamba.chunk * (shared + own) + 2 * own * mamba.state
+
+
+def selective_scan_mixer(model: Transformer, local: Local, scan: SelectiveScan) -> list[Piece]:
+    """Input projection, causal convolution, projections of step sizes and of the state's inputs and outputs, the scan,
+    output projection; sharded by channels.
+
+    Raises:
+        LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the state
+            would have to be passed.
+    """
+    tp = local.tp
+    divide(model, Reason.HEADS, f"selective_scan inner={scan.inner} are", scan.inner, "tp", tp)
+    require_whole_sequence(model, local, "selective scans")
+    inner, projected = scan.inner // tp, scan.step_rank + 2 * scan.state
+    tensor = float(local.tokens * local.act_bytes)
+    projections = [
+        column_linear(local, 2 * inner, local.hidden, kept_output=1.0),
+        _convolution(local, inner, inner * (scan.conv_kernel + 1), saved_bytes=tensor * inner),
+        linear(local.precision, local.tokens, projected, inner),
+    ]
+    if scan.inner_norms:
+        projections.append(
+            pointwise(local.precision, [("norm", 1)], local.tokens, projected, params=projected, saved_bytes=0.0)
+        )
+    steps = linear(local.precision, local.tokens, inner, scan.step_rank, bias=inner)
+    return [*projections, steps, _scan(local, scan, inner), row_linear(local, local.hidden, inner)]
+
+
+def _scan(local: Local, scan: SelectiveScan, inner: int) -> Piece:
+    """The scan and the gate in one kernel, which computes states again in backward (section 3.3.2).
+
+    It has no matrix products: every channel updates `state` elements per token. Its traffic stands for its work: the
+    lanes' work that goes with a byte (`perfmodel.ops` recurrence) is about that of 16 states, the usual number.
+    """
+    forward = Recurrence(
+        op="selective_scan",
+        dtype=local.precision.act_dtype,
+        tokens=local.tokens,
+        products_per_token=2 * inner * scan.state,
+        # input, step size and gate in, output before and after the gate out; the state's input and output in
+        bytes_per_token=local.act_bytes * (5 * inner + 2 * scan.state),
+    )
+    backward = replace(
+        forward,
+        # these and the output's gradient in, four gradients out; the states and the output are made again
+        bytes_per_token=local.act_bytes * (12 * inner + 8 * scan.state),
+        pass_="bwd",
+    )
+    decay_and_skip = inner * (scan.state + 1)
+    return Piece(forward=(forward,), backward_input=(backward,), params=decay_and_skip)
+
+
+def selective_scan_weights(hidden: int, scan: SelectiveScan) -> int:
+    """Elements of the projections."""
+    projected = scan.step_rank + 2 * scan.state
+    return 3 * hidden * scan.inner + scan.inner * projected + scan.step_rank * scan.inner
+
+
+def selective_scan_parameters(hidden: int, scan: SelectiveScan) -> int:
+    """Parameters of one mixer, without the layer's norm."""
+    convolution = scan.inner * (scan.conv_kernel + 1)
+    step_bias, decay_and_skip = scan.inner, scan.inner * (scan.state + 1)
+    norms = scan.step_rank + 2 * scan.state if scan.inner_norms else 0
+    return selective_scan_weights(hidden, scan) + convolution + step_bias + decay_and_skip + norms
 
 
 def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Piece]:

@@ -19,7 +19,7 @@ from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
-from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer
+from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer
 
 WEIGHTS_OF_A_LAYER = 6
 """Tensors of a layer whose gradients are added up apart: four products and two norms (or a shared one)."""
@@ -66,13 +66,23 @@ def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
         widest = routing.processed * routing.inner
     elif "M" in word and model.mamba:
         widest = max(widest, local.tokens * 3 * model.mamba.inner // local.tp)
+    elif "S" in word and model.selective_scan:
+        widest = max(widest, local.tokens * 2 * model.selective_scan.inner // local.tp)
     elif "L" in word and model.delta_net:
         widest = max(widest, local.tokens * 2 * model.delta_net.values // local.tp)
     pieces = _sub_layers(model, local, word)
     return _layer(f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer", local, pieces, widest=widest)
 
 
-_NAMES: Final = {"E": "moe", "-": "dense", "M": "mamba", "L": "delta", "*": "attention", "W": "attention"}
+_NAMES: Final = {
+    "E": "moe",
+    "-": "dense",
+    "M": "mamba",
+    "S": "selective_scan",
+    "L": "delta",
+    "*": "attention",
+    "W": "attention",
+}
 """What a layer is called after: the first of these that it has."""
 
 
@@ -91,6 +101,8 @@ def _sub_layers(model: Transformer, local: Local, word: str) -> list[Piece]:
 def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
     if letter == "M" and model.mamba:
         return mamba_mixer(model, local, model.mamba)
+    if letter == "S" and model.selective_scan:
+        return selective_scan_mixer(model, local, model.selective_scan)
     if letter == "L" and model.delta_net:
         return delta_net_mixer(model, local, model.delta_net)
     if letter == "E" and model.experts:

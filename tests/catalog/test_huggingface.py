@@ -1,13 +1,19 @@
 """Published configurations of each family against published parameter counts."""
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from perfmodel.catalog import model
+from perfmodel.catalog._hf_relatives import RELATIVES, Relative
 from perfmodel.catalog._models import from_config
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.workload import parameter_count, parameters
+from perfmodel.prediction import predict
+from perfmodel.spec import Job
+from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, parameters, step_flops
 
 LLAMA2_7B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -102,6 +108,133 @@ PUBLISHED = {
     "command-r-v01": (COMMAND_R, 34_980_831_232, 0),
     "aya-expanse-8b": (AYA_8B, 8_028_033_024, 0),
 }
+
+
+FAMILY_COUNTS = json.loads((Path(__file__).parent / "huggingface_parameters.json").read_text())
+"""By `model_type`, a configuration and the parameters of the model that transformers 5.24 builds from it."""
+NOT_COUNTED = {
+    "apertus": 8 * 2,  # parameters of the activation
+    "bert": -(768 * 768 + 768 + 2 * 768 + 2),  # its masked-LM class has no pooler
+    "bloom": 2 * 64,  # norm after the embedding
+    "codegen": 214_240,  # biases of feed-forward and head, as of GPT-J
+    "gptj": 214_240,
+    "ernie4_5_moe": 7 * 64,  # biases that balance experts, which are not trained
+    "opt": 2 * 768,  # two unused positions
+    "phi": 51_200,  # bias of the head
+    "umt5": (2 * 8 - 2) * 32 * 6,  # relative positions of its own in every layer
+}
+"""Parameters that a family has and we do not count, in the fixture's sizes."""
+WITH_PARTS_LEFT_OUT = ("deepseek_v32", "gemma3", "glm_moe_dsa")
+
+
+@pytest.mark.parametrize("family", FAMILY_COUNTS)
+def test_every_family_has_the_parameters_of_its_own_class(family):
+    """Modules for further tokens apart, which the classes leave away though configurations tell of them."""
+    net = from_config(FAMILY_COUNTS[family]["config"])
+    counted, published = parameters(net), FAMILY_COUNTS[family]["parameters"]
+    if family in WITH_PARTS_LEFT_OUT:
+        assert net.left_out
+        assert 0.95 * published < counted.total - counted.further_tokens < published
+    else:
+        assert not net.left_out
+        assert counted.total - counted.further_tokens == published - NOT_COUNTED.get(family, 0)
+
+
+@pytest.mark.parametrize("family", sorted({"kimi_k2", "mistral3", "qwen2_5_vl", "qwen3_vl_moe", "yi"}))
+def test_a_family_under_another_name_is_the_known_one(family):
+    relative = RELATIVES.get(family, Relative(family="mistral"))
+    config = dict(FAMILY_COUNTS.get(relative.family, FAMILY_COUNTS["mistral"])["config"])
+    known = from_config(config)
+    renamed = from_config(
+        config | {"model_type": family} if family in RELATIVES else {"model_type": family, "text_config": config}
+    )
+    assert replace(renamed, name=known.name, source=known.source) == known
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
+def test_experts_are_found_under_every_name_for_their_number(key):
+    config = FAMILY_COUNTS["olmoe"]["config"]
+    renamed = {name: value for name, value in config.items() if name != "num_experts"} | {key: 64}
+    assert from_config(renamed) == from_config(config)
+
+
+def test_lists_of_layers_say_the_same_as_rules():
+    """Dense layers first, a window in all but every fourth: spelled as lists or as numbers."""
+    plain = MIXTRAL | {
+        "model_type": "exaone_moe",
+        "num_hidden_layers": 8,
+        "moe_intermediate_size": 64,
+        "sliding_window": 128,
+    }
+    by_lists = plain | {
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6,
+    }
+    net = from_config(by_lists)
+    assert net.stack == ("W-", "W-", "WE", "*E", "WE", "WE", "WE", "*E")
+    assert net.mixers == ""
+    assert net.full_attention_every == 4
+    irregular = by_lists | {"mlp_layer_types": ["sparse", "dense"] * 4}
+    assert from_config(irregular).stack == ("WE", "W-", "WE", "*-", "WE", "W-", "WE", "*-")
+    assert from_config(plain | {"mlp_only_layers": [1]}).stack[:3] == ("WE", "W-", "WE")
+    assert from_config(plain | {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]}).experts.first_dense_layers == 2
+    with pytest.raises(PerfModelError, match="layer_types has 2 entries for 8 layers"):
+        from_config(plain | {"layer_types": ["full_attention"] * 2})
+
+
+def test_a_selective_scan_is_shared_out_by_channels():
+    net = from_config(FAMILY_COUNTS["mamba"]["config"])
+    job = Job(global_batch=1, seq_len=2048)
+    whole, half = (blocks(net, job, Shard(tp=tp))[1][0] for tp in (1, 2))
+    scans = [next(op for op in block.forward if getattr(op, "op", "") == "selective_scan") for block in (whole, half)]
+    assert 1.9 < scans[0].bytes_per_token / scans[1].bytes_per_token <= 2
+    assert step_flops(net, job).forward == pytest.approx(
+        sum(n * matmul_flops(block.forward) for block, n in blocks(net, job, Shard())), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "vision",
+    [
+        {
+            "vision_config": {
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_hidden_layers": 24,
+                "patch_size": 14,
+                "image_size": 336,
+            }
+        },
+        {"audio_config": {"d_model": 1280, "encoder_layers": 32, "encoder_ffn_dim": 5120}},
+    ],
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_towers_beside_the_language_model_are_told(vision, nested):
+    text = FAMILY_COUNTS["qwen2"]["config"]
+    config = {"model_type": "qwen2_5_vl", "text_config": text} if nested else text | {"model_type": "qwen2_5_vl"}
+    net = from_config(config | vision)
+    size = r"0\.30" if "vision_config" in vision else r"0\.63"
+    assert re.search(
+        rf"only the language model is counted; .* tower of about {size} B parameters is left out", net.left_out
+    )
+    warnings = predict(net, "dgx-h100", "dp=8,zero=3", global_batch=8).warnings
+    assert any("left out" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILY_COUNTS))
+def test_a_family_that_is_not_known_is_written_as_toml(family, tmp_path):
+    """Whatever its keys are called: of LLaMA's sizes nothing is asked again, and the text is a model that loads."""
+    config = FAMILY_COUNTS[family]["config"]
+    with pytest.raises(UnknownNameError, match=r"unknown Hugging Face model_type 'zzz'.* TOML file") as error:
+        from_config({key: value for key, value in config.items() if key != "text_config"} | {"model_type": "zzz"})
+    (toml,) = error.value.__notes__
+    path = tmp_path / "mine.toml"
+    path.write_text(toml)
+    sizes = {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+    if config.keys() >= sizes | {"max_position_embeddings"}:
+        assert model(path).hidden == config["hidden_size"]
+    else:
+        assert "# " in toml
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,0 +1,153 @@
+"""Hugging Face configurations of mixtures of experts.
+
+One reader serves all families whose layers are LLaMA's attention and experts, whatever names each gives to the numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Llama
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Experts, LatentAttention
+
+EXPERT_KEYS: Final[Mapping[str, str]] = {
+    # experts of a layer
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_experts",
+    "moe_num_experts": "num_experts",
+    # experts that a token goes to
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_experts_per_topk": "num_experts_per_tok",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
+    "moe_k": "num_experts_per_tok",
+    "moe_top_k": "num_experts_per_tok",
+    "top_k_experts": "num_experts_per_tok",
+    # inner size of an expert
+    "expert_ffn_hidden_size": "moe_intermediate_size",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    # experts that every token goes to
+    "num_shared_experts": "n_shared_experts",
+    "num_shared_expert": "n_shared_experts",
+    "moe_num_shared_experts": "n_shared_experts",
+    "shared_intermediate_size": "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    # leading layers without experts
+    "moe_layer_start_index": "first_k_dense_replace",
+    "num_dense_layers": "first_k_dense_replace",
+    # every n-th layer has experts
+    "interleave_moe_layer_step": "decoder_sparse_step",
+    "moe_layer_interval": "decoder_sparse_step",
+}
+"""Names of the same number in different families, and the one that stands for all of them here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaWithExperts(Llama):
+    """LLaMA's attention with experts (Mixtral, Qwen3-MoE, OLMoE, GLM-4.5, dots.llm1, ERNIE 4.5, MiniMax-M2, ...)."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = EXPERT_KEYS
+
+    intermediate_size: Count | None = None
+    num_experts: Count
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count | None = None
+    n_shared_experts: CountOrNone = 0
+    shared_expert_intermediate_size: CountOrNone = 0
+    first_k_dense_replace: CountOrNone = 0
+    decoder_sparse_step: Count = 1
+    n_group: CountOrNone = 1
+    topk_group: CountOrNone = 1
+    num_nextn_predict_layers: CountOrNone = 0
+    use_qk_norm: bool = False
+
+    @property
+    def expert_inner(self) -> int:
+        """Inner size of a routed expert: its own, or that of a dense layer where the family has one size only."""
+        inner = self.moe_intermediate_size or self.intermediate_size
+        if inner is None:
+            raise PerfModelError("moe_intermediate_size: missing; it is the inner size of an expert")
+        return inner
+
+    def experts(self) -> Experts:
+        """Its routed and shared experts."""
+        return Experts(
+            count=self.num_experts,
+            topk=self.num_experts_per_tok,
+            ffn_hidden=self.expert_inner,
+            shared_ffn_hidden=self.shared_expert_intermediate_size or self.n_shared_experts * self.expert_inner,
+            first_dense_layers=self.first_k_dense_replace,
+            every=self.decoder_sparse_step,
+            groups=self.n_group or 1,
+            groups_kept=self.topk_group or 1,
+        )
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "ffn_hidden": self.intermediate_size or self.expert_inner,
+            "qk_norm": self.use_qk_norm,
+            "mtp_layers": self.num_nextn_predict_layers,
+            "experts": self.experts(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOss(LlamaWithExperts):
+    """GPT-OSS: every second layer attends in full, heads have sinks, inputs of activations are cut at a limit."""
+
+    def experts(self) -> Experts:
+        return replace(super().experts(), router_bias=True)
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "bias": True,
+            "full_attention_every": 2,
+            "attention_sinks": True,
+            "clamped_glu": True,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Moe(LlamaWithExperts):
+    """Qwen2 with experts: a shared one behind a gate, biases in the projections of attention."""
+
+    use_sliding_window: bool = False
+
+    def experts(self) -> Experts:
+        return replace(super().experts(), shared_gate=self.shared_expert_intermediate_size > 0)
+
+    def fields(self) -> Fields:
+        return super().fields() | {"qkv_bias": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Moe(LlamaWithExperts):
+    """Qwen3 with experts: queries and keys are normalised."""
+
+    use_sliding_window: bool = False
+    use_qk_norm: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeek(LlamaWithExperts):
+    """DeepSeek-V2 and V3, Kimi K2: multi-head latent attention and experts."""
+
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+    q_lora_rank: CountOrNone = 0
+
+    def head_size(self) -> int:
+        return self.v_head_dim
+
+    def fields(self) -> Fields:
+        latent = LatentAttention(
+            q_lora_rank=self.q_lora_rank,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+        )
+        return super().fields() | {"kv_heads": self.num_attention_heads, "latent_attention": latent}

@@ -1,0 +1,143 @@
+"""Per-layer lists of Hugging Face configurations: which layers attend in a window, and which have experts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields
+from perfmodel.catalog._toml import checked
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Experts, Transformer
+
+ATTENTION_LETTERS: Final[Mapping[str, str]] = {
+    "full_attention": "*",
+    "attention": "*",
+    "hybrid": "*",
+    # which keys a query sees is chosen by an indexer; the layer attends like any other
+    "indexed_attention": "*",
+    "sliding_attention": "W",
+    "chunked_attention": "W",
+    "linear_attention": "L",
+    "mamba": "M",
+    "mamba2": "M",
+}
+"""Letter of `MIXERS` for a word of `layer_types`."""
+FEED_FORWARD_LETTERS: Final[Mapping[str, str]] = {"dense": "-", "mlp": "-", "sparse": "E", "moe": "E"}
+"""Letter of `MIXERS` for a word of `mlp_layer_types`."""
+
+
+def letters_of(words: Sequence[str], known: Mapping[str, str], key: str, layers: int) -> list[str]:
+    """Letters of `MIXERS` for a list with one word per layer.
+
+    Raises:
+        PerfModelError: the list has another length than there are layers, or a word that is not known.
+    """
+    if len(words) != layers:
+        raise PerfModelError(f"{key} has {len(words)} entries for {layers} layers")
+    unknown = sorted(set(words) - set(known))
+    if unknown:
+        raise PerfModelError(f"{key} has {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    return [known[word] for word in words]
+
+
+def with_layer_lists(
+    fields: Fields, attention: Sequence[str] | None = None, feed_forward: Sequence[str] | None = None
+) -> Fields:
+    """Fields of a model whose layers follow the lists instead of the rules that `fields` has.
+
+    A list that a rule describes (a window in all layers but every n-th, dense layers first) becomes that rule, so that
+    configurations of one model agree however they spell it; only an irregular list becomes `mixers`.
+
+    Args:
+        fields: arguments of `Transformer` without a name.
+        attention: a letter of `MIXERS` per layer.
+        feed_forward: the same.
+    """
+    if attention is not None and not fields.get("window"):
+        attention = ["*" if letter == "W" else letter for letter in attention]
+    if attention is not None and "W" not in attention:
+        fields = fields | {"window": 0, "full_attention_every": 0}
+    elif attention is not None and "*" in attention:
+        fields = fields | {"full_attention_every": attention.index("*") + 1}
+    elif attention is not None:
+        fields = fields | {"full_attention_every": 0}
+    experts = fields.get("experts")
+    if feed_forward is not None and isinstance(experts, Experts):
+        if "E" not in feed_forward:
+            fields = fields | {"experts": None}
+        else:
+            fields = fields | {"experts": replace(experts, first_dense_layers=feed_forward.index("E"), every=1)}
+    by_rule = Transformer(name="by rule", **fields).stack
+    wanted = [
+        (attention[layer] if attention is not None else word[0])
+        + (feed_forward[layer] if feed_forward is not None else word[1:])
+        for layer, word in enumerate(by_rule)
+    ]
+    if tuple(wanted) == by_rule:
+        return fields
+    # a blank makes it a list of words even where there is only one layer
+    return fields | {"mixers": " ".join(wanted) + " "}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerLists:
+    """Keys with an entry per layer, the same in all families."""
+
+    layer_types: tuple[str, ...] | None = None
+    """How each layer attends."""
+    mlp_layer_types: tuple[str, ...] | None = None
+    """Which layers have experts."""
+    mlp_only_layers: tuple[CountOrNone, ...] = ()
+    """Numbers of layers that have none (Qwen)."""
+    moe_layer_freq: Count | tuple[CountOrNone, ...] = 1
+    """Every n-th layer has experts, counted from the first (DeepSeek; `decoder_sparse_step` counts from the last of
+    each n), or a 1 for each that has."""
+
+    def attention(self, layers: int, recurrent: str) -> list[str] | None:
+        """A letter of `MIXERS` per layer for its attention, or `recurrent` for what stands in its place; None where the
+        configuration has no such list."""
+        if self.layer_types is None:
+            return None
+        letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", layers)
+        return [recurrent if letter in "LM" else letter for letter in letters]
+
+    def feed_forward(self, layers: int, experts: Experts | None) -> list[str] | None:
+        """A letter of `MIXERS` per layer for its feed-forward; None where the configuration has no such list."""
+        if experts is None:
+            return None
+        if self.mlp_layer_types is not None:
+            return letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", layers)
+        frequency = self.moe_layer_freq
+        if isinstance(frequency, tuple):
+            flags = [str(has_experts) for has_experts in frequency]
+            return letters_of(flags, {"0": "-", "1": "E"}, "moe_layer_freq", layers)
+        if not self.mlp_only_layers and frequency == 1:
+            return None
+        letters = ["-"] * layers
+        for layer in range(experts.first_dense_layers, layers):
+            in_turn = layer % frequency == 0 if frequency > 1 else (layer + 1) % experts.every == 0
+            if in_turn and layer not in self.mlp_only_layers:
+                letters[layer] = "E"
+        return letters
+
+
+def listed_layers(config: Mapping[str, Any], fields: Fields, where: str) -> Fields:
+    """Fields of a model with the lists that its configuration has of its layers, whatever its family.
+
+    Raises:
+        PerfModelError: a list is malformed, has another length than there are layers, or a word that is not known.
+    """
+    stated = {key: value for key, value in config.items() if value is not None}
+    lists = checked(LayerLists, stated, where)
+    attention = lists.attention(fields["layers"], "M" if fields.get("mamba") else "L")
+    feed_forward = lists.feed_forward(fields["layers"], fields.get("experts"))
+    if attention is None and feed_forward is None:
+        return fields
+    return with_layer_lists(fields, attention, feed_forward)
+
+
+def one_number(value: Any) -> Any:
+    """The number that a list repeats for every layer (Hunyuan's `moe_topk`); any other value as it is."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], int):
+        return value
+    return value[0] if value.count(value[0]) == len(value) else value

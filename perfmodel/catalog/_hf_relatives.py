@@ -1,0 +1,118 @@
+"""Hugging Face families that are a known one under another name, or differ from it in a few fields."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A family that is read as another one."""
+
+    family: str
+    """The known family (`FAMILIES`) whose reader takes its configuration."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Its own names of keys, and what the known family calls them."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that its class sets otherwise than the known family's, where a configuration leaves them out."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Transformer` in which its layers differ."""
+    left_out: str = ""
+    """What it has that is not counted."""
+
+
+_UNGATED: Final = {"gated_ffn": False}
+_QK_NORM: Final = {"qk_norm": True}
+_QK_NORM_OF_ALL_HEADS: Final = {"qk_norm": True, "qk_norm_of_all_heads": True}
+_NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
+_LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
+_EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
+_INDEXER: Final = "the indexer that chooses which keys a query sees is left out; attention is counted over all keys"
+
+RELATIVES: Final[Mapping[str, Relative]] = {
+    # --- LLaMA in all but name: what differs are scalars, or which layers rotate ---
+    "arcee": Relative(family="llama", fields=_UNGATED, defaults={"hidden_act": "relu2"}),
+    "aquila": Relative(family="llama"),
+    "baichuan": Relative(family="llama"),
+    "cwm": Relative(family="llama"),
+    "deepseek": Relative(family="qwen3_moe", fields={"qk_norm": False}),
+    "emu3": Relative(family="llama"),
+    "ernie4_5": Relative(family="llama", defaults={"tie_word_embeddings": True}),
+    "exaone": Relative(family="llama", aliases=_EXAONE_KEYS),
+    "granite": Relative(family="llama"),
+    "helium": Relative(family="llama"),
+    "hunyuan_v1_dense": Relative(family="llama", fields=_QK_NORM),
+    "internlm": Relative(family="llama", aliases={"bias": "attention_bias"}),
+    "internlm2": Relative(family="llama", aliases={"bias": "attention_bias"}),
+    "internlm3": Relative(family="llama", aliases={"qkv_bias": "attention_bias"}),
+    "iquestcoder": Relative(family="llama"),
+    "minicpm": Relative(family="llama"),
+    "ministral": Relative(family="llama"),
+    "ministral3": Relative(family="llama"),
+    "orion": Relative(family="llama", fields=_LAYER_NORM),
+    "seed_oss": Relative(family="llama"),
+    "smollm3": Relative(family="llama"),
+    "xverse": Relative(family="llama"),
+    "yi": Relative(family="llama"),
+    "eurobert": Relative(family="llama", fields={"causal": False}),
+    "vaultgemma": Relative(family="gemma2", fields={"norm_at": "input"}),
+    # --- other dense families ---
+    "apertus": Relative(family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}),
+    "exaone4": Relative(family="llama", fields=_NORMS_AT_OUTPUT),
+    "olmo": Relative(family="llama", fields={"norm": "layer_norm", "norm_parameters": False}),
+    "olmo3": Relative(family="olmo2"),
+    "jais2": Relative(family="starcoder2", defaults={"tie_word_embeddings": False, "hidden_act": "relu2"}),
+    "qwen2_vl": Relative(family="qwen2"),
+    "qwen2_5_vl": Relative(family="qwen2"),
+    "qwen3_vl": Relative(family="qwen3"),
+    "gpt-sw3": Relative(family="gpt2"),
+    "codegen": Relative(family="gptj"),
+    # --- experts on LLaMA's or Qwen's attention ---
+    "bailing_moe": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
+    "bailing_moe_v2": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
+    "dots1": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "ernie4_5_moe": Relative(family="llama_with_experts", defaults={"tie_word_embeddings": True}),
+    "exaone_moe": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "granitemoe": Relative(family="llama_with_experts"),
+    "granitemoeshared": Relative(family="llama_with_experts"),
+    "glm4v_moe": Relative(family="glm4_moe"),
+    "hunyuan_v1_moe": Relative(family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}),
+    "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "mellum": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "mixtral": Relative(family="llama_with_experts"),
+    "minimax_m2": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS),
+    "olmoe": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS),
+    "phimoe": Relative(family="llama_with_experts", fields=_LAYER_NORM),
+    "qwen2_5_vl_moe": Relative(family="qwen2_moe"),
+    "qwen3_vl_moe": Relative(family="qwen3_moe"),
+    "sarvam_moe": Relative(family="llama_with_experts"),
+    "solar_open": Relative(family="llama_with_experts"),
+    # --- experts on latent attention ---
+    "deepseek_v32": Relative(family="deepseek_v3", left_out=_INDEXER),
+    "glm_moe_dsa": Relative(family="deepseek_v3", left_out=_INDEXER),
+    "glm4_moe_lite": Relative(family="deepseek_v3"),
+    "kimi_k2": Relative(family="deepseek_v3"),
+    "sarvam_mla": Relative(family="deepseek_v3"),
+    # --- hybrids ---
+    "qwen3_5_moe": Relative(family="qwen3_next"),
+    # --- encoders with BERT's layers ---
+    "camembert": Relative(family="roberta"),
+    "data2vec-text": Relative(family="roberta"),
+    "distilbert": Relative(
+        family="roberta",
+        aliases={
+            "dim": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+        },
+        fields={"token_types": 0},
+    ),
+    "ernie": Relative(family="roberta"),
+    "megatron-bert": Relative(family="roberta"),
+    "xlm-roberta": Relative(family="roberta"),
+    "umt5": Relative(family="t5"),
+    "longt5": Relative(family="t5"),
+}
+"""Families by `model_type`. Each was compared with the parameters of Hugging Face's own class."""
