@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Annotated, ClassVar, Final
 
 from annotated_types import Ge, Le, Len
@@ -133,7 +134,9 @@ class FirstMamba:
 
     def fields(self) -> Fields:
         inner = self.intermediate_size or self.expand * self.hidden_size
-        sizes = plain_sizes(self.num_hidden_layers, self.hidden_size, 1, inner, self.vocab_size, 2048)
+        # it has no heads; what stands for them must not hinder tensor parallelism, which shares out channels
+        parts = gcd(self.hidden_size, 64)
+        sizes = plain_sizes(self.num_hidden_layers, self.hidden_size, parts, inner, self.vocab_size, 2048)
         return (
             sizes
             | _ONLY
@@ -249,7 +252,7 @@ BLOCK_LETTERS: Final[Mapping[str, str]] = {
 class NemotronH(Stack):
     """Nemotron-H and Nemotron 3: a mixer per layer, as letters or as a list of words."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = EXPERT_KEYS | {"attention_head_dim": "head_dim"}
+    ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "attention_head_dim": "head_dim"}
 
     num_hidden_layers: Layers | None = None
     hybrid_override_pattern: Annotated[str, Len(1, 10**5)] | None = None

