@@ -9,7 +9,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow smoke-bounds grid lint format docs bench validate papers gate live distir clean
+.PHONY: plan test slow smoke-bounds grid mutations lint format docs bench validate papers gate live distir clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -27,6 +27,9 @@ smoke-bounds: $(VENV)/.test ## the smoke set at the lowest versions of dependenc
 
 grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees, and gradients of the step time
 	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/program/distribute/test_equality.py tests/program/distribute/test_against_prediction.py tests/prediction/test_step_time_function.py
+
+mutations: $(VENV)/.test ## change a hundred formulas, one at a time, and count how many the tests of their rooms notice; an hour
+	$(BIN)/python tests/mutants.py --count 100 --seed $(or $(SEED),1)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

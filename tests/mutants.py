@@ -26,7 +26,7 @@ import tempfile
 import time
 import tomllib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -95,8 +95,7 @@ class Room:
     """Files of the package, and the tests that watch over them."""
 
     name: str
-    files: tuple[str, ...]
-    tests: tuple[str, ...]
+    tests_of_file: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,13 @@ class Verdict:
 def read_rooms(path: Path = ROOMS) -> list[Room]:
     """The rooms of a table; files may be patterns."""
     rooms = []
-    for name, entry in tomllib.loads(path.read_text()).items():
-        files = [str(file.relative_to(ROOT)) for pattern in entry["files"] for file in sorted(ROOT.glob(pattern))]
-        rooms.append(Room(name, tuple(dict.fromkeys(files)), tuple(entry["tests"])))
+    for name, entries in tomllib.loads(path.read_text()).items():
+        tests_of_file = {}
+        for entry in entries:
+            for pattern in entry["files"]:
+                for file in sorted(ROOT.glob(pattern)):
+                    tests_of_file[str(file.relative_to(ROOT))] = tuple(entry["tests"])
+        rooms.append(Room(name, tests_of_file))
     return rooms
 
 
@@ -273,7 +276,7 @@ def draw(rooms: Sequence[Room], count: int, seed: int, folder: Path = ROOT) -> l
     by_kind: dict[str, dict[str, list[Mutant]]] = {}
     for room in rooms:
         kinds = by_kind.setdefault(room.name, {})
-        for file in room.files:
+        for file in room.tests_of_file:
             for mutant in mutants_of(room.name, file, folder):
                 kinds.setdefault(mutant.kind, []).append(mutant)
     drawn = []
@@ -345,7 +348,7 @@ class Scratch:
         status = 1
         try:
             os.setsid()
-            os.nice(10)
+            os.nice(5)
             resource.setrlimit(resource.RLIMIT_CPU, (int(LIMIT_S), int(LIMIT_S) + 5))
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -384,64 +387,88 @@ def _import_what_is_slow() -> None:
         importlib.import_module(name)
 
 
+COLUMNS = ("room", "file", "line", "kind", "before", "after", "outcome", "seconds", "test")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rooms", nargs="*", help="names in mutants.toml; all of them by default")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", default="1/1", metavar="I/N", help="of the mutants drawn, every Nth from the Ith on")
-    parser.add_argument("--out", type=Path, help="a CSV table of every mutant and its verdict")
+    parser.add_argument(
+        "--again", type=Path, metavar="CSV", help="of the mutants drawn, those that this table has alive"
+    )
+    parser.add_argument("--trust", action="store_true", help="do not run the tests without any change first")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants.csv", help="a table of all verdicts")
     parser.add_argument("--list", action="store_true", help="print the mutants without running any test")
     arguments = parser.parse_args()
 
     rooms = {room.name: room for room in read_rooms() if not arguments.rooms or room.name in arguments.rooms}
-    part, parts = map(int, arguments.part.split("/"))
-    if arguments.list:
-        for m in draw(list(rooms.values()), arguments.count, arguments.seed)[part - 1 :: parts]:
-            print(f"{m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}")
-        return
-
-    _import_what_is_slow()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        scratch = Scratch(Path(folder))
         # the working tree may change meanwhile: all is of the copy
-        mutants = draw(list(rooms.values()), arguments.count, arguments.seed, scratch.folder)[part - 1 :: parts]
-        for name in dict.fromkeys(mutant.room for mutant in mutants):
-            verdict = scratch.run(rooms[name].tests)
-            print(f"{name}: tests take {verdict.seconds:.0f} s without any change", flush=True)
-            if verdict.outcome != "SURVIVED":
-                raise SystemExit(f"{name}: tests fail without any change, or take too long: {verdict.test}")
-        rows = []
-        for mutant in mutants:
-            verdict = scratch.judge(mutant, rooms[mutant.room].tests)
-            rows.append((mutant, verdict))
-            where = f"{mutant.file}:{mutant.line}"
-            print(
-                f"{verdict.outcome:<14} {verdict.seconds:4.0f} s  {mutant.room:<12} {mutant.kind:<15} {where}",
-                flush=True,
-            )
+        scratch = Scratch(Path(folder))
+        mutants = draw(list(rooms.values()), arguments.count, arguments.seed, scratch.folder)
+        part, parts = map(int, arguments.part.split("/"))
+        mutants = mutants[part - 1 :: parts]
+        if arguments.again:
+            alive = _alive(arguments.again)
+            mutants = [m for m in mutants if (m.file, m.before, m.after) in alive]
+        if arguments.list:
+            for m in mutants:
+                print(f"{m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}")
+            return
+        _import_what_is_slow()
+        if not arguments.trust:
+            _check_unchanged(scratch, dict.fromkeys(rooms[m.room].tests_of_file[m.file] for m in mutants))
+        verdicts = _judge_all(scratch, mutants, rooms, arguments.out)
+    print(_summary(mutants, verdicts, arguments.seed))
+
+
+def _alive(table: Path) -> set[tuple[str, str, str]]:
+    """Mutants of a table that were not caught."""
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if not row["outcome"].startswith("caught")]
+    return {(row["file"], row["before"], row["after"]) for row in rows}
+
+
+def _check_unchanged(scratch: Scratch, all_tests: Iterable[tuple[str, ...]]) -> None:
+    """Exit unless the tests pass without any change."""
+    for tests in all_tests:
+        verdict = scratch.run(tests)
+        print(f"{verdict.seconds:4.0f} s without any change: {' '.join(tests)}", flush=True)
+        if verdict.outcome != "SURVIVED":
+            raise SystemExit(f"they fail without any change, or take too long: {verdict.test}")
+
+
+def _judge_all(scratch: Scratch, mutants: Sequence[Mutant], rooms: dict[str, Room], out: Path) -> list[Verdict]:
+    """The verdict on every mutant, printed and written to a table as soon as it is known."""
+    verdicts = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for m in mutants:
+            verdict = scratch.judge(m, rooms[m.room].tests_of_file[m.file])
+            verdicts.append(verdict)
+            changed = [m.room, m.file, m.line, m.kind, m.before, m.after]
+            writer.writerow([*changed, verdict.outcome, round(verdict.seconds), verdict.test])
+            file.flush()
+            place = f"{m.kind:<15} {m.file}:{m.line}"
+            print(f"{verdict.outcome:<14} {verdict.seconds:4.0f} s  {m.room:<12} {place}", flush=True)
             if not verdict.is_caught:
-                print(f"    {mutant.before}\n    {mutant.after}", flush=True)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["room", "file", "line", "kind", "before", "after", "outcome", "seconds", "test"])
-            for m, v in rows:
-                writer.writerow(
-                    [m.room, m.file, m.line, m.kind, m.before, m.after, v.outcome, round(v.seconds), v.test]
-                )
-    print(_summary(rows, arguments.seed))
+                print(f"    {m.before}\n    {m.after}", flush=True)
+    return verdicts
 
 
-def _summary(rows: Sequence[tuple[Mutant, Verdict]], seed: int) -> str:
+def _summary(mutants: Sequence[Mutant], verdicts: Sequence[Verdict], seed: int) -> str:
     """How many mutants of every room were caught."""
-    lines = []
-    for room in dict.fromkeys(mutant.room for mutant, _ in rows):
-        verdicts = [verdict for mutant, verdict in rows if mutant.room == room]
-        lines.append(f"{room:<14} {sum(v.is_caught for v in verdicts)} of {len(verdicts)}")
-    caught = sum(verdict.is_caught for _, verdict in rows)
-    return "\n".join([*lines, f"{caught} of {len(rows)} mutants caught, seed {seed}"])
+    caught_of_room: dict[str, list[bool]] = {}
+    for mutant, verdict in zip(mutants, verdicts, strict=True):
+        caught_of_room.setdefault(mutant.room, []).append(verdict.is_caught)
+    lines = [f"{room:<14} {sum(caught)} of {len(caught)}" for room, caught in caught_of_room.items()]
+    caught = sum(verdict.is_caught for verdict in verdicts)
+    return "\n".join([*lines, f"{caught} of {len(verdicts)} mutants caught, seed {seed}"])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, EventTimes, InSteps, KernelModel, event_times, inference_times
 from perfmodel.ops import (
@@ -108,6 +110,54 @@ def collectives() -> list[Collective]:
     return ops
 
 
+INTERCONNECTS = (
+    ("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR"),
+    ("A100-SXM4-80GB", "NVSwitch"),
+    ("A100-SXM4-80GB", "RoCE"),
+    ("H100-SXM5-80GB", "NVLink4 + EFA"),
+    ("H100-SXM5-80GB", "NVLink4 + InfiniBand NDR"),
+    ("H100-SXM5-80GB", "RDMA-400G"),
+    ("GH200", "4xGH200 + Slingshot"),
+    ("V100-SXM2-32GB", "NVLink2 + InfiniBand EDR"),
+    ("V100-SXM2-32GB", "NVSwitch V100"),
+    ("P100", "Aries"),
+    ("MI250X", "XGMI + Slingshot"),
+    ("MI300X", "Infinity Fabric"),
+    ("GB200", "NVL72"),
+    ("A40", "NVLink-bridge+PCIe4"),
+    ("L40S", "PCIe4 + Ethernet 100GbE"),
+    ("TPU-v4", "ICI"),
+    ("T4", "PCIe3"),
+    ("A100-SXM4-80GB", "A new link@123GB/s + Another@20GB/s"),
+    ("Nobody's", "unheard of"),
+    ("EPYC-Genoa-core", "gloo"),
+)
+"""Devices and links in the words of tables, known and unknown."""
+
+
+def table_rows() -> pd.DataFrame:
+    """Rows of a table of collectives on all kinds of links, with and without numbers of adapters."""
+    placements = (
+        {"num_ranks": 4, "num_nodes": 1},
+        {"num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8},
+        {"num_ranks": 32, "num_nodes": 4, "ranks_per_node": 8, "nics_per_node": 8},
+        {"num_ranks": 16, "num_nodes": 4, "ranks_per_node": 4, "nics_per_node": 5, "nic_gbit": 200},
+        {"num_ranks": 16, "num_nodes": 16, "ranks_per_node": 1, "nic_gbit": 100},
+    )
+    runs = (
+        {"collective": "all_reduce", "bytes": 1e5, "algorithm": "auto"},
+        {"collective": "all_reduce", "bytes": 3e8, "algorithm": "tree"},
+        {"collective": "all_to_all", "bytes": 1e7, "algorithm": "auto"},
+    )
+    rows = [
+        {"source": "s", "software": "nccl", "dtype": "fp16", "variant": "", "device": device, "interconnect": name}
+        | placement
+        | run
+        for (device, name), placement, run in product(INTERCONNECTS, placements, runs)
+    ]
+    return pd.DataFrame(rows)
+
+
 def answers() -> Iterator[Answer]:
     """What is said now."""
     kernel_model, collective_model = KernelModel.load(), CollectiveModel.load()
@@ -119,6 +169,11 @@ def answers() -> Iterator[Answer]:
         cluster = catalog.cluster(name)
         ops = [op for op in collectives() if op.level < len(cluster.levels)]
         yield from _answers("collective", name, ops, collective_model.times(cluster, ops))
+    rows = table_rows()
+    for row, found in zip(rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True):
+        time_s, lo_s, hi_s, provenance = found
+        said = " ".join(f"{key}={value}" for key, value in row.items() if value == value and key != "device")
+        yield Answer("table", str(row["device"]), said, time_s * 1e6, lo_s * 1e6, hi_s * 1e6, provenance)
     for name in ("dgx-a100", "dgx-h100", "hgx-b200"):
         cluster = catalog.cluster(name)
         ops = [op for op in kernels() if op.dtype in cluster.device.dtypes and op.pass_ in ("fwd", "wgrad")]

@@ -18,6 +18,7 @@ def test_answers_are_those_of_the_table() -> None:
         if new.provenance != old.provenance
         or not all(
             math.isclose(getattr(new, name), getattr(old, name), rel_tol=ROUNDING)
+            or (math.isnan(getattr(new, name)) and math.isnan(getattr(old, name)))  # what is skipped
             for name in ("time_us", "lo_us", "hi_us")
         )
     ]

@@ -6,7 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.prediction import GAUSS_90, FittedRuns, Likeness, Parts, half_width, known_runs, scales, widened
+from perfmodel.prediction import (
+    GAUSS_90,
+    OUTLIERS,
+    FittedRuns,
+    Likeness,
+    Parts,
+    half_width,
+    known_runs,
+    scales,
+    widened,
+)
 
 NOISE = 0.02
 LIKENESS = Likeness(near=0.05, length=2.0, own=0.02)
@@ -131,3 +141,44 @@ def test_the_interval_holds_nine_tenths_of_sites_that_scatter_otherwise():
     normal = GAUSS_90 * np.sqrt(0.03**2 + 0.05**2 + 0.04**2)
     assert half > normal
     assert half_width(np.full(len(nodes.weight), 0.01), nodes.weight) == pytest.approx(GAUSS_90 * 0.1)
+
+
+def update_by_hand(
+    prior: Parts, noise: np.ndarray, error: np.ndarray, within: float, own: float
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Log likelihood, precision and pull of one node: Student's t by reweighting until nothing moves."""
+    covariance, weight = prior.fixed + within * prior.within + own * prior.repeats, np.ones(len(error))
+    for _ in range(5000):
+        inverse = np.linalg.inv(covariance + np.diag(own * noise / weight))
+        pull = inverse @ error
+        moved = (OUTLIERS + 1) / (OUTLIERS + pull**2 * own * noise / weight**2)
+        if np.abs(moved - weight).max() < 1e-12:
+            break
+        weight = moved
+    log = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1]
+    return log + OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(), inverse, pull
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("outlier", [0.0, 0.8])
+def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(seed: int, outlier: float) -> None:
+    n, rng = 6, np.random.default_rng(seed)
+    error = rng.normal(0.0, 0.05, n) + outlier * (np.arange(n) == 0)
+    noise = np.linspace(0.01, 0.03, n) ** 2
+    prior = Parts(np.full((n, n), 0.05**2), 0.03**2 * np.eye(n), 0.01**2 * np.eye(n))
+    found = known_runs(prior, noise, error, UNKNOWN)
+    assert len(found.scales.weight) < len(UNKNOWN.weight) or not outlier  # what is unlikely is left out on the way
+
+    nodes = zip(UNKNOWN.within.tolist(), UNKNOWN.own.tolist(), strict=True)
+    logs, inverses, pulls = zip(*(update_by_hand(prior, noise, error, *node) for node in nodes), strict=True)
+    likely = np.exp(np.array(logs) - max(logs)) * UNKNOWN.weight
+    likely /= likely.sum()
+    across = Parts(np.full((n, 1), 0.05**2), np.full((n, 1), 0.02**2), np.zeros((n, 1)))
+    other = Parts(np.full((1, 1), 0.05**2), np.full((1, 1), 0.03**2), np.full((1, 1), 0.01**2))
+    with_runs = across.under(UNKNOWN)[:, :, 0]
+    shifts = np.array([row @ pull for row, pull in zip(with_runs, pulls, strict=True)])
+    assert (found.scales.weight @ found.shift(across)).item() == pytest.approx(likely @ shifts, rel=1e-2)
+    left = [v - row @ inv @ row for v, row, inv in zip(other.under(UNKNOWN)[:, 0, 0], with_runs, inverses, strict=True)]
+    between = likely @ (shifts - likely @ shifts) ** 2
+    variance = found.scales.weight @ found.covariance(other, across)[:, 0, 0]
+    assert variance == pytest.approx(likely @ np.array(left) + between, rel=1e-2)

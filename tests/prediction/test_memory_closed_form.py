@@ -14,8 +14,10 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks
 
 PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
-STATE_BYTES = {"adam": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4}
-KEEPS_MASTER = {"adam", "lion", "sgd", "adafactor"}
+STATE_BYTES = {"adam": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
+KEEPS_MASTER = {"adam", "lion", "sgd", "adafactor", "muon"}
+MUON_OTHERS_BYTES = 8
+"""Of embedding and head, which Adam updates."""
 
 
 def problem_of(model: str, framework: Framework = PLAIN, **fields: Any) -> StepProblem:
@@ -59,6 +61,11 @@ class Rank:
         return block.params - block.expert_params + (block.tied_params if self.pipelined else 0)
 
 
+def outside_layers(rank: Rank) -> float:
+    """Parameters of embedding and head."""
+    return float(sum(n * rank.dense_of(block) for block, n, is_layer in rank.blocks if not is_layer))
+
+
 def states(rank: Rank, layout: Layout, sharded: bool) -> float:
     """Parameters whose states a rank keeps, whole or its shard of them."""
     if not sharded:
@@ -86,6 +93,11 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
     gradients += 2 * states(rank, layout, shards_gradients) * job.half_gradients
     replicated = layout.dp * layout.cp > 1
 
+    optimizer = state_bytes * states(rank, layout, layout.zero >= 1)
+    if job.optimizer == "muon":
+        shards = layout.dp * layout.cp // layout.replicate if layout.zero >= 1 else 1
+        optimizer += (MUON_OTHERS_BYTES - STATE_BYTES["muon"]) * outside_layers(rank) / shards
+
     buffers = framework.context_bytes + while_it_runs(rank, layout)
     sizes_of_groups = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
     buffers += framework.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
@@ -98,7 +110,7 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
     return {
         "weights": weight_bytes * states(rank, layout, layout.zero == 3),
         "gradients": gradients,
-        "optimizer": state_bytes * states(rank, layout, layout.zero >= 1),
+        "optimizer": optimizer,
         "activations": sum(n * kept(block, layout) * rank.in_flight for block, n, _ in rank.blocks),
         "buffers": buffers,
     }
@@ -111,9 +123,8 @@ def kept(block: BlockOps, layout: Layout) -> float:
 
 def gathered(rank: Rank, layout: Layout) -> float:
     """Parameters that ZeRO 3 has unsharded at once: what is no layer, the layer in use, those gathered ahead."""
-    beside = sum(n * rank.dense_of(block) for block, n, is_layer in rank.blocks if not is_layer)
     ((layer, n),) = [(block, n) for block, n, is_layer in rank.blocks if is_layer]
-    return beside + min(1 + layout.prefetch, n) * (rank.dense_of(layer) + layer.expert_params)
+    return outside_layers(rank) + min(1 + layout.prefetch, n) * (rank.dense_of(layer) + layer.expert_params)
 
 
 def while_it_runs(rank: Rank, layout: Layout) -> float:

@@ -201,6 +201,17 @@ def test_a_peak_above_the_device_is_of_another_one():
     assert np.isfinite(memory_bytes(runs)).tolist() == [True, True, False, True]
 
 
+def test_a_measured_peak_is_in_the_unit_of_its_row():
+    peaks = {"measured_peak_memory_gb": [70.0, 70.0, -1.0, float("nan")]}
+    units = {"memory_unit": ["GB", "GiB", "GB", "GiB"]}
+    np.testing.assert_array_equal(memory_bytes(pd.DataFrame(peaks | units)), [70e9, 70 * 2**30, np.nan, np.nan])
+    np.testing.assert_array_equal(memory_bytes(pd.DataFrame(peaks)), [70e9, 70e9, np.nan, np.nan])
+    status = {"status": ["ok", "oom", "suspect", "duplicate"]}
+    doubted = pd.DataFrame({"measured_peak_memory_gb": [1.0] * 4} | units | status)
+    np.testing.assert_array_equal(memory_bytes(doubted), [1e9, 2**30, np.nan, np.nan])
+    assert np.isnan(memory_bytes(pd.DataFrame({"status": ["ok"]}))).all()
+
+
 @given(
     *[st.sampled_from([1, 2, 4])] * 3,
     st.integers(0, 3),

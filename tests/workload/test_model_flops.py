@@ -258,3 +258,52 @@ def test_stacks_of_dense_layers_and_of_convolutions() -> None:
     net = flops_of(ConvNet(name="net", stack=stack), 1)
     assert net.layers_forward == 2 * BATCH * 15 * 15 * 5 * 5 * 3 * 16
     assert net.head_forward == 2 * BATCH * 13 * 13 * 16 * 10
+
+
+RANK = 5
+QKV_WIDTH = WIDTH + 2 * KV * D
+
+
+@pytest.mark.parametrize(
+    ("fields", "products"),
+    [
+        # beside the joined projection of queries, keys and values, and beside that of the output
+        ({}, S * LAYERS * ((H + QKV_WIDTH) + (WIDTH + H))),
+        ({"attention_gate": True}, S * LAYERS * ((H + QKV_WIDTH + WIDTH) + (WIDTH + H))),
+        # beside the output alone
+        ({"kv_heads": HEADS, "latent_attention": LATENT}, S * LAYERS * (HEADS * 8 + H)),
+        (
+            {"kv_heads": HEADS, "decoder_layers": 3, "decoder_seq_len": 20},
+            S * LAYERS * (H + 3 * WIDTH + WIDTH + H) + 20 * 3 * ((H + 3 * WIDTH + WIDTH + H) + (WIDTH + H)),
+        ),
+    ],
+)
+def test_adapters_stand_beside_the_projections_of_attention(fields: dict, products: int) -> None:
+    plain, adapted = (flops_of(tiny(**fields), frozen=True, adapter_rank=rank) for rank in (0, RANK))
+    more = 2 * BATCH * RANK * products
+    assert adapted.adapters_forward == more
+    assert adapted.forward - plain.forward == pytest.approx(more)
+    assert adapted.total - plain.total == pytest.approx(3 * more)
+    repeated = adapted.hardware("full") - adapted.total
+    assert repeated == pytest.approx(plain.layers_forward + plain.attention_forward + more)
+
+
+def test_frozen_weights_have_no_gradients_and_scores_have_both() -> None:
+    plain, frozen = flops_of(tiny()), flops_of(tiny(), frozen=True)
+    assert frozen.forward == plain.forward
+    assert frozen.total == 2 * (plain.layers_forward + plain.head_forward) + 3 * plain.attention_forward
+    masked = plain.attention_forward - plain.attention_causal_forward
+    assert frozen.total_causal == pytest.approx(frozen.total - 3 * masked)
+
+
+@pytest.mark.parametrize(("tied", "saved"), [(True, 1), (False, 0)])
+def test_a_frozen_table_saves_the_gradient_of_the_head_that_is_tied_to_it(tied: bool, saved: int) -> None:
+    plain, frozen = (flops_of(tiny(tied_embeddings=tied), frozen_embedding=on) for on in (False, True))
+    assert plain.total - frozen.total == saved * 2 * BATCH * S * H * VOCAB
+
+
+def test_products_of_two_activations_keep_both_gradients() -> None:
+    mamba = Mamba(heads=6, head_dim=8, state=16, groups=2, chunk=32)
+    plain, frozen = (flops_of(tiny(layers=2, mixers="M-", mamba=mamba), frozen=on) for on in (False, True))
+    products = 32 * (2 * 16 + 48) + 2 * 48 * 16
+    assert plain.total - frozen.total == plain.layers_forward + plain.head_forward - 2 * BATCH * S * products

@@ -99,7 +99,7 @@ def conformal(error: Float64[np.ndarray, "n"]) -> tuple[float, float]:
 def bucketed(error: np.ndarray, log_time: np.ndarray) -> Quantiles:
     """Quantiles in up to three buckets of predicted time (Mondrian conformal)."""
     buckets = min(_BUCKETS, max(1, len(error) // _PER_BUCKET))
-    edges = np.quantile(log_time, np.arange(1, buckets) / buckets) if buckets > 1 else np.zeros(0)
+    edges = np.quantile(log_time, np.arange(1, buckets) / buckets)
     place = np.searchsorted(edges, log_time)
     bounds = [conformal(error[place == b] if (place == b).any() else error) for b in range(buckets)]
     return Quantiles(tuple(map(float, edges)), tuple(b[0] for b in bounds), tuple(b[1] for b in bounds))
