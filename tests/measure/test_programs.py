@@ -37,6 +37,7 @@ def close(actual: Any, expected: Any, tolerance: float = 1e-4) -> None:
 def test_gemm_passes(shape: dict[str, Any]):
     gemm = {"m": 5, "n": 7, "k": 11, "dtype": "fp32", **shape}
     (a, b), (c,) = run(Gemm(**gemm))
+    assert a.ndim == b.ndim == 2 + bool(shape)  # one product has no axis of batches
     close(c, a @ b)
     (a, b), (c,) = run(Gemm(**gemm, pass_="dgrad"))
     close(c, a @ b.swapaxes(-1, -2))

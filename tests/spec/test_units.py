@@ -1,5 +1,7 @@
 """Units: what every word means in SI, and how numbers are printed for people."""
 
+from typing import Any
+
 import pytest
 
 from perfmodel.errors import PerfModelError, UnknownNameError
@@ -149,3 +151,11 @@ def test_a_positive_number_is_above_zero_and_finite(value: float) -> None:
     positive("rate", 1e-30)
     with pytest.raises(PerfModelError, match="rate must be a finite number above zero"):
         positive("rate", value)
+
+
+@pytest.mark.parametrize("check", [lambda x: positive("rate", x), lambda x: whole("job", {"batch": x})])
+def test_values_that_jax_traces_are_refused_with_the_function_that_takes_them(check: Any) -> None:
+    import jax
+
+    with pytest.raises(PerfModelError, match="traced by JAX.*step_time_function"):
+        jax.jit(lambda x: check(x))(2.0)
