@@ -24,6 +24,7 @@ from perfmodel.prediction import (
     event_shares,
     explain,
     half_width,
+    joint_errors,
     joint_of,
     key,
     layout_coordinates,
@@ -209,6 +210,17 @@ def test_what_sites_share_cancels_between_layouts_and_their_own_does_not() -> No
         assert covariance[0, 0] == pytest.approx(0.1**2 + 0.05**2 + 0.04**2 + 0.02**2)
         assert covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1] == pytest.approx(left)
         np.testing.assert_allclose(joint.noise, 0.02**2)
+
+
+@pytest.mark.parametrize("framework", [MEGATRON, Framework()])
+def test_errors_of_a_site_without_runs_are_what_the_record_says_of_them(framework: Framework) -> None:
+    predictions = [predicted(layout, framework)[0] for layout in (Layout(tp=8), Layout(dp=8, zero=1))]
+    _, problem = predicted(Layout(tp=8), framework)
+    joint = joint_errors(problem, predictions)
+    where = np.array([layout_coordinates(problem.setting, prediction.layout) for prediction in predictions])
+    expected = joint_of(problem.belief, *shared_errors(predictions), where)
+    np.testing.assert_allclose(joint.covariance, expected.covariance)
+    np.testing.assert_allclose(joint.noise, expected.noise)
 
 
 def test_scales_move_what_is_within_a_site_and_its_noise_and_leave_factors() -> None:

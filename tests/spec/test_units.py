@@ -157,5 +157,5 @@ def test_a_positive_number_is_above_zero_and_finite(value: float) -> None:
 def test_values_that_jax_traces_are_refused_with_the_function_that_takes_them(check: Any) -> None:
     import jax
 
-    with pytest.raises(PerfModelError, match="traced by JAX.*step_time_function"):
+    with pytest.raises(PerfModelError, match=r"traced by JAX.*step_time_function"):
         jax.jit(lambda x: check(x))(2.0)
