@@ -218,3 +218,23 @@ def test_accelerate_gathers_weights_again_unless_told() -> None:
     for said, zero in (("", 3), ("  fsdp_reshard_after_forward: false", 2), ("  fsdp_sharding_strategy: 2", 2)):
         layout, _ = read("a.yaml", ACCELERATE % ("FSDP", f"fsdp_config:\n  fsdp_version: 2\n{said}"))
         assert layout.zero == zero
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("${model.micro_batch_size}", 2),
+        ("${.micro_batch_size}", 2),  # beside it
+        ("${..trainer.num_nodes}", 4),  # beside what holds it
+    ],
+)
+def test_references_of_omegaconf_count_from_the_root_or_by_dots_from_their_own_place(
+    reference: str, expected: int
+) -> None:
+    text = (
+        "trainer: {devices: 4, num_nodes: 4}\n"
+        "model:\n  micro_batch_size: 2\n  global_batch_size: 64\n  num_layers: 24\n  hidden_size: 1024\n"
+        f"  num_attention_heads: 16\n  encoder_seq_length: 2048\n  tensor_model_parallel_size: {reference}\n"
+    )
+    layout, _ = read("a.yaml", text)
+    assert layout.tp == expected
