@@ -40,7 +40,7 @@ LIMIT_S = 60.0
 WALL_LIMIT_S = 240.0
 """The same on the clock, for machines that do other work at the same time."""
 
-PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-m", "not slow")
+PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "-m", "not slow")
 
 SWAPPED_NAMES = (
     ("tp", "pp"),
