@@ -57,25 +57,46 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError("import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)")
     format = ingest.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
     report: dict[str, Any] = {"format": format, "written": []}
-    if arguments.out:
-        options = ingest.ReadOptions(
-            device=arguments.device, ranks=arguments.ranks, ranks_per_node=arguments.ranks_per_node,
-            collective=arguments.collective,
-        )  # fmt: skip
-        interconnect, cluster = _links(arguments)
-        found = ingest.import_measurements(format, arguments.files, options)
-        tables = found.tables(arguments.kind, arguments.files[0])
-        if "collective" in tables:
-            tables["collective"] = _over(interconnect, cluster, tables["collective"], arguments.files[0])
-            report["set_aside"] = _set_aside(tables["collective"])
-        report |= found.to_dict() | {"tables": _write_tables(arguments.out, tables)}
-        report["written"] += [table["file"] for table in report["tables"]]
     if arguments.timeline:
         trace = ingest.read_trace(format, arguments.files)
         ingest.write_measured_trace(trace, arguments.timeline, format)
         report |= {"activities": trace.n, "devices": trace.devices, "duration_s": trace.batch_time_s}
         report["written"].append(str(arguments.timeline))
+    if arguments.out:
+        try:
+            report |= _rows(arguments, format)
+        except TableError as error:
+            # A trace without shapes has a timeline all the same, which is written already.
+            if not arguments.timeline:
+                raise
+            report["no_table"] = str(error)
+        report["written"] = [*(table["file"] for table in report.get("tables", ())), *report["written"]]
     return report
+
+
+def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
+    """Write the tables, and report on them.
+
+    Raises:
+        TableError: no row, files that the readers refuse.
+        PerfModelError: an unknown device or cluster.
+    """
+    from perfmodel import ingest
+
+    options = ingest.ReadOptions(
+        device=arguments.device,
+        ranks=arguments.ranks,
+        ranks_per_node=arguments.ranks_per_node,
+        collective=arguments.collective,
+    )
+    interconnect, cluster = _links(arguments)
+    measured = ingest.import_measurements(format, arguments.files, options)
+    tables = measured.tables(arguments.kind, arguments.files[0])
+    report: dict[str, Any] = {}
+    if "collective" in tables:
+        tables["collective"] = _over(interconnect, cluster, tables["collective"], arguments.files[0])
+        report["set_aside"] = _set_aside(tables["collective"])
+    return report | measured.to_dict() | {"tables": _write_tables(arguments.out, tables)}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -91,6 +112,8 @@ def show(report: dict[str, Any]) -> None:
     if "activities" in report:
         print(f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}")
         written(report["written"][-1:])
+    if "no_table" in report:
+        print(f"no table was written: {report['no_table']}")
 
 
 def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":

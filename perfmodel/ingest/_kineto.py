@@ -136,7 +136,12 @@ def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
         return found  # otherwise the ids are not those of operators
     launches = [launch_of(file, event) for event in file.device_work]
     around = parents_of([*file.operators, *(each for each in launches if each is not None)])
-    return [None if each is None else (around[id(each)] or (None,))[0] for each in launches]
+    # Times are rounded, so that a launch may seem to lie inside the launch before it; that is no operator.
+    is_operator = {id(event) for event in file.operators}
+    return [
+        None if each is None else next((event for event in around[id(each)] if id(event) in is_operator), None)
+        for each in launches
+    ]
 
 
 def parents_of(events: Sequence[ChromeEvent]) -> dict[int, tuple[ChromeEvent, ...]]:

@@ -51,6 +51,24 @@ def test_import_of_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert answer(capsys, "import", "kineto", path, "--out", out, "--kind", "compute")["written"] == [str(out)]
 
 
+def test_a_timeline_is_written_where_no_table_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace recorded without shapes has no row for a table, and says so; alone, the table is refused."""
+    data = cases.kineto_json(ranks=1)
+    for event in data["traceEvents"]:
+        event.get("args", {}).pop("Input Dims", None)
+    data["traceEvents"] = [event for event in data["traceEvents"] if "nccl" not in event["name"].lower()]
+    path = cases.write_json(tmp_path / "rank0.json", data)
+    out, trace = tmp_path / "rows.csv", tmp_path / "trace.json.gz"
+    report = answer(capsys, "import", "kineto", path, "--out", out, "--timeline", trace)
+    assert report["written"] == [str(trace)]
+    assert "no row for a table" in report["no_table"]
+    assert report["activities"] > 0
+    assert main(["import", "kineto", str(path), "--out", str(out), "--timeline", str(trace)]) == 0
+    assert "no table was written" in capsys.readouterr().out
+    assert main(["import", "kineto", str(path), "--out", str(out)]) == 2
+    assert not out.exists()
+
+
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     predicted, measured = tmp_path / "p.json.gz", tmp_path / "m.json"
     assert main([*PREDICT, "--layout", "tp=4,pp=2", "--out", str(predicted)]) == 0

@@ -11,17 +11,26 @@ SECRETS = ("node-a17", "/home/alice", "alice", "10.1.2.3")
 """What must not come out of a file: host, path, user, address."""
 
 
+def bus_factor(test: str, ranks: int) -> float:
+    """Bus over algorithm bandwidth (doc/PERFORMANCE.md of nccl-tests)."""
+    if test == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if test in ("all_gather", "reduce_scatter", "alltoall") else 1.0
+
+
 def nccl_text(
     rows: dict[int, Timing], test: str = "all_reduce", ranks: int = 8, nodes: int = 1, *, layout: str = "new",
     dtype: str = "float", units: str = "(us)", wrong: int = 0, footer: bool = True,
+    named: bool = True,
 ) -> str:  # fmt: skip
     """The printed table (util.cu and common.cu of nccl-tests); `layout` new, per-iteration or old (2019)."""
     per_node = ranks // nodes
+    root = "0" if test == "broadcast" else "-1"
     group = "" if layout == "old" else " Group  0"
-    lines = ["mpirun -np 8 ./build/" + f"{test}_perf -b 8 -e 128M -f 2"]
+    lines = ["mpirun -np 8 ./build/" + f"{test}_perf -b 8 -e 128M -f 2"] if named else []
     if layout != "old":
         lines += ["# nccl-tests version 2.18.3 nccl-headers=22809 nccl-library=22809"]
-        lines += [f"# Collective test starting: {test}_perf"]
+        lines += [f"# Collective test starting: {test}_perf"] if named else []
     lines += [
         "# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 "
         "validation: 1 graph: 0",
@@ -47,10 +56,13 @@ def nccl_text(
         "# " + "  ".join(f"{name:>10}" for name in ["(B)", "(elements)"] + [""] * (len(names) - 2) + 2 * block[1]),
     ]
     for size, times in rows.items():
-        cells = [str(size), str(size // 4), dtype, "sum"] + ([] if layout == "old" else ["-1"])
+        # old versions leave the column empty where nothing is reduced
+        redop = "sum" if test in ("all_reduce", "reduce_scatter") else "" if layout == "old" else "none"
+        cells = [str(size), str(size // 4), dtype, redop] + ([] if layout == "old" else [root])
         for time_us in times:
-            bandwidth = f"{size / time_us / 1e3:.2f}"
-            cells += [f"{time_us:.2f}", bandwidth, bandwidth, "2e-07" if layout == "old" else str(wrong)]
+            algorithm = size / time_us / 1e3
+            bandwidths = [f"{algorithm:.2f}", f"{algorithm * bus_factor(test, ranks):.2f}"]
+            cells += [f"{time_us:.2f}", *bandwidths, "2e-07" if layout == "old" else str(wrong)]
             cells += [f"{time_us:.2f}"] * 3 + ["1.00"] if layout == "per-iteration" else []
         lines.append("  ".join(f"{cell:>12}" for cell in cells))
     if footer:

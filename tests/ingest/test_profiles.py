@@ -113,6 +113,24 @@ def test_kineto_without_shapes_says_so(tmp_path: Path) -> None:
     assert any("record_shapes=True" in reason for reason in found.skipped)
 
 
+@pytest.mark.parametrize("late_us", [0.0, 1.0, 2.5])
+def test_launches_that_overlap_by_rounding_belong_to_their_operators(late_us: float, tmp_path: Path) -> None:
+    """Times of a trace are rounded: a launch may begin before the one before it ends, and is still no part of it."""
+    shapes = {"Input Dims": [[256, 256], [256, 256]], "Input type": ["float", "float"]}
+    events = [
+        {"cat": "cpu_op", "name": "aten::mm", "ts": 10, "dur": 60, "tid": 100, "args": shapes},
+        {"cat": "cpu_op", "name": "aten::add", "ts": 80, "dur": 40, "tid": 100, "args": shapes},
+    ]
+    for number, (start_us, kernel_us) in enumerate(((30, 200), (42 - late_us, 260), (90, 300))):
+        tie = {"correlation": number, "External id": 9000 + number}
+        launch = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start_us, "dur": 12, "tid": 100, "args": tie}
+        kernel = {"cat": "kernel", "name": f"k{number}", "ts": kernel_us, "dur": 30, "tid": 7, "args": tie}
+        events += [launch, kernel]
+    trace = {"schemaVersion": 1, "traceEvents": [{"ph": "X", "pid": 1, **event} for event in events]}
+    table = read_measurements("kineto", [cases.write_json(tmp_path / "trace.json", trace)])
+    assert table[["op_family", "time_us"]].to_numpy().tolist() == [["gemm", 60.0], ["memory", 30.0]]
+
+
 def test_real_kineto_trace(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from torch.profiler import ProfilerActivity, profile, record_function

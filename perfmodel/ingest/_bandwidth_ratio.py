@@ -1,0 +1,91 @@
+"""What the two bandwidths that nccl-tests prints say of a run: which collective it is, and among how many ranks.
+
+nccl-tests multiplies the algorithm bandwidth (bytes over time) by a factor to get the bus bandwidth
+(doc/PERFORMANCE.md of nccl-tests): 2 (n - 1) / n for an all-reduce among n ranks, (n - 1) / n for an all-gather, a
+reduce-scatter or an all-to-all, 1 for a broadcast, a reduce or a send-receive. The factor is thus a fingerprint of
+both, which also tells where a log has lost lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+BUS_FACTORS: Final = {
+    "all_reduce": (2.0, 1.0),
+    "all_gather": (1.0, 1.0),
+    "reduce_scatter": (1.0, 1.0),
+    "alltoall": (1.0, 1.0),
+    "broadcast": (1.0, 0.0),
+    "reduce": (1.0, 0.0),
+    "sendrecv": (1.0, 0.0),
+}
+"""By test, a and b of the factor a (1 - b / n)."""
+_DIGIT: Final = 0.005
+"""Bandwidths are printed to two decimals."""
+_MOST_ROUNDING: Final = 0.02
+"""Relative error of a factor above which a line says nothing."""
+
+
+@dataclass(frozen=True)
+class BandwidthRatio:
+    """Bus over algorithm bandwidth of a line, as exactly as its digits allow."""
+
+    ratio: float
+    rounding: float
+    """How far the true factor may be from it."""
+
+    def allows(self, test: str, ranks: int) -> bool:
+        """Whether a test among so many ranks has this factor; true of tests whose factor is not known."""
+        if test not in BUS_FACTORS:
+            return True
+        scale, by_ranks = BUS_FACTORS[test]
+        return abs(scale * (1 - by_ranks / ranks) - self.ratio) <= self.rounding
+
+    def ranks(self, test: str) -> int | None:
+        """Number of ranks with which a test has this factor; None where the factor does not depend on it, or where no
+        number or several numbers fit."""
+        scale, by_ranks = BUS_FACTORS.get(test, (1.0, 0.0))
+        missing = 1 - self.ratio / scale
+        if not by_ranks or missing <= self.rounding / scale:
+            return None
+        nearest = round(1 / missing)
+        fitting = [ranks for ranks in (nearest - 1, nearest, nearest + 1) if ranks > 1 and self.allows(test, ranks)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def tests(self, redop: str, root: str | None, ranks: int | None) -> list[str]:
+        """Tests that have this factor, the reduction and the root that the line prints.
+
+        Args:
+            redop: the reduction, empty or `none` for tests that reduce nothing.
+            root: -1 for tests without one; None where the log has no such column.
+            ranks: how many there are, if that is known.
+        """
+        reduces = redop not in ("", "none")
+        has_root = None if root is None else root not in ("", "-1", "N/A")
+        fitting = []
+        for test in BUS_FACTORS:
+            if reduces != (test in ("all_reduce", "reduce_scatter", "reduce")):
+                continue
+            if has_root is not None and has_root != (test in ("broadcast", "reduce")):
+                continue
+            if ranks is not None and not self.allows(test, ranks):
+                continue
+            if ranks is None and BUS_FACTORS[test][1] and self.ranks(test) is None:
+                continue
+            if ranks is None and not BUS_FACTORS[test][1] and not self.allows(test, 2):
+                continue
+            fitting.append(test)
+        return fitting
+
+
+def clearest_ratio(bandwidths: Sequence[tuple[float, float]]) -> BandwidthRatio | None:
+    """The ratio of the pair (algorithm, bus bandwidth, GB/s) whose digits leave it least open; None where all are too
+    small to say anything."""
+    if not bandwidths:
+        return None
+    algorithm, bus = max(bandwidths)
+    if algorithm <= 0 or bus <= 0:
+        return None
+    ratio = bus / algorithm
+    rounding = ratio * (_DIGIT / algorithm + _DIGIT / bus)
+    return BandwidthRatio(ratio, rounding) if rounding <= _MOST_ROUNDING * ratio else None
