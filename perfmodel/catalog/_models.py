@@ -1,6 +1,5 @@
 """Models by name, from a Hugging Face `config.json`, or from a TOML file."""
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from perfmodel.catalog._hf_relatives import RELATIVES, Relative
 from perfmodel.catalog._hf_unknown import unknown_model_type
 from perfmodel.catalog._toml import checked, index, package_tables, parsed, read_toml, resolve
 from perfmodel.errors import PerfModelError
+from perfmodel.files import parse_json
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 
 Config = Mapping[str, Any]
@@ -102,7 +102,7 @@ def read_config(path: Path) -> Transformer:
         PerfModelError: if the file is not JSON, or keys that the family needs are missing or malformed; lists all.
         UnknownNameError: for a `model_type` of none of the supported families, with a TOML file to complete.
     """
-    config = parsed(path, json.loads, "JSON")
+    config = parsed(path, parse_json, "JSON")
     if not isinstance(config, dict):
         raise PerfModelError(f"{path}: must hold one JSON object")
     return from_config(config, where=str(path))

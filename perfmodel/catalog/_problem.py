@@ -5,7 +5,6 @@ file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[l
 (words of `perfmodel.search`) and `[serving]` (words of `perfmodel.serve`). Paths are relative to the file.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from perfmodel.catalog._models import model as named_model
 from perfmodel.catalog._models import model_from_toml
 from perfmodel.catalog._toml import checked_fields, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.files import parse_toml
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, written
 
 JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
@@ -108,7 +108,7 @@ def _change(data: dict[str, Any], change: str) -> None:
         if not isinstance(at, dict):
             raise PerfModelError(f"--set {change}: {table} is {at!r} there, no table; set {table}=... as a whole")
     try:
-        at[name] = tomllib.loads(f"value = {raw}")["value"]
+        at[name] = parse_toml(f"value = {raw}")["value"]
     except ValueError:
         at[name] = raw
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.files import TooLargeError, parse_toml, read_text
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ def package_table(name: str) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a user's TOML file (raises `PerfModelError` as `parsed`)."""
-    return parsed(path, tomllib.loads, "TOML")
+    return parsed(path, parse_toml, "TOML")
 
 
 def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
@@ -69,10 +70,12 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
         PerfModelError: if it cannot be read or is not in the notation; names file and line.
     """
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(read_text(path))
     except OSError as error:
         raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a plain ValueError
+    except TooLargeError as error:
+        raise PerfModelError(f"{path}: {error}") from None
+    except ValueError as error:  # numbers of thousands of digits are a plain ValueError
         raise PerfModelError(f"{path}: not valid {notation}: {error}") from None
 
 

@@ -19,6 +19,7 @@ from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import reporting, written
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import delayed_as
+from perfmodel.files import data_limit_bytes, read_text
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _program(
     }  # fmt: skip
     if given := [name for name, value in of_scripts.items() if value]:
         raise PerfModelError(f"emulate: {', '.join(given)} is for scripts; a program takes --delay, --set and --out")
-    program = undistributed(parse_function(path.read_text()))
+    program = undistributed(parse_function(read_text(path, data_limit_bytes())))
     classes = classes_of_program(program) if arguments.classes is not None else None
     if program.n_devices != arguments.world_size:
         raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -77,7 +78,32 @@ _FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
+    """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130 interrupted)."""
+    if sys.stdout is None:
+        print("perfmodel: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
+        return 2
+    try:
+        try:
+            return _run_command(argv)
+        finally:
+            # what is still in the buffer would otherwise fail after the exit status is decided
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return 0
+    except OSError as error:
+        _drop_output()
+        print(f"perfmodel: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """Send to nowhere what standard output could not take: Python tries once more when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
     try:
         measures = arguments.command == "calibrate" and not arguments.for_decision
@@ -92,11 +118,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     except PerfModelError as error:
         print(f"perfmodel: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except MemoryError:
+        print("perfmodel: not enough memory; give smaller files or fewer devices", file=sys.stderr)
+        return 2
     except OSError as error:
-        if error.filename is None:  # no file of the user's
+        if error.filename is None:  # standard output
             raise
         print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
@@ -147,6 +173,9 @@ class _Parser(argparse.ArgumentParser):
         if action.option_strings and arg_strings == ["--"]:  # argparse drops it, and hands on an empty list
             self.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
         return super()._get_values(action, arg_strings)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse's own swallows the error of a full disk
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)

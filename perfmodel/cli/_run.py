@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import emit, written
 from perfmodel.errors import PerfModelError
+from perfmodel.files import DAMAGED, data_limit_bytes, read_text, require_archive_within
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.program.ir import parse_program
 
     try:
-        text = arguments.program.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+        text = read_text(arguments.program, data_limit_bytes())
+    except ValueError as error:
         raise PerfModelError(f"{arguments.program}: not the text of a program ({error})") from None
     program = parse_program(text)
     arguments.ranks = arguments.ranks or program.n_devices
@@ -118,9 +119,10 @@ def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
     if arguments.inputs is None:
         return None
     try:
+        require_archive_within(arguments.inputs)
         with np.load(arguments.inputs) as arrays:
             return dict(arrays)
-    except (OSError, ValueError) as error:
+    except (ValueError, TypeError, MemoryError, *DAMAGED) as error:
         raise PerfModelError(f"{arguments.inputs}: not a readable npz file of arrays ({error})") from None
 
 

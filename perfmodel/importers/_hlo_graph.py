@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files import data_limit_bytes, read_text
 from perfmodel.importers._graph import Array, Node, Region, Value, rows_of
 from perfmodel.importers._hlo_rules import COLLECTIVES, Rules, called, widened
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type, parse_module
@@ -53,7 +54,7 @@ def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: 
 
 def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None]:
     if isinstance(program, Path):
-        return program.read_text(), None
+        return read_text(program, data_limit_bytes()), None
     if isinstance(program, str):
         return program, None
     lowered = program.lower(*args) if hasattr(program, "lower") else program

@@ -1,7 +1,6 @@
 """A program from whatever says it: its text, a catalog model, an ONNX file, a PyTorch or JAX model in a Python file."""
 
 import importlib.util
-import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.files import data_limit_bytes, parse_json, read_text, require_archive_within
 from perfmodel.importers._onnx_program import onnx_program
 from perfmodel.importers._program import trace_program
 from perfmodel.importers._torch_program import load_torch, torch_program
@@ -60,8 +60,10 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
     suffix = Path(path).suffix
     if suffix == ".ir":
         try:
-            program = parse_program(Path(path).read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
+            program = parse_program(read_text(Path(path), data_limit_bytes()))
+        except PerfModelError:
+            raise
+        except ValueError as error:
             raise PerfModelError(f"{path}: not the text of a program ({error})") from None
     elif suffix == ".onnx":
         program = onnx_program(path, dims=settings.dims, values=settings.values)
@@ -99,6 +101,7 @@ def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceS
 def _exported(path: str) -> Any:
     torch = load_torch()
     try:
+        require_archive_within(Path(path))
         return torch.export.load(path)
     except Exception as error:
         raise PerfModelError(f"{path}: not a module saved by torch.export ({error})") from None
@@ -121,8 +124,8 @@ def input_value(text: str) -> tuple[str, Any]:
     """
     name, _, value = text.partition("=")
     try:
-        return name, np.load(value) if value.endswith(".npy") else json.loads(value)
-    except (ValueError, OSError):
+        return name, np.load(value) if value.endswith(".npy") else parse_json(value)
+    except (ValueError, TypeError, MemoryError, OSError):
         raise PerfModelError(
             f"--input-value {text!r} is not NAME=VALUE; VALUE is a number, a JSON list or FILE.npy"
         ) from None

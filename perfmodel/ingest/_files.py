@@ -1,35 +1,35 @@
 """Files to text, JSON and checked values; whatever is wrong becomes one `TableError` that names the place."""
 
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from perfmodel import files
 from perfmodel.errors import TableError
 
-_GZIP: Final = b"\x1f\x8b"
 _LARGEST: Final = 1e30
 """Beyond any time in any unit or any size: what lies above it is damage."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes, uncompressed if they are gzip's.
+    """A file's bytes, expanded if they are compressed.
 
     Raises:
-        TableError: no such file, an empty one, or a damaged or truncated gzip stream.
+        TableError: no such file, an empty one, one that is too large once it is expanded, or damaged or truncated
+            compressed data.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TableError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a file") from None
-    if data.startswith(_GZIP):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TableError(f"{path}: damaged or truncated gzip data ({_first_line(error)}); copy it again") from None
+        data = files.read_data(path)
+    except files.DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise TableError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a file") from None
+        raise TableError(
+            f"{path}: damaged or truncated compressed data ({_first_line(error)}); copy it again"
+        ) from None
+    except ValueError as error:
+        raise TableError(f"{path}: {error}") from None
     if not data.strip():
         raise TableError(f"{path}: the file is empty; export it again")
     return data
@@ -58,12 +58,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = files.parse_json(text)
     except json.JSONDecodeError as error:
         raise TableError(
             f"{path}: not complete JSON (line {error.lineno}: {error.msg}); was the export cut short?"
         ) from None
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise TableError(f"{path}: not usable JSON ({_first_line(error)}); export it again") from None
     if not isinstance(value, dict):
         raise TableError(f"{path}: the JSON is a {type(value).__name__}, not an object; is it of the format you named?")

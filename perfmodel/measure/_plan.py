@@ -1,7 +1,6 @@
 """Sweep plans: which ops to measure, written as TOML grids; and plans as TOML text that `read_plan` reads back."""
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import groupby, product
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from perfmodel.catalog import checked
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.files import parse_toml, read_text
 from perfmodel.ingest.tables import write_text
 from perfmodel.measure._backend import INTERCONNECT
 from perfmodel.measure._harness import StoppingRule
@@ -117,8 +117,8 @@ def read_plan(path: Path | str) -> Plan:
     """
     path = Path(path)
     try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_toml(read_text(path))
+    except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
     known = {f.name for f in fields(PlanFile)}
     if unknown := sorted(set(data) - known):

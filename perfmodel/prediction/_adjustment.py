@@ -1,6 +1,5 @@
 """What measured runs say of the cost models: named physical parameters, and how they move times."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from jaxtyping import Float64
 from perfmodel.cost import EventTimes
 from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.errors import CalibrationError
+from perfmodel.files import parse_json
 from perfmodel.ingest.tables import write_json
 from perfmodel.ops import FAMILIES, Collective, Op, family_with_bmm
 from perfmodel.prediction._fitted_runs import FittedRuns
@@ -152,7 +152,7 @@ def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
         return {}
     path = weights.folder / END_TO_END_FILE
     try:
-        content = json.loads(weights.read(END_TO_END_FILE))
+        content = parse_json(weights.read(END_TO_END_FILE))
         if content["schema"] != SCHEMA:
             raise CalibrationError(f"{path}: schema {content['schema']!r} is not {SCHEMA!r} of this version; fit again")
         return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}

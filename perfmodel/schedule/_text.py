@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files import read_text
 from perfmodel.schedule._construct import Work, from_orders
 from perfmodel.schedule._schedule import Phase, Schedule
 
@@ -32,8 +33,8 @@ def read_schedule(path: Path) -> Schedule:
         PerfModelError: no such file, or a line that cannot be read, with its number.
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         raise PerfModelError(f"schedule file {path} cannot be read: {error}") from None
     return parse_schedule(text, str(path))
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows
+from perfmodel.files import DAMAGED, TooLargeError
+from perfmodel.ingest.tables import NEEDED_OF_RUNS, read_csv
 
 MOST: Final = 10**9
 """More than any size, degree or batch."""
@@ -54,12 +55,12 @@ def read_rows(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
-        if path.suffix == ".csv":
-            require_whole_rows(path)
-        return with_heads(pd.read_csv(path, low_memory=False))
+        return with_heads(read_csv(path))
     except TableError:
         raise
-    except (ValueError, pd.errors.ParserError, OSError) as error:
+    except TooLargeError as error:
+        raise TableError(f"{path}: {error}") from None
+    except (ValueError, pd.errors.ParserError, *DAMAGED) as error:
         raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
 
 

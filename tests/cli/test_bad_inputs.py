@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from mutations import VALUES, mutations, toml_text
 from test_cli import run
 
+from perfmodel.cli import main
 from perfmodel.cli._init import samples
 from perfmodel.cli._main import parser, parsers
 from perfmodel.cost.learn import weights_folder
@@ -205,6 +206,29 @@ def test_a_wrong_flag_is_named(base: str, here: Path, capsys: pytest.CaptureFixt
     chosen = cases if EXPLORE else random.Random(base).sample(cases, min(CHOSEN, len(cases)))
     found = {argv: judged(*run(capsys, *argv)) for argv in chosen}
     assert {argv: wrong for argv, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("base", BASES)
+def test_output_that_cannot_be_written_is_said_in_one_line(
+    base: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["--json"], [], ["--help"]):
+        before, _, after = BASES[base].partition("{}")
+        with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            status, _, err = run(capsys, *shlex.split(before), *words, *shlex.split(after))
+        said = [line for line in err.splitlines() if "standard output cannot be written: No space left" in line]
+        # a command that fails by itself, as here for want of a file, has nothing to print
+        assert status == 2, words
+        assert "Traceback" not in err
+        assert len(said) == 1 or judged(status, "", err) == "", err
+
+
+def test_a_closed_output_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["catalog", "models"]) == 2
+    assert "standard output is closed" in capsys.readouterr().err
 
 
 def cut(text: bytes, at: float, cell: str) -> bytes:

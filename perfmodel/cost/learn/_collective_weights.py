@@ -15,6 +15,7 @@ from perfmodel.cost.learn._collective_rows import SeriesKey
 from perfmodel.cost.learn._fabrics import Fabric, names_of_parts
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
 from perfmodel.errors import CalibrationError
+from perfmodel.files import parse_json
 from perfmodel.ingest.tables import write_bytes
 
 SCHEMA: Final = "perfmodel-collectives/4"
@@ -219,7 +220,7 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
     path = weights.folder / FILE_NAME
     try:
         metadata, arrays = parse_weights(weights.read(FILE_NAME))
-        meta = json.loads(metadata.get("perfmodel", "{}"))
+        meta = parse_json(metadata.get("perfmodel", "{}"))
     except (SafetensorError, ValueError) as error:
         raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
     if meta.get("schema") != SCHEMA:

@@ -1,6 +1,5 @@
 """Recipes (how one regressor is trained, read from TOML) and the stages of a training."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from perfmodel.display import Report
 from perfmodel.errors import CalibrationError, UnknownNameError
+from perfmodel.files import parse_toml, read_text
 from perfmodel.ops import FAMILIES
 
 
@@ -72,8 +72,8 @@ def read_recipe(path: Path | str) -> Recipe:
     """
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = parse_toml(read_text(path))
+    except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: not a readable recipe ({error})") from None
     known = {f.name for f in fields(Recipe)}
     if unknown := set(values) - known:

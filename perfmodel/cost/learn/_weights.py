@@ -17,6 +17,7 @@ from perfmodel.cost.learn._regressor import Regressor
 from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.errors import CalibrationError
+from perfmodel.files import parse_json
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.session import current_session
@@ -103,7 +104,7 @@ def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
             f"{SCHEMA_VERSION}; fit them again with `perfmodel fit`"
         )
     try:
-        described = json.loads(metadata["description"])
+        described = parse_json(metadata["description"])
         missing = [name for name in _NEEDED if name not in described]
     except (KeyError, ValueError):
         missing = list(_NEEDED)

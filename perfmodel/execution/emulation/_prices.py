@@ -10,6 +10,8 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.execution.emulation._orders import check_delay, delayed_as
+from perfmodel.files import DAMAGED
+from perfmodel.ingest.tables import read_csv
 from perfmodel.ops import Collective
 from perfmodel.spec import Cluster
 
@@ -81,8 +83,10 @@ class PriceTable:
         import pandas as pd
 
         try:
-            table = pd.read_csv(path, comment="#", skipinitialspace=True)
-        except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+            table = read_csv(path, comment="#", skipinitialspace=True)
+        except FileNotFoundError:
+            raise
+        except (ValueError, pd.errors.ParserError, *DAMAGED) as error:
             raise TableError(f"{path}: not a table ({error})") from None
         missing = [name for name in COLUMNS if name not in table]
         if missing:

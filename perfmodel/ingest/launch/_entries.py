@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -12,9 +11,14 @@ from typing import Any, Final
 
 from perfmodel.display import json_text
 from perfmodel.errors import LaunchFileError
+from perfmodel.files import compose_yaml, parse_json, parse_toml, read_text
 
-MOST_ENTRIES: Final = 50_000
-"""Entries of one file, beyond which it is none (aliases of YAML can multiply)."""
+MOST_RESOLVED: Final = 1_000_000
+"""Characters of one value with its references replaced: each reference may double what the one before it stands for."""
+MOST_FACTORS: Final = 16
+"""Of one product; more make a number of thousands of digits."""
+MOST_REFERENCES: Final = 100_000
+"""Values that are looked at while the references of a file are replaced."""
 AUTO: Final = "auto"
 UNSAID: Final = (None, AUTO, "???", "null", "None")
 """Values that leave an entry to the framework: OmegaConf's `???`, DeepSpeed's and Composer's `auto`."""
@@ -56,7 +60,7 @@ def broken(where: str, line: int, message: str) -> LaunchFileError:
 def read_toml(text: str, where: str) -> Source:
     """Entries of a TOML file."""
     try:
-        data = tomllib.loads(text)
+        data = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise LaunchFileError(f"{where}: not valid TOML: {error}; mend that line") from None
     lines: dict[str, int] = {}
@@ -72,10 +76,10 @@ def read_toml(text: str, where: str) -> Source:
 def read_json(text: str, where: str) -> Source:
     """Entries of a JSON file that holds one object."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except json.JSONDecodeError as error:
         raise broken(where, error.lineno, f"not valid JSON: {error.msg}; mend this line") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise LaunchFileError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise broken(where, 1, "must hold one JSON object, {...}")
@@ -128,7 +132,11 @@ def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[di
         if not path.is_file():
             notes.append(f"{name} (line {line}), which the file is based on, is not beside it")
             continue
-        entries = _yaml_entries(path.read_text("utf-8"), str(path))
+        try:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
+            raise broken(str(path), 0, f"cannot be read ({error})") from None
+        entries = _yaml_entries(text, str(path))
         # lines are those of the file that was asked for
         yield {f"{prefix}{key}": Entry(entry.value, line) for key, entry in entries.items() if key != "defaults"}
 
@@ -137,13 +145,13 @@ def _yaml_entries(text: str, where: str) -> dict[str, Entry]:
     import yaml
 
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = compose_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise broken(where, mark.line + 1 if mark else 0, f"not valid YAML: {problem}; mend this line") from None
-    except RecursionError:
-        raise LaunchFileError(f"{where}: nested too deeply to be a launch file") from None
+    except ValueError as error:
+        raise LaunchFileError(f"{where}: {error}; this is no launch file") from None
     if not isinstance(root, yaml.MappingNode):
         raise broken(where, 1, "must hold keys and values, `key: value`")
     loader = yaml.SafeLoader("")
@@ -173,20 +181,22 @@ def _yaml_entries(text: str, where: str) -> dict[str, Entry]:
                 walk(child, f"{prefix}{key}.")
             else:
                 found[f"{prefix}{key}"] = Entry(value_of(child), line)
-            if len(found) > MOST_ENTRIES:
-                raise LaunchFileError(f"{where}: more than {MOST_ENTRIES:,} entries; this is no launch file")
 
-    try:
-        walk(root, "")
-    except RecursionError:
-        raise LaunchFileError(f"{where}: nested too deeply to be a launch file") from None
+    walk(root, "")
     return found
 
 
 def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
     """Entries with their references replaced; raises for those that refer to themselves."""
+    looked_at = 0
 
     def resolve(key: str, value: Any, line: int, path: tuple[str, ...]) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at > MOST_REFERENCES:
+            raise broken(
+                where, line, f"its references stand for more than {MOST_REFERENCES:,} values; write the values"
+            )
         if isinstance(value, list):
             return [resolve(key, item, line, path) for item in value]
         if not isinstance(value, str) or "${" not in value:
@@ -205,9 +215,14 @@ def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
             if match[0] == value:
                 return target
             value = value[: match.start()] + str(target) + value[match.end() :]
+            if len(value) > MOST_RESOLVED:
+                raise broken(where, line, f"{key} becomes longer than {MOST_RESOLVED:,} characters; write its value")
         return value
 
-    return {key: Entry(resolve(key, one.value, one.line, (key,)), one.line) for key, one in entries.items()}
+    try:
+        return {key: Entry(resolve(key, one.value, one.line, (key,)), one.line) for key, one in entries.items()}
+    except RecursionError:
+        raise broken(where, 0, "its references are nested too deeply; write the values") from None
 
 
 def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:
@@ -220,8 +235,8 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
             return None if value is None else ("", _scalar(value))
         if kind == "multiply" and comma:
             factors = [_scalar(part.strip()) for part in rest.split(",")]
-            if all(isinstance(factor, int) for factor in factors):
-                return "", prod(factors)
+            if len(factors) <= MOST_FACTORS and all(isinstance(factor, int) for factor in factors):
+                return "", _scalar(str(prod(factors)))
         return None
     dots = len(text) - len(text.lstrip("."))
     name = text.strip(". ")
@@ -232,7 +247,7 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
 
 
 def _scalar(text: str) -> Any:
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _with_lines(data: Mapping[str, Any], lines: Mapping[str, int]) -> dict[str, Entry]:

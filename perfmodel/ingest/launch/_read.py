@@ -9,6 +9,7 @@ from typing import Final
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, UnknownNameError
+from perfmodel.files import TooLargeError, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE
 from perfmodel.ingest.launch._arguments import read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
@@ -218,9 +219,9 @@ def wrapper_of(key: str) -> str:
 def text_of(path: Path) -> str:
     """A launch file's text; raises `LaunchFileError` for what cannot be read."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise LaunchFileError(f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is no launch file")
-        return path.read_text("utf-8")
+        return read_text(path, LARGEST_BYTES)
+    except TooLargeError:
+        raise LaunchFileError(f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is no launch file") from None
     except OSError as error:
         raise LaunchFileError(f"{path}: cannot be read ({error.strerror}); give a launch file") from None
     except UnicodeDecodeError:

@@ -388,8 +388,9 @@ class _Interpreter(Expander):
                 value = dict(before) if assignment.appends else {}
                 for index, raw in assignment.elements:
                     words = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
-                    for word in words:
-                        value[self.index(index) if index is not None else next_index(value)] = word
+                    first = self.index(index) if index is not None else next_index(value)
+                    for i, word in enumerate(words):
+                        value[first if i == 0 else str(int(first) + i)] = word
             else:
                 word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
                 at = "0" if assignment.index is None else self.index(assignment.index)

@@ -6,9 +6,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from perfmodel.ingest.launch import _shell_syntax as syntax
+from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch._shell_output import output_of
 from perfmodel.ingest.launch._shell_values import calculate, replaced, trimmed, unknown
 
+MOST_EXPANDED: Final = 2_000_000
+"""Characters of all words of a script with their variables replaced."""
+_WORD_CHARS: Final = 10
+"""What a word counts beside its characters, so that words of none are bounded too."""
+_LONGEST_INDEX: Final = 18
 MOST_TURNS: Final = 200
 """Turns of one loop that are followed."""
 _PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
@@ -56,6 +62,8 @@ class State:
     taken: dict[str, str] = field(default_factory=dict)
     """Variables of the environment that were used."""
     steps: int = 0
+    expanded_chars: int = 0
+    """Characters that variables have been replaced by so far."""
     stopped_at: int = 0
     """Line of the `exit` that ended the script; 0 for none."""
 
@@ -108,6 +116,15 @@ class Expander:
 
     def values(self, part: syntax.Part) -> list[Word] | None:
         """What a part stands for; None where nothing says."""
+        words = self._values(part)
+        # Variables made of variables double at every line.
+        self.state.expanded_chars += sum(len(word.text) + _WORD_CHARS for word in words or ())
+        if self.state.expanded_chars > MOST_EXPANDED:
+            message = f"the script's variables expand to more than {MOST_EXPANDED:,} characters; write their values"
+            raise broken(self.state.where, part.line, message)
+        return words
+
+    def _values(self, part: syntax.Part) -> list[Word] | None:
         if part.kind == "text":
             return [Word(part.text, part.line)]
         if part.kind == "arithmetic":
@@ -310,7 +327,7 @@ def unset_as_empty(text: str) -> str:
 
 
 def next_index(value: Value) -> str:
-    numbers = [int(index) for index in value if index.isdecimal()]
+    numbers = [int(index) for index in value if index.isdecimal() and len(index) < _LONGEST_INDEX]
     return str(max(numbers, default=-1) + 1)
 
 

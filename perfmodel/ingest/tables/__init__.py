@@ -16,8 +16,8 @@ from perfmodel.ingest.tables._tables import (
     REQUIRED,
     RUN_COLUMNS,
     TableKind,
+    read_csv,
     read_table,
-    require_whole_rows,
     table_kind,
     write_table,
 )

@@ -1,15 +1,17 @@
 """Measurement tables, of kernels, of collectives and of published runs: one declared schema, checked at the door."""
 
 import csv
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
 
+from perfmodel import files
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables._atomic import write_atomic
 from perfmodel.ops import FAMILIES
@@ -87,6 +89,8 @@ REQUIRED: Final[dict[TableKind, tuple[str, ...]]] = {
     "collective": ("device", "collective", "num_ranks", "time_us"),
 }
 _TAIL_BYTES: Final = 1 << 16
+_CELL_BYTES: Final = 8
+_BATCH_ROWS: Final = 4096
 _UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_us", "size": "bytes"}
 
 
@@ -212,18 +216,60 @@ def _load(path: Path) -> pd.DataFrame:
         raise TableError(f"{path}: no such file")
     try:
         if path.suffix == ".parquet":
+            _require_parquet_within(path)
             return pd.read_parquet(path)
-        if path.suffix == ".csv":
-            require_whole_rows(path)
-        return pd.read_csv(path, low_memory=False)
+        return read_csv(path)
     except TableError:
         raise
-    except (ValueError, OSError, EOFError, pd.errors.ParserError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise TableError(f"{path}: not a readable table ({reason}); is the file complete?") from None
+    except files.TooLargeError as error:
+        raise TableError(f"{path}: {error}") from None
+    except (ValueError, *files.DAMAGED, pd.errors.ParserError) as error:
+        raise TableError(f"{path}: not a readable table ({_first_line(error)}); is the file complete?") from None
 
 
-def require_whole_rows(path: Path) -> None:
+def read_csv(path: Path, **options: Any) -> pd.DataFrame:
+    """A csv table, expanded first if it is compressed; `options` are those of `pandas.read_csv`.
+
+    Raises:
+        TableError: the file ends within a row.
+        files.TooLargeError: it is too large once it is expanded.
+        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: not a table, or damaged compressed data.
+    """
+    if files.is_compressed(path):
+        # pandas would expand the file to whatever size it has
+        return pd.read_csv(io.BytesIO(files.read_data(path)), low_memory=False, **options)
+    if path.stat().st_size > (limit := files.data_limit_bytes()):
+        raise files.too_large(limit)
+    if path.suffix == ".csv":
+        _require_whole_rows(path)
+    return pd.read_csv(path, compression=None, low_memory=False, **options)
+
+
+def _require_parquet_within(path: Path) -> None:
+    """Raise `TooLargeError` for a table that takes more memory than `data_limit_bytes`.
+
+    Runs and dictionaries of parquet stand for any number of cells, so that sizes in the file say little: the table is
+    decoded piece by piece and each piece forgotten.
+    """
+    import pyarrow.parquet
+
+    limit = files.data_limit_bytes()
+    with pyarrow.parquet.ParquetFile(path) as file:
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        if cells * _CELL_BYTES > limit:
+            raise files.too_large(limit)
+        size = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            size += batch.nbytes
+            if size > limit:
+                raise files.too_large(limit)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _require_whole_rows(path: Path) -> None:
     """Raise `TableError` if a csv file ends within a row: the last one has no line end, and cells are missing."""
     with path.open("rb") as file:
         columns = len(next(csv.reader([file.readline().decode()]), []))

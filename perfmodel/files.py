@@ -1,0 +1,263 @@
+"""How files that may come from strangers are read: bounded in bytes, expanded bytes, depth and number of nodes.
+
+A compressed file of a few megabytes can hold gigabytes, and a few hundred bytes of YAML can stand for more nodes than
+there are atoms. Whoever reads such a file asks here, and gets its content or a `ValueError` of one line that says which
+limit it breaks. Every caller turns that into its own exception, which names the file.
+"""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import PerfModelError
+
+LIMIT_VARIABLE: Final = "PERFMODEL_FILE_LIMIT_GB"
+"""Environment variable that moves the limit on tables, traces and other data."""
+USUAL_LIMIT_GB: Final = 0.5
+"""Twenty times as much memory is needed for JSON of the worst kind."""
+MOST_TEXT_BYTES: Final = 16_000_000
+"""Of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs are data."""
+MOST_DEPTH: Final = 64
+"""Nesting of tables and lists, beyond which a file is none of ours; Python's own limit is about a thousand."""
+MOST_YAML_NODES: Final = 20_000
+"""Keys and values of a YAML file once its aliases are written out."""
+_CHUNK_BYTES: Final = 1 << 20
+_COMPRESSIONS: Final[tuple[tuple[bytes, Callable[..., Any]], ...]] = (
+    (b"\x1f\x8b", gzip.open),
+    (b"BZh", bz2.open),
+    (b"\xfd7zXZ\x00", lzma.open),
+)
+"""First bytes and reader of gzip, bzip2 and xz."""
+_MAGIC_BYTES: Final = max(len(magic) for magic, _ in _COMPRESSIONS)
+_ZIP: Final = b"PK\x03\x04"
+_ZIP_RATIO: Final = 4
+"""An archive that does not grow by more than this holds what its size on disk shows, such as weights of a model."""
+DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+"""What a damaged or truncated compressed file raises."""
+
+
+class TooLargeError(PerfModelError):
+    """A file whose content is beyond a limit; the message says which, and how to move it."""
+
+
+def data_limit_bytes() -> int:
+    """Most bytes of a table, a trace or other data, after expansion.
+
+    Raises:
+        ValueError: the environment variable holds no number above 0.
+    """
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        limit = float(text or USUAL_LIMIT_GB)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < 1e6:
+        raise ValueError(f"{LIMIT_VARIABLE}={text!r} is not a number of gigabytes above 0")
+    return int(limit * 1e9)
+
+
+def too_large(limit: int) -> TooLargeError:
+    """The error of a file with more than `limit` bytes of data."""
+    return TooLargeError(
+        f"holds more than {limit / 1e9:.3g} GB once it is expanded; cut it, or set {LIMIT_VARIABLE} to a larger limit"
+    )
+
+
+def read_data(path: Path) -> bytes:
+    """Bytes of a data file, expanded if it is compressed by gzip, bzip2 or xz.
+
+    Raises:
+        OSError: no such file.
+        TooLargeError: more bytes than `data_limit_bytes`.
+        OSError, EOFError, zlib.error, lzma.LZMAError: damaged or truncated compressed data (`DAMAGED`).
+    """
+    limit = data_limit_bytes()
+    with path.open("rb") as file:
+        first = file.read(_MAGIC_BYTES)
+        for magic, opener in _COMPRESSIONS:
+            if first.startswith(magic):
+                with opener(path) as expanded:
+                    return _read_within(expanded, limit)
+        return first + _read_within(file, limit - len(first))
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file begins as those that `read_data` expands."""
+    with path.open("rb") as file:
+        first = file.read(_MAGIC_BYTES)
+    return any(first.startswith(magic) for magic, _ in _COMPRESSIONS)
+
+
+def _read_within(file: Any, limit: int) -> bytes:
+    """Everything in a file; it is given up as soon as it is larger than the limit."""
+    content = io.BytesIO()
+    while chunk := file.read(_CHUNK_BYTES):
+        if content.tell() + len(chunk) > limit:
+            raise too_large(limit)
+        content.write(chunk)
+    return content.getvalue()
+
+
+def require_archive_within(path: Path) -> None:
+    """Check a zip archive (`.npz`, `.pt2`) by its table of contents; another kind of file is left to its reader.
+
+    Raises:
+        TooLargeError: its members hold more than `data_limit_bytes`, and several times what the archive takes on disk.
+        OSError, zipfile.BadZipFile: no such file, or a damaged one.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return
+    limit, on_disk = data_limit_bytes(), path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        # the reader of a member stops at the size that is stated here
+        expanded = sum(member.file_size for member in archive.infolist())
+    if expanded > limit and expanded > _ZIP_RATIO * on_disk:
+        raise too_large(limit)
+
+
+def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
+    """A text file (UTF-8) that a person wrote.
+
+    Raises:
+        OSError: no such file.
+        TooLargeError: a larger one; a device or a pipe that does not end, too.
+        UnicodeDecodeError: bytes that are no text.
+    """
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise TooLargeError(f"holds more than {limit / 1e6:.3g} MB, too much for a file of this kind")
+    return content.decode("utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that a JSON text states.
+
+    Raises:
+        json.JSONDecodeError: not JSON.
+        ValueError: nested too deeply, or a number of thousands of digits.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    _require_shallow(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that a TOML text states.
+
+    Raises:
+        tomllib.TOMLDecodeError: not TOML.
+        ValueError: nested too deeply, or a number of thousands of digits.
+    """
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    _require_shallow(value)
+    return value
+
+
+def _require_shallow(value: Any) -> None:
+    # level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse
+    level, depth = [value], 0
+    while level:
+        if depth > MOST_DEPTH:
+            raise _too_deep()
+        level = [child for parent in level for child in _children(parent)]
+        depth += 1
+
+
+def _children(value: Any) -> Iterator[Any]:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (child for child in inside if isinstance(child, dict | list))
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"nested deeper than {MOST_DEPTH} levels; flatten it")
+
+
+def compose_yaml(text: str) -> Any:
+    """The root node of a YAML text, whose aliases are safe to follow; None of an empty text.
+
+    Raises:
+        yaml.YAMLError: not YAML.
+        TooLargeError: more than `MOST_YAML_NODES` keys and values, aliases written out; or an alias within itself.
+        ValueError: nested too deeply.
+    """
+    import yaml
+
+    class BoundedLoader(yaml.SafeLoader):
+        """Stops while it reads: a node takes a tenth of a millisecond."""
+
+        nodes = depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.nodes += 1
+            self.depth += 1
+            if self.nodes > MOST_YAML_NODES:
+                raise _too_many_nodes()
+            if self.depth > MOST_DEPTH:
+                raise _too_deep()
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    loader = BoundedLoader(text)
+    try:
+        root = loader.get_single_node()
+    except RecursionError:
+        raise _too_deep() from None
+    finally:
+        loader.dispose()
+    if root is not None:
+        _require_few_nodes(root)
+    return root
+
+
+def _require_few_nodes(root: Any) -> None:
+    """Count nodes as if every alias were written out, each node once: aliases make a graph out of the tree."""
+    counts: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def count(node: Any) -> int:
+        if id(node) in open_nodes:
+            raise TooLargeError("an alias stands inside what it stands for, which never ends; write its value")
+        if id(node) not in counts:
+            open_nodes.add(id(node))
+            counts[id(node)] = 1 + sum(count(child) for child in _yaml_children(node))
+            open_nodes.discard(id(node))
+        if counts[id(node)] > MOST_YAML_NODES:
+            raise _too_many_nodes()
+        return counts[id(node)]
+
+    try:
+        count(root)
+    except RecursionError:  # aliases of aliases can be deeper than what is written
+        raise _too_deep() from None
+
+
+def _yaml_children(node: Any) -> list[Any]:
+    """Nodes inside a node: items of a list, keys and values of a table, nothing of a scalar."""
+    if isinstance(node.value, str):
+        return []
+    children = []
+    for child in node.value:
+        children.extend(child if isinstance(child, tuple) else (child,))
+    return children
+
+
+def _too_many_nodes() -> TooLargeError:
+    return TooLargeError(f"more than {MOST_YAML_NODES:,} keys and values once its aliases are written out")
