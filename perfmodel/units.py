@@ -1,6 +1,7 @@
 """Units and element types, and numbers as people read them. Everything inside the library is SI: seconds, bytes,
 FLOP/s."""
 
+import re
 from collections.abc import Mapping
 from math import isqrt
 from numbers import Integral
@@ -51,6 +52,42 @@ def parse_seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise PerfModelError(f"{text!r} is no time; write 2ms, 50us or 0.002")
+    return value
+
+
+_PLAIN_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
+_PLAIN_NUMBER: Final = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
+LARGEST_NUMBER: Final = 1e30
+"""Beyond any quantity in any unit; a number below its inverse is as unlikely."""
+
+
+def plain_whole(text: str) -> int:
+    """A whole number written in plain digits, such as `8` or `-1`.
+
+    Python would read `1_0`, `+8`, digits of other scripts and blanks around a number too, which are usually slips.
+
+    Raises:
+        PerfModelError: another text; names it.
+    """
+    if not _PLAIN_WHOLE.fullmatch(text) or text == "-0":
+        raise PerfModelError(f"{text[:40]!r} is not a whole number in plain digits, like 8")
+    return int(text)
+
+
+def plain_number(text: str) -> float:
+    """A finite number in plain digits, such as `8`, `0.5` or `2e-6`.
+
+    Raises:
+        PerfModelError: another text, or a number that no quantity has; names it.
+    """
+    if not _PLAIN_NUMBER.fullmatch(text):
+        raise PerfModelError(f"{text[:40]!r} is not a finite number in plain digits, like 0.5 or 2e-6")
+    value = float(text)
+    if value == 0 and text.startswith("-"):
+        raise PerfModelError(f"{text[:40]!r} is a negative zero; write 0")
+    states_zero = not text.lower().partition("e")[0].strip("-0.")
+    if abs(value) > LARGEST_NUMBER or (abs(value) < 1 / LARGEST_NUMBER and not states_zero):
+        raise PerfModelError(f"{text[:40]!r} is not plausible: no quantity is beyond 1e30 or nearer to 0 than 1e-30")
     return value
 
 

@@ -17,6 +17,7 @@ from perfmodel.spec import (
     Problem,
     RecomputeModule,
 )
+from perfmodel.units import plain_number
 
 if TYPE_CHECKING:
     from perfmodel.prediction import StepProblem
@@ -50,8 +51,8 @@ def price_of(text: str, form: str) -> tuple[str, float]:
     """A price written as NAME=AMOUNT (raises `PerfModelError`, which tells the form)."""
     name, _, amount = text.partition("=")
     try:
-        return name.strip(), float(amount)
-    except ValueError:
+        return name.strip(), plain_number(amount.strip())
+    except PerfModelError:
         raise PerfModelError(f"a price is {form}; got {text!r}") from None
 
 
@@ -257,9 +258,12 @@ def _words(text: str) -> tuple[str, ...]:
     return words
 
 
+MOST_DIGITS: Final = 18
+
+
 def whole_numbers(text: str) -> list[int]:
     """Whole numbers above 0 separated by commas."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdecimal() and len(part) <= MOST_DIGITS and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, like 1,2,4,8")
     return [int(part) for part in parts]

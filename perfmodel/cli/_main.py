@@ -7,7 +7,7 @@ Names are a contract: others script against them.
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from perfmodel.cli._files import complete_from_job, complete_from_launch
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
 from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
+from perfmodel.units import plain_number, plain_whole
 
 _COMMANDS: Final = (
     _init.add_init,
@@ -158,12 +159,27 @@ def _keep_compilations() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of numbers as argparse wants it: its errors are those of the flag."""
+
+    def read_flag(text: str) -> Any:
+        try:
+            return read(text)
+        except PerfModelError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_flag
+
+
 class _Parser(argparse.ArgumentParser):
     """One line on stderr and exit status 2, instead of the whole usage; help that ends in examples."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**settings)
+        # every flag of a number, whichever command has it, takes plain digits and what a quantity may be
+        self.register("type", int, _number_type(plain_whole))
+        self.register("type", float, _number_type(plain_number))
 
     def format_help(self) -> str:
         self.epilog = epilog(" ".join(self.prog.split()[1:]), self)

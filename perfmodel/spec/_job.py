@@ -20,6 +20,8 @@ attention. And `mlp_act`, the activation of the dense feed-forward: JAX's polici
 WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
 modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
+LONGEST_SEQUENCE: Final = 100_000_000
+"""Tokens; the longest that models were trained on are below a hundredth of it."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
                       "attention_merge", "gelu_formula", "one_hot_lookup", "clamp"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
@@ -216,7 +218,8 @@ class Job:
         return cls(global_batch=global_batch, seq_len=seq_len, dtype=dtype, assumed=tuple(assumed), **others)
 
     def __post_init__(self) -> None:
-        whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        whole("job", {"global_batch": self.global_batch})
+        whole("job", {"seq_len": self.seq_len}, most=LONGEST_SEQUENCE)
         none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers")
         whole("job", {name: getattr(self, name) for name in none_or_more}, least=0)
         if self.adapter_rank and not self.frozen:

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from perfmodel.errors import LayoutError, UnknownNameError
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.units import plain_whole
 
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
 PerRank = tuple[str, ...] | None
 """A name per pipeline rank, written `fast-fast-slow`."""
-_DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
+_DISTSIM = re.compile(r"^([0-9]+)M([0-9]+)P([0-9]+)D$", re.IGNORECASE)
+MOST: Final = 10**7
+"""Of any number in a layout: more than the devices and layers that any system has."""
 _DEGREES: Final = {
     "tp": ("tensor_parallel", "tensor_model_parallel"),
     "pp": ("pipeline_parallel", "pipeline_model_parallel"),
@@ -72,15 +75,19 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
     """
     if not text.strip(" ,"):
         raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
-    head, _, rest = text.strip().partition(",")
+    head, comma, rest = text.strip().partition(",")
     values: dict[str, Any] = {}
     if match := _DISTSIM.match(head.strip()):
-        values |= dict(zip(("tp", "pp", "dp"), map(int, match.groups()), strict=True))
+        values |= {key: _whole(key, raw) for key, raw in zip(("tp", "pp", "dp"), match.groups(), strict=True)}
         text = rest
     last = None
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    # DistSim's notation may stand alone
+    items = [part.strip() for part in text.split(",")] if comma or text != rest else []
+    if not all(items):
+        raise LayoutError(f"layout: {text.strip()[:60]!r} has a comma too many, or lacks a key=value between two")
+    for item in items:
         if last and types[last] == PerStage and item.isdecimal():  # 6,6,6,6 for 6-6-6-6
-            values[last] = (*values[last], int(item))
+            values[last] = (*values[last], _whole(last, item))
             continue
         said, sign, raw = (s.strip() for s in item.partition("="))
         if not sign:
@@ -123,8 +130,8 @@ def _value(key: str, raw: str, kind: Any) -> Any:
         return schedule_name(raw)
     if kind == PerStage:
         try:
-            return tuple(map(int, raw.split("-")))
-        except ValueError:
+            return tuple(_whole(key, part) for part in raw.split("-"))
+        except LayoutError:
             raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
     if kind == PerRank:
         return tuple(name.strip() for name in raw.lower().split("-"))
@@ -135,8 +142,15 @@ def _value(key: str, raw: str, kind: Any) -> Any:
             return False
         raise LayoutError(f"layout: {key} must be true or false, got {raw!r}")
     if kind in (int, int | None):
-        try:
-            return int(raw)
-        except ValueError:
-            raise LayoutError(f"layout: {key} must be a whole number, got {raw!r}") from None
+        return _whole(key, raw)
     return raw.lower()
+
+
+def _whole(key: str, raw: str) -> int:
+    try:
+        value = plain_whole(raw)
+    except PerfModelError:
+        raise LayoutError(f"layout: {key} must be a whole number in plain digits, like 8, got {raw!r}") from None
+    if abs(value) > MOST:
+        raise LayoutError(f"layout: {key}={raw} is not plausible; no layout has numbers above {MOST:,}")
+    return value
