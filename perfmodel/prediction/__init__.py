@@ -37,6 +37,7 @@ from perfmodel.prediction._explain import EventShares, event_shares
 from perfmodel.prediction._fits import (
     bundle_memory,
     fitting,
+    fullness,
     needed_memory,
     peak_memory,
     rank_checkpoint_bytes,
@@ -60,6 +61,14 @@ from perfmodel.prediction._known_runs import (
     widened,
 )
 from perfmodel.prediction._memory import CATEGORIES
+from perfmodel.prediction._mixture import (
+    ChoiceEffect,
+    LogNormalMixture,
+    choice_effects,
+    posterior_weights,
+    representatives,
+    weighted_median,
+)
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._placement import Placement, placement_on_network, rank_strides

@@ -10,7 +10,14 @@ from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Op, Pass
 from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._population import GENERIC, Belief, Population, population
-from perfmodel.prediction._site_constants import MemorySpread, Sustained, memory_spread, skew_s, sustained
+from perfmodel.prediction._site_constants import (
+    MemorySpread,
+    Sustained,
+    memory_spread,
+    skew_s,
+    source_group,
+    sustained,
+)
 from perfmodel.spec import AttentionKernel, Device, Framework, Job
 
 EAGER: Final = Framework()
@@ -39,12 +46,19 @@ class Site:
     """How far measured peaks of memory lie from predicted ones; None for what all published sources say."""
     unstated: float = 0.0
     """Share of the run's settings that nobody stated."""
+    left_out: str = ""
+    """Team of published sources (`source_group`) that the constants were fitted without."""
 
     @classmethod
     def without(cls, source: str) -> "Site":
         """Constants fitted without a published source, for reports that hold its own runs against them."""
-        memory = memory_spread(without=source)
-        return cls(sustained=sustained(source), skew_s=skew_s(source), population=population(source), memory=memory)
+        return cls(
+            sustained=sustained(source),
+            skew_s=skew_s(source),
+            population=population(source),
+            memory=memory_spread(without=source),
+            left_out=source_group(source),
+        )
 
     def memory_spread(self) -> MemorySpread:
         """`memory`, with what is read when first needed."""

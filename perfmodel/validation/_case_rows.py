@@ -4,7 +4,7 @@ calibration takes."""
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from perfmodel.calibration import Run
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name, written
 from perfmodel.validation._row_cells import (
     FROM_OTHERS,
     Row,
@@ -28,13 +28,13 @@ from perfmodel.validation._row_cells import (
     spread_of,
     text,
 )
-from perfmodel.validation._row_choices import plausible_rows
 from perfmodel.validation._row_model import model_of
-from perfmodel.validation._row_recipe import RowRecipe, recipe_of, with_shards_of_recipe
+from perfmodel.validation._row_recipe import RowRecipe, recipe_of
 from perfmodel.validation._row_words import (
     adapter_rank_of,
     adapters_of,
     attends_in_8_bits,
+    data_parallel_overlaps,
     dispatcher_of,
     dtype_of,
     fp8_recipe_of,
@@ -65,35 +65,40 @@ class Case:
     framework: Framework
     assumed: tuple[str, ...] = ()
     """Names of what nothing in the row tells, and was assumed."""
-    recompute_stated: bool = True
-    """Whether the row says what is recomputed."""
     contradictions: tuple[str, ...] = ()
     """Cells that say different things of one setting, each in a sentence; the first named there was taken."""
+    stated_layout: str = ""
+    """The part of the layout that the run states, in a layout's notation; the rest is as its framework has it."""
+    stated_job: frozenset[str] = frozenset()
+    """Names of the fields of the job that the run states."""
 
     @property
-    def in_8_bits(self) -> "Case":
-        """The case with inputs of activations kept in 8 bits, if products are in 8 bits, the framework can and the row
-        tells recompute, by which it would save more otherwise; else as it is."""
-        if self.recompute_stated and self.job.dtype == "fp8" and self.framework.keeps_fp8_activation_inputs:
-            return replace(self, job=replace(self.job, fp8_activation_inputs=True))
-        return self
+    def stated(self) -> frozenset[str]:
+        """Names of all fields of layout and job that the run states."""
+        return frozenset(Layout.values(self.stated_layout)) | self.stated_job
 
-    def recomputing_more(self) -> list["Case"]:
-        """The case with more recompute than it has, as its framework can: `selective`, some layers of every stage, all
-        of them. Compiled steps recompute by one policy for all layers."""
-        layout, runs = self.layout, self.framework
-        modes = ("none", "selective", "full")
-        more = [mode for mode in modes[modes.index(layout.recompute) + 1 :] if mode in runs.recomputes]
-        found = [layout.replace(recompute=mode, recompute_full_layers=None) for mode in more]
-        if "full" in more and runs.execution != "compiled" and isinstance(self.model, Transformer):
-            per_stage = -(-self.model.layers // layout.pp)
-            some = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
-            found += [layout.replace(recompute_full_layers=(n,)) for n in some]
-        return [replace(self, layout=one, assumed=(*self.assumed, "recompute")) for one in found]
+    @property
+    def recompute_stated(self) -> bool:
+        """Whether the run states what is recomputed."""
+        return not {"recompute", "recompute_full_layers"}.isdisjoint(self.stated)
+
+    def relaid(self, **changes: Any) -> "Case":
+        """The case with some fields of the layout stated otherwise, and the rest as its framework then has it.
+
+        Raises:
+            LayoutError: a layout that is not possible.
+        """
+        values = Layout.values(self.stated_layout) | changes
+        text = ",".join(f"{name}={written(value)}" for name, value in values.items())
+        layout, _ = self.framework.layout(text, self.model)
+        return replace(self, layout=layout, stated_layout=text)
+
+    def with_job(self, **changes: Any) -> "Case":
+        """The case with some fields of the job stated otherwise."""
+        job = replace(self.job, **changes)
+        return replace(self, job=job, stated_job=self.stated_job | frozenset(changes))
 
 
-SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
-"""Shares of a stage's layers that a run that told nothing of recompute may have repeated in full."""
 _SCHEDULES = {
     "none": "1f1b", "": "1f1b", "interleaved-1f1b": "interleaved", "1f1b-i": "interleaved",
     # the authors search an order within a memory limit; these are their hand-made ones of the same memory
@@ -129,7 +134,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     )
     dtype, assumed_dtype = dtype_of(row)
     preset = recipe_of(row, runs, model, cluster.device, dtype)
-    layout, _ = runs.layout(stated_layout(row, spread, model, runs, preset), model)
+    layout_text = stated_layout(row, spread, model, runs, preset)
+    layout, _ = runs.layout(layout_text, model)
     if layout.devices != count(row, "n_devices", layout.devices):
         raise Unusable("degrees do not multiply to the devices")
     flash = number(row, "flash_attention")
@@ -161,42 +167,10 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *(f"inter_link {word!r} not understood" for word in network.not_understood),
         *(f"intra_link {word!r} not understood" for word in catalog.unread_link_words(text(row, "intra_link"))),
     )
-    stated = bool(recompute_of(row)) or "recompute" in preset.layout or layout.recompute_full_layers is not None
-    return Case(text(row, "case_id"), model, cluster, job, layout, runs, assumed, stated, contradictions)
-
-
-def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
-    """The case of a row, or one for every plausible value of what it leaves open (`plausible_rows`), those that are
-    possible at all.
-
-    Raises:
-        Unusable, PerfModelError: as `read_case`, where none is possible.
-    """
-    runs = framework or framework_of(framework_name(row))[0]
-    usual = runs.micro_batch if runs.micro_batch != Framework.micro_batch else None
-    row = with_shards_of_recipe(row, runs)
-    rows, names = plausible_rows(row, usual, _narrow_dtype(row, runs), runs.layer_graphs)
-    cases, refused = [], []
-    for one in rows:
-        try:
-            cases.append(read_case(one, framework))
-        except PerfModelError as error:
-            refused.append(error)
-    if not cases:
-        raise refused[0]
-    if names:  # what a framework cannot run is no choice
-        cases = [case for case in cases if not runs.cannot_run(case.layout)] or cases
-    return [replace(case, assumed=tuple(dict.fromkeys((*case.assumed, *names)))) for case in cases]
-
-
-def _narrow_dtype(row: Row, framework: Framework) -> str | None:
-    """The type of 8 bits that a framework has a recipe for and a row's device products in; None for none."""
-    try:
-        dtypes = catalog.device(text(row, "device")).dtypes
-    except PerfModelError:
-        return None
-    found = (dtype for dtype in ("fp8", "int8") if dtype in dtypes and framework.job_defaults(dtype)["fp8_recipe"])
-    return next(found, None)
+    stated_job = frozenset(said) if text(row, "launch_and_overlap") else frozenset(said) - {"cuda_graphs"}
+    return Case(
+        text(row, "case_id"), model, cluster, job, layout, runs, assumed, contradictions, layout_text, stated_job
+    )
 
 
 def framework_of(name: str) -> tuple[Framework, bool]:
@@ -236,6 +210,7 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
         said["recompute"] = recompute
     if (hidden := overlaps_tensor_parallel(launch_flags(row))) is not None:
         said["tp_overlap"] = hidden and spread.tp > 1
+    said |= data_parallel_overlaps(launch_flags(row))
     if (beside := overlaps_experts(row)) is not None:
         said["ep_overlap"] = beside
     if (share := repeated_share(row, model)) and spread.pp == 1 and isinstance(model, Transformer):

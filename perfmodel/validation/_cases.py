@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,17 +16,18 @@ from perfmodel.cost.learn import weights_folder
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_table
-from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
+from perfmodel.prediction import GAUSS_90, Prediction, Site
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
-from perfmodel.validation._case_rows import Case, read_cases
+from perfmodel.validation._case_rows import Case
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
 from perfmodel.validation._row_cells import Unusable, read_tables, rows_of
+from perfmodel.validation._run_mixture import predict_run
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
     "fits_probability", "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
-    "events_half_width", "assumed",
+    "events_half_width", "assumed", "open_deviation", "completions",
 )  # fmt: skip
 _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
     ("reserved", "reserved"), ("device", "nvidia-smi"), ("resting", r"allocated,? after"),
@@ -34,12 +35,6 @@ _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
 )  # fmt: skip
 """By the words of a table; the first that matches counts."""
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
-CANNOT_FIT: Final = 0.05
-"""Probability to fit below which a layout is not what ran."""
-MAY_FIT: Final = 0.5
-"""Probability to fit from which it may be."""
-MOST_OPEN: Final = 8
-"""Choices of what a row leaves open, the fastest, that are tried with more recompute."""
 
 
 @shows_progress("cases")
@@ -53,11 +48,10 @@ def validate_cases(
 ) -> ValidationReport:
     """Predict every row of published-run tables and compare with what was measured.
 
-    A row is predicted as `perfmodel.predict` predicts what it states under the framework of its column of that name
-    (`generic` where it has none), or under `framework` instead. Where a row leaves degrees, micro-batch or chunks
-    open, every plausible value is predicted: the fastest stands for the row, with its interval. Rows that
-    cannot be predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths,
-    other predictors' results) are named under `skipped_files`.
+    A row is predicted as `perfmodel.predict` predicts what it states under the framework of its column of that name, or
+    under `framework` instead. What a row leaves open is integrated over (`predict_run`): degrees, recompute, ZeRO, the
+    network, a framework that nobody names, and so on. Rows that cannot be predicted are listed with the reason, never
+    dropped. Files of other kinds (collective bandwidths, other predictors' results) are named under `skipped_files`.
 
     Returns:
         Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`, `coverage_90`, `width_90`,
@@ -116,72 +110,31 @@ def _predict_one(
 ) -> tuple[Any, ...]:
     site = replace(site, unstated=unstated_share(row))
     try:
-        # what is published was tuned: what a row leaves open is as it is best
-        case, result = explained(read_cases(row, framework), calibration, site)
+        run = predict_run(row, calibration, site, framework)
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
         return _unpredicted(row, f"cannot be laid out: {error}")
+    result = run.prediction
     if keep is not None:
-        keep(case, result)
+        keep(run.case, result)
     return (
         row["case_id"],
-        result.step_time_s,
-        result.step_time_lo_s,  # that what is open may have been otherwise is in it (`Site.unstated`)
-        result.step_time_hi_s,
-        result.memory_counted_bytes[counter_of(str(row.get("memory_kind") or ""), case.framework)],
-        result.fits,
+        run.step_time_s,
+        run.step_time_lo_s,
+        run.step_time_hi_s,
+        run.memory_counted_bytes[counter_of(str(row.get("memory_kind") or ""), run.case.framework)],
+        run.fits,
         None,
-        result.fits_probability,
+        run.fits_probability,
         result.tflops_per_device * result.step_time_s * 1e12,
         *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
         site.unstated,
         GAUSS_90 * sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events")) ** 0.5,
-        ", ".join(case.assumed) or None,
+        ", ".join(run.assumed) or None,
+        run.open_deviation,
+        len(run.completions),
     )
-
-
-def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> tuple[Case, Prediction]:
-    """The fastest that a run may have been, of what fits, else what comes nearest to it, with its prediction.
-
-    A run kept less for backward than its row tells where it would hardly have fitted otherwise. Inputs of activations
-    in 8 bits cost next to no time: they were kept so if the device would rather have overflowed (`Case.in_8_bits`). A
-    run that told nothing of recompute, and cannot have fitted with as little as its framework takes then (its
-    probability to fit is below `CANNOT_FIT`), recomputed more: as little as may fit. What has to fit there is what is
-    needed: the run ran, and an allocator gives back what it loses between tensors before it gives up.
-
-    Raises:
-        PerfModelError: none of them can be laid out.
-    """
-
-    def chance(result: Prediction) -> float:
-        return site.memory_spread().probability(result.memory_needed_bytes, result.memory_capacity_bytes)
-
-    found, refused = _predicted(cases, calibration, site)
-    if not found:
-        raise refused[0]
-    if all(result.fits_probability < MAY_FIT for _, result in found):
-        found = _predicted([case.in_8_bits for case, _ in found], calibration, site)[0]
-    if all(chance(result) < CANNOT_FIT for _, result in found):
-        fastest = sorted(found, key=lambda one: one[1].step_time_s)[:MOST_OPEN]
-        more = [other for case, _ in fastest if not case.recompute_stated for other in case.recomputing_more()]
-        found += [one for one in _predicted(more, calibration, site)[0] if chance(one[1]) >= MAY_FIT]
-    likely = [one for one in found if chance(one[1]) >= MAY_FIT] or [min(found, key=lambda one: one[1].memory.peak)]
-    return min(likely, key=lambda one: one[1].step_time_s)
-
-
-def _predicted(
-    cases: Sequence[Case], calibration: Path | None, site: Site
-) -> tuple[list[tuple[Case, Prediction]], list[PerfModelError]]:
-    """Predictions of the cases that can be laid out, and why others cannot."""
-    found, refused = [], []
-    for case in cases:
-        try:
-            problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
-            found.append((case, explain(problem, case.layout)))
-        except PerfModelError as error:
-            refused.append(error)
-    return found, refused
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
@@ -229,7 +182,9 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         for name in dict.fromkeys(source.tolist())
     }
     everything = figures(np.ones(len(runs), bool))
-    assumed = Counter(name for names in predicted["assumed"].dropna() for name in names.split(", "))
+    # How far a choice moves the time stands behind its name, and differs from row to row.
+    texts = [text for row in predicted["assumed"].dropna() for text in row.split(", ")]
+    assumed = Counter(re.split(r" \(|: ", text)[0] for text in texts)
     fits = fit_figures(runs, predicted["fits"], predicted["fits_probability"])
     counts = {"fits": fits, "skipped": dict(skipped.most_common()), "assumed": dict(assumed.most_common())}
     return {"over_sources": over_sources(sources), "sources": sources, "all": everything} | counts

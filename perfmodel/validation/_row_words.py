@@ -133,6 +133,21 @@ def overlaps_tensor_parallel(flags: Mapping[str, bool]) -> bool | None:
     return next((flags[name] for name in ("tp_comm_overlap", "ub_tp_comm_overlap") if name in flags), None)
 
 
+_DATA_PARALLEL_FLAGS: Final = {
+    "overlap_grad_reduce": "overlap_grad_reduce",
+    "overlap_grad_sync": "overlap_grad_reduce",
+    "overlap_param_gather": "overlap_param_gather",
+    "overlap_param_sync": "overlap_param_gather",
+}
+"""Switches of Megatron-LM and NeMo, and the fields of a layout that they are."""
+
+
+def data_parallel_overlaps(flags: Mapping[str, bool]) -> dict[str, bool]:
+    """Fields of a layout that say whether gradients are reduced and weights gathered beside kernels, as far as a launch
+    states them."""
+    return {field: flags[flag] for flag, field in _DATA_PARALLEL_FLAGS.items() if flag in flags}
+
+
 def overlaps_experts(row: Row) -> bool | None:
     """Whether a row's notes say that dispatch and combine run beside kernels; None where they do not say."""
     found = re.search(r"expert-communication overlap (on|off)", text(row, "notes").lower())

@@ -32,12 +32,13 @@ from perfmodel.prediction import (
     step_times_s,
     sustained_from,
 )
-from perfmodel.validation._case_rows import Case, read_case, read_cases
-from perfmodel.validation._cases import explained, memory_bytes, predict_cases, unstated_share
+from perfmodel.validation._case_rows import Case, read_case
+from perfmodel.validation._cases import memory_bytes, predict_cases, unstated_share
 from perfmodel.validation._population_card import population_card
 from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
 from perfmodel.validation._population_score import MOST, SiteRuns
 from perfmodel.validation._row_cells import missing_column, read_rows, read_tables, rows_of
+from perfmodel.validation._run_mixture import predict_run
 
 Medians = dict[str, dict[str, float]]
 """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
@@ -94,7 +95,9 @@ def fit_sites(
         raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
-    clocked = lambda source: Site(sustained=sustained_from(medians, source), population=NEUTRAL)  # noqa: E731
+    clocked = lambda source: Site(  # noqa: E731
+        sustained=sustained_from(medians, source), population=NEUTRAL, left_out=source_group(source)
+    )
     skews: Mapping[str, float] = dict(source_skews())
     if skew:
         skews = fit_skew(drawn, unstated=unstated, site_of=clocked, progress=progress)
@@ -203,7 +206,7 @@ def _step_s(case: Case, site: Site) -> float:
 
 
 def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Report | None = None) -> SiteRuns:
-    """What physics alone makes of runs, with the fastest of what each may have been.
+    """What physics alone makes of runs: the median of what each may have been, and shares of the likeliest.
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.
@@ -216,16 +219,17 @@ def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Report
         source = str(row["source"])
         site = replace(sites(source), unstated=unstated_share(row))
         try:
-            case, p = explained(read_cases(row), None, site)
+            run = predict_run(row, None, site)
         except PerfModelError:
             continue
+        case, p = run.case, run.prediction
         setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
         at = layout_coordinates(setting, case.layout)
         words = (case.framework.name, case.cluster.device.architecture, source, source_group(source))
         degrees = {"unstated": site.unstated, "extrapolated": p.unknown_shares["extrapolated"]}
         degrees |= {"bubble": p.bubble_fraction}
         found.append((
-            float(np.log(float(row["measured_iter_time_s"]) / p.step_time_s)),
+            float(np.log(float(row["measured_iter_time_s"]) / run.step_time_s)),
             [p.class_shares[name] for name in CLASSES],
             [degrees[name] for name in DEGREES],
             sum(sd**2 for name, sd in p.error_sources.items() if name.startswith("events")) ** 0.5,

@@ -10,9 +10,9 @@ from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
 from perfmodel.spec import Layout
-from perfmodel.validation._case_rows import read_cases
-from perfmodel.validation._cases import explained, measured_times_s
+from perfmodel.validation._cases import measured_times_s
 from perfmodel.validation._row_cells import Row, rows_of
+from perfmodel.validation._run_mixture import predict_run
 
 EVERY_TERM: Final = "all of them"
 """Name of the last column: every term off, that is, kernels and collectives timed alone."""
@@ -59,7 +59,7 @@ def term_errors(
 
 def _times_s(row: Row, site: Site) -> np.ndarray:
     """Step time with every term, with each term off in turn, and with all of them off."""
-    case, _ = explained(read_cases(row), None, site)
+    case = predict_run(row, None, site).case
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     names = [term.name for term in STEP_TERMS]
     whole_s = _step_s(problem, case.layout)

@@ -56,7 +56,7 @@ def test_an_empty_micro_batch_follows_or_is_assumed_and_said(tmp_path):
     path = tmp_path / "runs.csv"
     pd.DataFrame([ROW, ROW | {"case_id": "open", "micro_batch": None, "num_microbatches": None}]).to_csv(path)
     report = validate_cases([path], out=tmp_path / "p.csv")
-    assert (report["all"]["n"], report["skipped"], report["assumed"]) == (2, {}, {"micro_batch": 1})
+    assert (report["all"]["n"], report["skipped"], report["assumed"]["micro_batch"]) == (2, {}, 1)
     assert pd.read_csv(tmp_path / "p.csv")["assumed"].fillna("").tolist() == ["", "micro_batch"]
 
 

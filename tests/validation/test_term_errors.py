@@ -21,7 +21,8 @@ def runs(measured_by: Site) -> pd.DataFrame:
             "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "inter_link": "none (one node)",
             "model": "small", "family": "gpt", "layers": 8, "hidden": 2048, "heads": 16, "seq_len": 1024,
             "dtype": "fp16", "tp": tp, "pp": 1, "dp": 8 // tp, "micro_batch": 4, "global_batch": 64,
-            "recompute": "full", "measured_iter_time_s": 1.0,
+            "recompute": "full", "zero_stage": 0, "sequence_parallel": 0, "flash_attention": 0,
+            "measured_iter_time_s": 1.0,
         }
         for source, tp in (("a", 1), ("a", 2), ("b", 1))
     ]  # fmt: skip

@@ -1,0 +1,181 @@
+"""Mixtures of log-normal step times: weights, quantiles, and which open choice moves the answer.
+
+A run that leaves choices open has several completions. Each completion has a prior weight, a probability that it fits
+in memory, and a step time with a 90 % interval of its own. The run's step time is the mixture of the completions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+_GAUSS_95: Final = 1.6448536269514722
+"""95 % quantile of the normal distribution."""
+_BISECTIONS: Final = 80
+"""Halvings of the bracket of a quantile: more than the digits of a double."""
+_NOTICEABLE: Final = 0.05
+"""Posterior weight from which a value of a choice counts for the range that the choice spans."""
+
+
+def posterior_weights(
+    prior: Float[np.ndarray, " completions"], likelihood: Float[np.ndarray, " completions"]
+) -> Float[np.ndarray, " completions"]:
+    """Weights proportional to prior times likelihood, which sum to 1.
+
+    Where every likelihood is 0 the evidence contradicts every completion, and the prior is all that is left.
+    """
+    weight = prior * likelihood
+    if weight.sum() <= 0:
+        weight = np.asarray(prior, float)
+    return weight / weight.sum()
+
+
+@dataclass(frozen=True, eq=False)
+class LogNormalMixture:
+    """A mixture of positive quantities, each log-normal with its own width below and above its median."""
+
+    weight: Float[np.ndarray, " components"]
+    """Sums to 1."""
+    median: Float[np.ndarray, " components"]
+    lo: Float[np.ndarray, " components"]
+    """5 % quantile of every component."""
+    hi: Float[np.ndarray, " components"]
+    """95 % quantile of every component."""
+
+    def below(self, value: float) -> float:
+        """Probability that the quantity is smaller than `value`."""
+        from scipy.special import ndtr
+
+        distance = log(value) - np.log(self.median)
+        # A component's lower end may be cut off at what its kernels take, so both sides have their own deviation.
+        lower_sd = np.log(self.median / self.lo) / _GAUSS_95
+        upper_sd = np.log(self.hi / self.median) / _GAUSS_95
+        deviation = np.maximum(np.where(distance < 0, lower_sd, upper_sd), 1e-12)
+        return float(self.weight @ ndtr(distance / deviation))
+
+    def quantile(self, share: float) -> float:
+        """The value below which a share of the mixture lies, by bisection in the logarithm.
+
+        Args:
+            share: from 0.05 to 0.95. The ends of the components then bracket the answer.
+        """
+        # With one component these are its own figures to the last digit, which bisection would not give.
+        if len(self.weight) == 1:
+            exact = {0.05: self.lo, 0.5: self.median, 0.95: self.hi}
+            if share in exact:
+                return float(exact[share][0])
+        lower, upper = log(self.lo.min()), log(self.hi.max())
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (lower + upper)
+            if self.below(exp(middle)) < share:
+                lower = middle
+            else:
+                upper = middle
+        return exp(0.5 * (lower + upper))
+
+
+def weighted_median(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"]) -> float:
+    """The smallest of the values at or below which half of the weight lies."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    at = int(np.searchsorted(reached, 0.5 * reached[-1] * (1 - 1e-12)))
+    return float(values[order[at]])
+
+
+@dataclass(frozen=True)
+class ChoiceEffect:
+    """How far one open choice moves the step time."""
+
+    name: str
+    variance: float
+    """Variance of the mean log step time between the values of the choice."""
+    lowest: float
+    """Step time of the value with which the run is fastest, relative to the answer, less 1."""
+    highest: float
+    """The same of the value with which it is slowest."""
+
+    @property
+    def text(self) -> str:
+        """Such as `recompute (-12% to +18%)`."""
+        return f"{self.name} ({self.lowest:+.0%} to {self.highest:+.0%})"
+
+
+def choice_effects(
+    weight: Float[np.ndarray, " completions"],
+    median: Float[np.ndarray, " completions"],
+    chosen: Sequence[Mapping[str, str]],
+    answer: float,
+) -> list[ChoiceEffect]:
+    """Effects of the open choices, the largest first.
+
+    The variance of log step time over completions is, for every choice, the variance between its values and the mean
+    variance inside them. Choices that are independent of one another and multiply the time add up to the whole.
+
+    Args:
+        weight: of the completions, summing to 1.
+        median: step times of the completions.
+        chosen: of every completion, the value of each open choice by name.
+        answer: step time that effects are relative to.
+    """
+    log_time = np.log(median)
+    overall = float(weight @ log_time)
+    effects = []
+    for name in dict.fromkeys(name for values in chosen for name in values):
+        labels = np.array([values.get(name, "") for values in chosen])
+        variance, means = 0.0, []
+        for label in dict.fromkeys(labels.tolist()):
+            share = float(weight[labels == label].sum())
+            if share <= 0:
+                continue
+            mean = float(weight[labels == label] @ log_time[labels == label]) / share
+            variance += share * (mean - overall) ** 2
+            if share >= _NOTICEABLE:
+                means.append(mean)
+        means = means or [overall]
+        effects.append(ChoiceEffect(name, variance, exp(min(means)) / answer - 1, exp(max(means)) / answer - 1))
+    return sorted(effects, key=lambda effect: -effect.variance)
+
+
+def representatives(
+    weight: Float[np.ndarray, " n"], most: int
+) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"]]:
+    """Indices of at most `most` items that stand for all of them, and the weights that they then have.
+
+    Items that weigh at least an equal share are kept with their own weight, and the heaviest item always is. The light
+    ones are thinned: each that is left has an equal part of what the light ones weigh together, and was left with a
+    probability in proportion to its weight (Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003). One point is taken
+    from each of equal parts of their cumulated weight, so that neighbours are not drawn together; inside its part a
+    point lies where van der Corput's sequence puts it, so that an order with a period favours none of its values.
+    Nothing is random: the same weights give the same items.
+    """
+    share = np.asarray(weight, float) / np.sum(weight)
+    if len(share) <= most:
+        return np.arange(len(share)), share
+    heavy = share >= 1 / most
+    heavy[np.argmax(share)] = True
+    light = np.flatnonzero(~heavy)
+    draws = most - int(heavy.sum())
+    kept = np.where(heavy, share, 0.0)
+    light_share = float(share[light].sum())
+    if draws > 0 and light_share > 0:
+        reached = np.cumsum(share[light]) / light_share
+        points = (np.arange(draws) + _van_der_corput(draws)) / draws
+        drawn = np.minimum(np.searchsorted(reached, points, side="right"), len(light) - 1)
+        np.add.at(kept, light[drawn], light_share / draws)
+    index = np.flatnonzero(kept)
+    return index, kept[index] / kept[index].sum()
+
+
+def _van_der_corput(count: int) -> Float[np.ndarray, " count"]:
+    """The first numbers of the sequence in base 2, which fills the unit interval evenly in any order of reading."""
+    found = np.zeros(count)
+    for i in range(count):
+        digit, number = 0.5, i + 1
+        while number:
+            found[i] += digit * (number & 1)
+            number >>= 1
+            digit /= 2
+    return found

@@ -1,0 +1,245 @@
+"""Everything that a described run may have been: its completions, each with a prior probability.
+
+A description states some settings of a run. A completion states all of them. Choices are filled in one after another:
+the framework, the degrees and the batch (`_open_cells`), then the others (`_open_choices`). Wherever there are more
+possibilities than can be predicted, a few stand for all of them (`representatives`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import representatives
+from perfmodel.spec import Device, Framework, Model
+from perfmodel.validation._case_rows import Case, framework_of, read_case
+from perfmodel.validation._open_cells import (
+    DEGREE_CHAIN,
+    MICRO_BATCH_CHAIN,
+    FilledRow,
+    filled_rows,
+    powers_of_two,
+    stated_degrees,
+)
+from perfmodel.validation._open_choices import OPEN_CHOICES, OpenChoice
+from perfmodel.validation._priors import ChoicePriors
+from perfmodel.validation._row_cells import Row, number, text
+from perfmodel.validation._row_model import model_of
+from perfmodel.validation._row_recipe import with_shards_of_recipe
+from perfmodel.validation._row_words import framework_name, seq_len_of
+from perfmodel.validation._run_features import RunFeatures, case_features, model_features
+
+FRAMEWORK_CHAIN: Final = (("vendor",), ("vendor", "kind"), ("vendor", "era"), ("vendor", "kind", "era"))
+MOST_FRAMEWORKS: Final = 8
+"""That stand for an unnamed one."""
+MOST_WEIGHED: Final = 48
+"""Completions of which the memory is computed."""
+GENERIC: Final = Framework().name
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """A run with everything stated."""
+
+    case: Case
+    prior: float
+    """Its probability before anything is known but the description."""
+    chosen: dict[str, str] = field(default_factory=dict)
+    """By open choice, the value that was filled in."""
+
+
+def year_of(row: Row) -> int | None:
+    """The year of a row: of its column, else of its framework; None where neither says it."""
+    year = number(row, "year")
+    if year is not None:
+        return int(year)
+    _, _, stated = framework_name(row).partition("@")
+    return int(stated) if stated.isdecimal() else None
+
+
+def features_of(row: Row, framework: Framework, model: Model, device: Device) -> RunFeatures:
+    """Features of the run of a row."""
+    return model_features(model, device, seq_len_of(row, model)[0], framework, year_of(row))
+
+
+def completions(row: Row, framework: Framework | None, priors: ChoicePriors) -> tuple[list[Completion], list[str]]:
+    """Completions of a row but for the choices that take no memory, at most `MOST_WEIGHED`, and why others cannot be.
+
+    Args:
+        framework: instead of the row's own, if given.
+
+    Raises:
+        Unusable, PerfModelError: the row cannot be read under any framework.
+    """
+    frameworks = [(framework, 1.0)] if framework is not None else frameworks_of(row, priors)
+    found: list[Completion] = []
+    refused: list[PerfModelError] = []
+    for candidate, weight in frameworks:
+        chosen = {"framework": candidate.label} if len(frameworks) > 1 else {}
+        try:
+            for completion in _read(row, candidate, priors, refused):
+                prior = weight * completion.prior
+                found.append(Completion(completion.case, prior, chosen | completion.chosen))
+        except PerfModelError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    if len(frameworks) > 1:
+        found = [replace(each, case=_assuming(each.case, "framework")) for each in found]
+    with_choices = with_open_choices(thinned(found, MOST_WEIGHED), row, priors, takes_memory=True)
+    return with_choices, list(dict.fromkeys(str(error) for error in refused))
+
+
+def _assuming(case: Case, name: str) -> Case:
+    return case if name in case.assumed else replace(case, assumed=(*case.assumed, name))
+
+
+def thinned(found: Sequence[Completion], most: int) -> list[Completion]:
+    """At most so many completions that stand for all of them, with priors that sum to 1."""
+    kept, weight = representatives(np.array([each.prior for each in found]), most)
+    return [replace(found[i], prior=share) for i, share in zip(kept.tolist(), weight.tolist(), strict=True)]
+
+
+def with_open_choices(
+    found: Sequence[Completion], row: Row, priors: ChoicePriors, *, takes_memory: bool, most: int = MOST_WEIGHED
+) -> list[Completion]:
+    """Completions with the choices filled in that take memory, or with those that take none, at most `most`."""
+    for choice in OPEN_CHOICES:
+        if choice.takes_memory == takes_memory:
+            expanded = []
+            for completion in found:
+                expanded += _expanded(completion, choice, row, priors)
+            found = thinned(expanded, most)
+    return list(found)
+
+
+def _expanded(completion: Completion, choice: OpenChoice, row: Row, priors: ChoicePriors) -> list[Completion]:
+    """A completion with every value of a choice that it leaves open and can have; itself where it has none."""
+    case = completion.case
+    features = case_features(case, year_of(row))
+    possible: list[Completion] = []
+    for variant, chance in choice.weighted(case, features, priors):
+        try:
+            filled = variant.applied(case)
+        except PerfModelError:
+            continue
+        chosen = completion.chosen | {choice.name: variant.value}
+        possible.append(Completion(_assuming(filled, choice.name), chance, chosen))
+    total = sum(each.prior for each in possible)
+    if len(possible) < 2 or total <= 0:
+        return [completion]
+    return [replace(each, prior=completion.prior * each.prior / total) for each in possible]
+
+
+def _read(row: Row, framework: Framework, priors: ChoicePriors, refused: list[PerfModelError]) -> list[Completion]:
+    """Completions of a row under one framework, with degrees and batch filled in; their priors sum to 1."""
+    row = with_shards_of_recipe(row, framework)
+    device = catalog.device(text(row, "device"))
+    model = model_of(row, framework).model
+    features = features_of(row, framework, model, device)
+    usual = framework.micro_batch if framework.micro_batch != Framework.micro_batch else None
+    rows = filled_rows(row, features, priors, usual, _narrow_dtype(device, framework))
+    # A row is read before it is known whether its layout is possible, so more are read than are kept.
+    kept, weight = representatives(np.array([each.weight for each in rows]), 2 * MOST_WEIGHED)
+    found: list[Completion] = []
+    for i, prior in zip(kept.tolist(), weight.tolist(), strict=True):
+        try:
+            case = _read_filled(rows[i], framework)
+        except PerfModelError as error:
+            refused.append(error)
+            continue
+        found.append(Completion(case, prior, rows[i].chosen))
+    # What the framework cannot run is no choice, unless the row states it.
+    able = [each for each in found if not framework.cannot_run(each.case.layout)] or found
+    total = sum(each.prior for each in able)
+    return [replace(each, prior=each.prior / total) for each in able]
+
+
+def _read_filled(filled: FilledRow, framework: Framework) -> Case:
+    case = read_case(filled.cells, framework)
+    for name in filled.chosen:
+        case = _assuming(case, name)
+    return case
+
+
+def _narrow_dtype(device: Device, framework: Framework) -> str | None:
+    """The type of 8 bits that a framework has a recipe for and a device multiplies in; None for none."""
+    for dtype in ("fp8", "int8"):
+        if dtype in device.dtypes and framework.job_defaults(dtype)["fp8_recipe"]:
+            return dtype
+    return None
+
+
+# --- the framework ---------------------------------------------------------------------------------
+
+
+def frameworks_of(row: Row, priors: ChoicePriors) -> list[tuple[Framework, float]]:
+    """The frameworks that may have run a row, with their probabilities.
+
+    A framework of the catalog is itself: the version of its year, of the row's year where it states none, or the first
+    one for a year before that. A name that begins with one of the catalog's and a hyphen (`pytorch-rocm`) is a kind of
+    that. Any other name, and none, may be any framework of the catalog that published runs have used: how likely each
+    is follows from the hardware, the kind of network and the year, and from what the row states beside (a run that
+    states ZeRO 3 is likelier one of a framework whose runs mostly use it).
+    """
+    name = framework_name(row)
+    plain, _, stated_year = name.partition("@")
+    known = _catalog_name(plain)
+    year = stated_year or (str(year_of(row)) if year_of(row) else "")
+    if known:
+        return [(framework_of(f"{known}@{year}" if year else known)[0], 1.0)]
+    device = catalog.device(text(row, "device"))
+    names = [each for each in catalog.frameworks() if each != GENERIC]
+    generic = catalog.framework(GENERIC)
+    features = features_of(row, generic, model_of(row, generic).model, device)
+    weights = priors.probabilities("framework", features.contexts(FRAMEWORK_CHAIN), tuple(names))
+    found = []
+    for i, weight in zip(*(each.tolist() for each in representatives(weights, 2 * MOST_FRAMEWORKS)), strict=True):
+        candidate = framework_of(f"{names[i]}@{year}" if year else names[i])[0]
+        found.append((candidate, weight * _likelihood(row, candidate, priors)))
+    kept, shares = representatives(np.array([weight for _, weight in found]), MOST_FRAMEWORKS)
+    return [(found[i][0], share) for i, share in zip(kept.tolist(), shares.tolist(), strict=True)]
+
+
+def _catalog_name(plain: str) -> str:
+    """The framework of the catalog that a name means; empty where there is none."""
+    while plain:
+        try:
+            return catalog.framework_versions(plain)[0].name
+        except PerfModelError:
+            plain = plain.rpartition("-")[0]
+    return ""
+
+
+_LARGEST_DEGREE: Final = 1 << 12
+_IMPOSSIBLE: Final = 1e-6
+"""Likelihood of a framework that does not run what a row states."""
+
+
+def _likelihood(row: Row, framework: Framework, priors: ChoicePriors) -> float:
+    """Probability with which runs of a framework state what a row states."""
+    try:
+        completion = max(_read(row, framework, priors, []), key=lambda each: each.prior)
+    except (PerfModelError, ValueError):
+        return _IMPOSSIBLE
+    case = completion.case
+    if framework.cannot_run(case.layout):
+        return _IMPOSSIBLE
+    features = case_features(case, year_of(row))
+    likelihood = 1.0
+    for choice in OPEN_CHOICES:
+        if not choice.matters(case) or not choice.stated(case):
+            continue
+        value = choice.value(case)
+        values = tuple(dict.fromkeys([value, *(each.counted_as or each.value for each in choice.variants(case))]))
+        chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
+        likelihood *= float(chances[0])
+    degrees = tuple(map(str, powers_of_two(_LARGEST_DEGREE)))
+    for name, value in stated_degrees(row).items():
+        chain = MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN
+        if value in degrees:
+            likelihood *= float(priors.probabilities(name, features.contexts(chain), degrees)[degrees.index(value)])
+    return likelihood

@@ -1,0 +1,196 @@
+"""Degrees, micro-batch and element type of a run: every plausible value, where the run leaves them open.
+
+These are filled in as cells of a row, since the batch, the devices and the rest of the layout follow from them.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.validation._priors import ChoicePriors
+from perfmodel.validation._row_cells import Row, count, number, text
+from perfmodel.validation._run_features import RunFeatures
+
+_DEGREES: Final = ("tp", "pp", "dp")
+MOST_STAGES: Final = 16
+MOST_CONTEXT: Final = 8
+MOST_CHUNKS: Final = 16
+MOST_MICRO_BATCH: Final = 1024
+
+DEGREE_CHAIN: Final = (("kind",), ("size",), ("framework",))
+MICRO_BATCH_CHAIN: Final = (("kind", "length"), ("size", "length"), ("framework",))
+CHUNKS_CHAIN: Final = (("framework",),)
+DTYPE_CHAIN: Final = (("architecture",), ("framework",))
+
+
+@dataclass(frozen=True)
+class FilledRow:
+    """A row with some of its open cells filled in."""
+
+    cells: Row
+    weight: float = 1.0
+    """Prior probability of what was filled in."""
+    chosen: dict[str, str] = field(default_factory=dict)
+    """Values that were filled in, by choice."""
+
+    def filled(self, name: str, value: str, weight: float, **cells: Any) -> "FilledRow":
+        """The row with a further choice filled in."""
+        return FilledRow({**self.cells, **cells}, self.weight * weight, {**self.chosen, name: value})
+
+
+def filled_rows(
+    row: Row, features: RunFeatures, priors: ChoicePriors, micro_batch: int | None, narrow: str | None
+) -> list[FilledRow]:
+    """The row with what it leaves open of degrees, micro-batch, chunks and element type filled in, in every plausible
+    way; the row itself where nothing is open.
+
+    - Two or more degrees: tensor parallelism within a node, up to `MOST_STAGES` stages and `MOST_CONTEXT` parts of the
+      sequence (where that is not stated either), in powers of two, such that replicas share out the batch.
+    - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
+    - The micro-batch: powers of two that divide what a replica gets.
+    - Model chunks per stage, in a 1F1B pipeline or one of no stated schedule: all that divide the layers of a
+      stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
+    - Over how many replicas weights are sharded, where notes say `FSDP+DP` and no number: a node and more, in powers of
+      two, each as likely.
+    - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
+
+    Args:
+        row: cells of one run.
+        features: of the run.
+        priors: how likely the values are.
+        micro_batch: what the framework takes where nothing is said, if that is known.
+        narrow: the element type of 8 bits that the framework runs on the device, if any.
+
+    Raises:
+        Unusable: a cell that is no number.
+    """
+    rows = [FilledRow(_with_batch(row))]
+    steps = [_with_degrees, _with_replicas, _with_chunks, _with_shards]
+    if micro_batch is None:
+        steps.insert(2, _with_micro_batch)
+    for step in steps:
+        rows = [choice for before in rows for choice in list(step(before, features, priors)) or [before]]
+    if narrow:
+        rows = [choice for before in rows for choice in _with_dtype(before, features, priors, narrow)]
+    return rows
+
+
+def _with_batch(row: Row) -> Row:
+    """With the batch that the notes tell of (`batch per DP rank 36`)."""
+    per_rank = re.search(r"batch per dp rank (\d+)", text(row, "notes").lower())
+    if number(row, "global_batch") is not None or not per_rank:
+        return row
+    others = count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1)
+    replicas = count(row, "dp", max(1, count(row, "n_devices", others) // others))
+    return {**row, "global_batch": int(per_rank[1]) * replicas}
+
+
+def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    row = before.cells
+    if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
+        return
+    devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
+    inside = min(devices, count(row, "devices_per_node", 8))
+    usual = {"tp": powers_of_two(inside), "pp": powers_of_two(MOST_STAGES), "cp": powers_of_two(MOST_CONTEXT)}
+    contexts = features.contexts(DEGREE_CHAIN)
+    possible, chances = [], []
+    for name, values in usual.items():
+        if number(row, name) is not None:
+            values = (count(row, name),)
+        weights = priors.probabilities(name, contexts, tuple(map(str, values)))
+        possible.append(values)
+        chances.append(dict(zip(values, weights.tolist(), strict=True)))
+    for tp, pp, cp in product(*possible):
+        dp, rest = divmod(devices, tp * pp * cp)
+        if dp and not rest and (not batch or batch % dp == 0) and count(row, "dp", dp) == dp:
+            weight = chances[0][tp] * chances[1][pp] * chances[2][cp]
+            yield before.filled("degrees", f"tp={tp},pp={pp},cp={cp}", weight, tp=tp, pp=pp, cp=cp, dp=dp)
+
+
+def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    row = before.cells
+    if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
+        return
+    devices, others = count(row, "n_devices"), count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    if others * count(row, "dp") != devices and devices % others == 0:
+        yield before.filled("dp", str(devices // others), 1.0, dp=devices // others)
+
+
+def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    row = before.cells
+    if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
+        return
+    batch, others = count(row, "global_batch", 0), count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1)
+    dp = count(row, "dp", max(1, count(row, "n_devices", others) // others))
+    share = batch // dp if batch and batch % dp == 0 else 1
+    sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
+    contexts = features.contexts(MICRO_BATCH_CHAIN)
+    chances = priors.probabilities("micro_batch", contexts, tuple(map(str, powers_of_two(MOST_MICRO_BATCH))))
+    for size in sizes:
+        yield before.filled("micro_batch", str(size), float(chances[size.bit_length() - 1]), micro_batch=size)
+
+
+def nearest_power_of_two(value: float) -> int:
+    """In the logarithm: as the counts of micro-batches and degrees are kept."""
+    return 1 << max(0, round(float(np.log2(value))))
+
+
+def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    row = before.cells
+    stages = count(row, "pp", 1)
+    if stages == 1 or text(row, "vpp") or text(row, "schedule").lower() not in ("", "1f1b"):
+        return
+    per_stage = max(1, count(row, "layers", stages) // stages)
+    dividing = {n for n in range(1, min(MOST_CHUNKS, per_stage) + 1) if per_stage % n == 0}
+    possible = sorted(dividing | {*powers_of_two(min(MOST_CHUNKS, per_stage))})
+    kinds = [chunks_of(chunks, per_stage) for chunks in possible]
+    known = tuple(dict.fromkeys(kinds))
+    chances = priors.probabilities("vpp", features.contexts(CHUNKS_CHAIN), known)
+    chance = dict(zip(known, chances.tolist(), strict=True))
+    for chunks, kind in zip(possible, kinds, strict=True):
+        yield before.filled("vpp", str(chunks), chance[kind] / kinds.count(kind), vpp=chunks)
+
+
+def chunks_of(chunks: int, layers_per_stage: int) -> str:
+    """How published runs are counted by model chunks per stage."""
+    if chunks == 1:
+        return "one"
+    return "a layer each" if chunks >= layers_per_stage else "some"
+
+
+def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    row = before.cells
+    words = text(row, "sharding")
+    if words.lower() != "fsdp" or not re.search(r"fsdp\s*\+\s*dp\b", text(row, "notes").lower()):
+        return
+    dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
+    groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]
+    for size in groups:
+        yield before.filled("replicate", str(dp // size), 1 / len(groups), sharding=f"{words} over {size} devices")
+
+
+def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str) -> Iterator[FilledRow]:
+    if text(before.cells, "dtype") or text(before.cells, "dtype_recipe"):
+        yield before
+        return
+    chances = priors.probabilities("dtype", features.contexts(DTYPE_CHAIN), ("16 bits", "8 bits"))
+    yield before.filled("dtype", "bf16", float(chances[0]), dtype="bf16")
+    yield before.filled("dtype", narrow, float(chances[1]), dtype=narrow)
+
+
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """Powers of two up to a number."""
+    return tuple(1 << i for i in range(most.bit_length()))
+
+
+def stated_degrees(row: Row) -> dict[str, str]:
+    """By degree and for the micro-batch, what a row states, as it is counted."""
+    found = {}
+    for name in ("tp", "pp", "cp", "micro_batch"):
+        if number(row, name) is not None:
+            found[name] = str(nearest_power_of_two(count(row, name)))
+    return found

@@ -1,0 +1,375 @@
+"""Choices of a run beside its degrees: what each may have been, where the run does not state it.
+
+A choice knows whether a run states it, what value a run has, and the run with every value that its framework can run.
+How likely the values are is learned from published runs that state them (`perfmodel.validation._priors`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from perfmodel.catalog import cluster_for
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Cluster, Transformer
+from perfmodel.validation._case_rows import Case
+from perfmodel.validation._priors import ChoicePriors
+from perfmodel.validation._run_features import RunFeatures
+
+Chain = tuple[tuple[str, ...], ...]
+"""Names of features (`RunFeatures`) of each context, from general to special."""
+OF_FRAMEWORK: Final[Chain] = (("era",), ("framework",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One value of a choice, and what a run with it states."""
+
+    value: str
+    """As runs are told apart by it."""
+    counted_as: str = ""
+    """As published runs are counted by it, which may be coarser; empty: as `value`."""
+    share: float = 1.0
+    """Of the probability of `counted_as`."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the layout."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the job."""
+    cluster: Cluster | None = None
+    """In place of the run's."""
+
+    def applied(self, case: Case) -> Case:
+        """A run with this value.
+
+        Raises:
+            PerfModelError: the run cannot have it.
+        """
+        found = case.relaid(**self.layout) if self.layout else case
+        found = found.with_job(**self.job) if self.job else found
+        return found if self.cluster is None else replace(found, cluster=self.cluster)
+
+
+class OpenChoice(ABC):
+    """One choice of a run, such as what is recomputed."""
+
+    name: str
+    chain: Chain = OF_FRAMEWORK
+    takes_memory: bool = True
+    """Whether the choice decides how much memory a run needs."""
+
+    @abstractmethod
+    def matters(self, case: Case) -> bool:
+        """Whether the run has such a choice at all."""
+
+    @abstractmethod
+    def stated(self, case: Case) -> bool:
+        """Whether the run states it."""
+
+    @abstractmethod
+    def value(self, case: Case) -> str:
+        """The value that the run has, as published runs are counted by it."""
+
+    @abstractmethod
+    def variants(self, case: Case) -> Sequence[Variant]:
+        """The values that the run's framework can run."""
+
+    def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
+        """Values of a run that leaves the choice open, with their prior probabilities; none of a run that does not."""
+        if self.stated(case) or not self.matters(case):
+            return []
+        variants = self.variants(case)
+        if len(variants) < 2:
+            return []
+        values = tuple(dict.fromkeys(variant.counted_as or variant.value for variant in variants))
+        chances = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
+        chance = dict(zip(values, chances.tolist(), strict=True))
+        return [(variant, variant.share * chance[variant.counted_as or variant.value]) for variant in variants]
+
+    def usual(self, case: Case) -> str | None:
+        """What the framework does where nobody says anything. A case whose run does not state the choice has that."""
+        return None if self.stated(case) else self.value(case)
+
+
+SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
+"""Shares of a stage's layers that a run may repeat in full, beside all of them."""
+_WHOLE_STAGES: Final = 0.5
+"""Share of the runs with full recompute that repeat all layers, assumed: tables say `full` of either."""
+
+
+class Recompute(OpenChoice):
+    """What backward recomputes: nothing, parts of layers, some layers, all layers."""
+
+    name = "recompute"
+    chain = (("size",), ("size", "era"), ("framework",))
+
+    def matters(self, case: Case) -> bool:
+        return isinstance(case.model, Transformer) and case.job.mode == "train" and not case.layout.offload_layers
+
+    def stated(self, case: Case) -> bool:
+        return case.recompute_stated
+
+    def value(self, case: Case) -> str:
+        return "full" if case.layout.recompute_full_layers else case.layout.recompute
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        framework = case.framework
+        found = [Variant(value=mode, layout={"recompute": mode}) for mode in framework.recomputes if mode != "full"]
+        if "full" not in framework.recomputes:
+            return found
+        # A compiled step recomputes by one policy for all layers.
+        partly = self._partly(case) if framework.execution != "compiled" else []
+        share = _WHOLE_STAGES if partly else 1.0
+        found.append(Variant(value="full", layout={"recompute": "full"}, share=share))
+        return [*found, *partly]
+
+    def _partly(self, case: Case) -> list[Variant]:
+        assert isinstance(case.model, Transformer)
+        per_stage = -(-case.model.layers // case.layout.pp)
+        numbers = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
+        found = []
+        for number in numbers:
+            found.append(
+                Variant(
+                    value=f"full in {number} of {per_stage} layers",
+                    counted_as="full",
+                    share=(1 - _WHOLE_STAGES) / len(numbers),
+                    layout={"recompute": "none", "recompute_full_layers": (number,)},
+                )
+            )
+        return found
+
+
+class Sharding(OpenChoice):
+    """The stage of ZeRO (3: as fully sharded data parallelism)."""
+
+    name = "zero"
+    chain = (("stages",), ("stages", "size"), ("framework",))
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
+
+    def stated(self, case: Case) -> bool:
+        return "zero" in case.stated
+
+    def value(self, case: Case) -> str:
+        return str(case.layout.zero)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        framework = case.framework
+        stages = framework.zero_stages_in_pipelines if case.layout.pp > 1 else framework.zero_stages
+        return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]
+
+
+class SequenceParallel(OpenChoice):
+    """Whether norms are sharded over tensor-parallel ranks along the sequence."""
+
+    name = "sequence_parallel"
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.tp > 1 and isinstance(case.model, Transformer)
+
+    def stated(self, case: Case) -> bool:
+        return "sequence_parallel" in case.stated
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.layout.sequence_parallel)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        choices = case.framework.sequence_parallel_choices
+        return [Variant(value=_on_or_off(choice), layout={"sequence_parallel": choice}) for choice in choices]
+
+
+class ExpertTensorParallel(OpenChoice):
+    """Whether tensor parallelism shards experts too."""
+
+    name = "etp"
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.tp > 1 and isinstance(case.model, Transformer) and case.model.experts is not None
+
+    def stated(self, case: Case) -> bool:
+        return "etp" in case.stated
+
+    def value(self, case: Case) -> str:
+        return "tp" if case.layout.expert_tp == case.layout.tp else "1"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value="tp", layout={"etp": case.layout.tp}), Variant(value="1", layout={"etp": 1})]
+
+
+class FlashAttention(OpenChoice):
+    """Whether attention is fused."""
+
+    name = "flash_attention"
+    chain = (("era",), ("era", "kind"), ("framework", "era"))
+
+    def matters(self, case: Case) -> bool:
+        return isinstance(case.model, Transformer)
+
+    def stated(self, case: Case) -> bool:
+        return "flash_attention" in case.stated
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.job.flash_attention)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        unfused = {"flash_attention": False, "fp8_attention": False}
+        return [Variant(value="on", job={"flash_attention": True}), Variant(value="off", job=unfused)]
+
+
+class Fp8ActivationInputs(OpenChoice):
+    """Whether inputs of activations are kept in 8 bits. No published run says it, so both are as likely."""
+
+    name = "fp8_activation_inputs"
+
+    def matters(self, case: Case) -> bool:
+        return case.job.dtype == "fp8" and case.framework.keeps_fp8_activation_inputs
+
+    def stated(self, case: Case) -> bool:
+        return "fp8_activation_inputs" in case.stated
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.job.fp8_activation_inputs)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=_on_or_off(kept), job={"fp8_activation_inputs": kept}) for kept in (False, True)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+class DataParallelOverlap(OpenChoice):
+    """Whether gradients are reduced and weights gathered beside kernels, where the framework can."""
+
+    name = "dp_overlap"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        framework = case.framework
+        hides = framework.overlap_grad_reduce and framework.hides(case.layout.zero, case.layout.tp)
+        return hides and case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
+
+    def stated(self, case: Case) -> bool:
+        return "overlap_grad_reduce" in case.stated
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.layout.overlap_grad_reduce)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        exposed = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+        return [Variant(value="on"), Variant(value="off", layout=exposed)]
+
+
+class TensorParallelOverlap(OpenChoice):
+    """Whether tensor-parallel collectives run beside products, where the framework does that by default."""
+
+    name = "tp_overlap"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.tp > 1 and (case.framework.tp_overlap or self.stated(case))
+
+    def stated(self, case: Case) -> bool:
+        return "tp_overlap" in case.stated
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.layout.tp_overlap)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=_on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
+
+
+class CudaGraphs(OpenChoice):
+    """Whether the host replays layers from CUDA graphs, where the framework can."""
+
+    name = "cuda_graphs"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return case.framework.layer_graphs and case.framework.execution == "eager"
+
+    def stated(self, case: Case) -> bool:
+        return "cuda_graphs" in case.stated
+
+    def value(self, case: Case) -> str:
+        return case.job.cuda_graphs
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers")]
+
+
+_REFERENCE: Final = "reference system of the device"
+"""Source of a network of which nobody states the rate (`perfmodel.catalog.cluster_for`)."""
+_RATES: Final = ("1", "1/2", "1/4", "1/8")
+"""Rate of the network between nodes, relative to the maker's reference system."""
+
+
+class Network(OpenChoice):
+    """Rate of the network between nodes, where the run names no network or none of known rate."""
+
+    name = "network"
+    chain = (("vendor",), ("architecture",), ("scale",), ("fabric",))
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        levels = case.cluster.levels
+        return len(levels) > 1 and not case.cluster.kinds and case.layout.devices > levels[0].size
+
+    def stated(self, case: Case) -> bool:
+        return case.cluster.levels[-1].source != _REFERENCE
+
+    def value(self, case: Case) -> str:
+        """The nearest of `_RATES`."""
+        cluster = case.cluster
+        reference = cluster_for(cluster.device.name, cluster.levels[0].size, "", "").levels[-1]
+        ratio = cluster.levels[-1].bandwidth_bytes_per_s / reference.bandwidth_bytes_per_s
+        return min(_RATES, key=lambda rate: max(ratio / _ratio(rate), _ratio(rate) / ratio))
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        *inner, outer = case.cluster.levels
+        found = []
+        for rate in _RATES:
+            slower = replace(outer, bandwidth_bytes_per_s=outer.bandwidth_bytes_per_s * _ratio(rate), source="assumed")
+            cluster = replace(case.cluster, levels=(*inner, slower))
+            found.append(Variant(value=rate, cluster=cluster))
+        return found
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+def _ratio(rate: str) -> float:
+    """Of one of `_RATES`."""
+    over, _, under = rate.partition("/")
+    return float(over) / float(under or 1)
+
+
+def _on_or_off(choice: bool) -> str:
+    return "on" if choice else "off"
+
+
+OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
+    Sharding(),
+    Recompute(),
+    SequenceParallel(),
+    ExpertTensorParallel(),
+    FlashAttention(),
+    Fp8ActivationInputs(),
+    CudaGraphs(),
+    DataParallelOverlap(),
+    TensorParallelOverlap(),
+    Network(),
+)
+"""In the order in which they are drawn: those that take memory first."""
+
+
+def stated_values(case: Case) -> dict[str, str]:
+    """By choice, the values that a run states."""
+    found = {}
+    for choice in OPEN_CHOICES:
+        try:
+            if choice.matters(case) and choice.stated(case):
+                found[choice.name] = choice.value(case)
+        except PerfModelError:
+            continue
+    return found

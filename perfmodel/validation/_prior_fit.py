@@ -1,0 +1,155 @@
+"""Learning of priors: counts of the choices that published runs state, and the strength of their smoothing."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.catalog import frameworks
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import source_group
+from perfmodel.spec import Transformer
+from perfmodel.validation._case_rows import Case, framework_of, read_case
+from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, year_of
+from perfmodel.validation._open_cells import (
+    CHUNKS_CHAIN,
+    DEGREE_CHAIN,
+    DTYPE_CHAIN,
+    MICRO_BATCH_CHAIN,
+    chunks_of,
+    stated_degrees,
+)
+from perfmodel.validation._open_choices import OPEN_CHOICES, Chain, DataParallelOverlap
+from perfmodel.validation._priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
+from perfmodel.validation._row_cells import Row, read_tables, rows_of, text
+from perfmodel.validation._row_words import data_parallel_overlaps, framework_name, launch_flags
+from perfmodel.validation._run_features import case_features
+
+STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""That are tried."""
+_USUAL: Final = 2.0
+"""Strength of a choice that fewer than `_FEWEST` teams state: too few to tell it."""
+_FEWEST: Final = 5
+
+
+def fit_choice_priors(files: Sequence[Path]) -> dict[str, Any]:
+    """Count the choices that the rows of published tables state, and fit how strongly they are smoothed.
+
+    Returns:
+        `counts` and `strength` (`ChoicePriors`); `teams`: by choice, how many teams state it; `rows`: by table, how
+            many rows were read; `made_by`.
+
+    Raises:
+        TableError: a file is missing or unreadable, or no file is a table of runs.
+    """
+    seen: list[tuple[Observation, str | None]] = []
+    read: Counter[str] = Counter()
+    for file in files:
+        try:
+            runs, _ = read_tables([file])
+        except PerfModelError:  # another kind of table
+            continue
+        for row in rows_of(runs):
+            if text(row, "status") in ("", "ok"):
+                observations = list(_observations(row))
+                read[file.parent.name + "/" + file.name] += bool(observations)
+                seen += observations
+    counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
+    choices = [choice for choice in counts if DEFAULT not in choice]
+    strength = {choice: _strength(choice, counts, seen) for choice in choices}
+    teams = {choice: len({each.team for each, _ in seen if each.choice == choice}) for choice in choices}
+    made_by = "validate/fit_priors.py, from the rows of both collections that state each choice"
+    return {"made_by": made_by, "strength": strength, "teams": teams, "rows": dict(read), "counts": counts}
+
+
+def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
+    """Choices that a row states, each with the framework's default where that is known."""
+    try:
+        case = read_case(row)
+    except PerfModelError:
+        return
+    team = source_group(str(row["source"]))
+    features = case_features(case, year_of(row))
+
+    def seen(choice: str, chain: Chain, value: str) -> Observation:
+        return Observation(team, choice, features.contexts(chain), value)
+
+    known = _names_framework(row, case)
+    if known:
+        yield seen("framework", FRAMEWORK_CHAIN, case.framework.name), None
+    else:
+        features = replace(features, framework="")  # no context of a framework counts it
+    overlaps_by_launch = bool(data_parallel_overlaps(launch_flags(row)))
+    for choice in OPEN_CHOICES:
+        # Recipes of the catalog state overlap where it is off alone, which says nothing of how often it is on.
+        if choice.name == DataParallelOverlap.name and not overlaps_by_launch:
+            continue
+        try:
+            if choice.matters(case) and choice.stated(case):
+                default = _default(choice.name, case) if known else None
+                yield seen(choice.name, choice.chain, choice.value(case)), default
+        except PerfModelError:
+            continue
+    for name, value in stated_degrees(row).items():
+        yield seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value), None
+    if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):
+        per_stage = case.model.layers // case.layout.pp
+        yield seen("vpp", CHUNKS_CHAIN, chunks_of(case.layout.vpp, per_stage)), None
+    if (text(row, "dtype") or text(row, "dtype_recipe")) and "fp8" in case.cluster.device.dtypes:
+        wide = case.job.dtype not in ("fp8", "fp4", "int8")
+        yield seen("dtype", DTYPE_CHAIN, "16 bits" if wide else "8 bits"), None
+
+
+def _names_framework(row: Row, case: Case) -> bool:
+    plain = framework_name(row).partition("@")[0]
+    return case.framework.name != GENERIC and (plain in frameworks() or framework_of(plain)[0].name == plain)
+
+
+def _default(choice: str, case: Case) -> str | None:
+    """What the framework of a case does where nobody says anything."""
+    field = {
+        "zero": "zero", "recompute": "recompute", "sequence_parallel": "sequence_parallel", "tp_overlap": "tp_overlap",
+    }.get(choice)  # fmt: skip
+    if field is None:
+        if choice == "flash_attention":
+            return "on" if case.framework.job_defaults(case.job.dtype)["flash_attention"] else "off"
+        return {"dp_overlap": "on", "cuda_graphs": "none", "etp": "tp"}.get(choice)
+    degrees = {"tp": case.layout.tp, "pp": case.layout.pp, "dp": case.layout.dp}
+    value = case.framework.layout_defaults(degrees)[field]
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _of_defaults(seen: Sequence[tuple[Observation, str | None]]) -> Iterator[Observation]:
+    """Whether stated choices are their framework's defaults."""
+    for observation, default in seen:
+        if default is not None:
+            used = "yes" if observation.value == default else "no"
+            yield Observation(observation.team, f"{observation.choice}: {DEFAULT}", (EVERYWHERE,), used)
+
+
+def _strength(choice: str, counts: dict[str, Any], seen: Sequence[tuple[Observation, str | None]]) -> float:
+    """The strength with which the choices of teams are likeliest, each team left out of the counts in turn."""
+    own: dict[str, list[tuple[Observation, str | None]]] = {}
+    for observation, default in seen:
+        if observation.choice == choice:
+            own.setdefault(observation.team, []).append((observation, default))
+    if len(own) < _FEWEST:
+        return _USUAL
+    values = tuple(sorted({each.value for all_ in own.values() for each, _ in all_}))
+
+    def log_likelihood(strength: float) -> float:
+        total = 0.0
+        for team, observations in own.items():
+            priors = ChoicePriors(counts=counts, strength={choice: strength}, without=team)
+            # A team counts once, however many runs it has.
+            logs = []
+            for observation, default in observations:
+                chances = priors.probabilities(choice, observation.contexts, values, default)
+                logs.append(np.log(max(float(chances[values.index(observation.value)]), 1e-12)))
+            total += float(np.mean(logs))
+        return total
+
+    return max(STRENGTHS, key=log_likelihood)

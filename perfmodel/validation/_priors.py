@@ -1,0 +1,126 @@
+"""How people run: the prior probability of every choice that a run may leave open.
+
+The prior is a table of counts. Published runs that state a choice are counted by team: in each context, such as models
+of 2 to 15 billion parameters, a team counts once, divided over the values that its runs have. So the 2,000 runs of one
+sweep weigh as much as one run of another team. A team can be left out, for reports that predict its own runs.
+
+A context with few teams says little, so probabilities are smoothed along a chain of contexts from the most general to
+the most special: with n teams in a context, its counts weigh n and the context before it weighs `strength`
+(Dirichlet smoothing; the strength of every choice maximises the likelihood of the teams left out in turn).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+PRIORS_FILE: Final = "choice_priors.json"
+"""Made by `validate/fit_priors.py`."""
+EVERYWHERE: Final = ""
+"""The context that every run is in."""
+DEFAULT: Final = "as the framework's default"
+"""Name of the table that counts how often a stated choice is its framework's default."""
+
+TeamCounts = Mapping[str, float]
+"""By team."""
+Counts = Mapping[str, Mapping[str, TeamCounts]]
+"""By context and value."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChoicePriors:
+    """Prior probabilities of choices, from counts of teams."""
+
+    counts: Mapping[str, Counts]
+    """By choice. A choice named `NAME: as the framework's default` has the values `yes` and `no`."""
+    strength: Mapping[str, float]
+    """By choice, the number of teams that a context's parent counts as."""
+    without: str = ""
+    """Team that is left out."""
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def probabilities(
+        self, choice: str, contexts: Sequence[str], values: Sequence[str], default: str | None = None
+    ) -> Float[np.ndarray, " values"]:
+        """Probabilities of values, which sum to 1.
+
+        Args:
+            choice: its name.
+            contexts: from the most general to the most special. The last one is that of the framework.
+            values: those that are possible. Counts of others are left out.
+            default: what the framework does where nobody says anything, if that is known. It is taken as often as
+                stated choices are their framework's default, before the counts of the framework itself are added.
+        """
+        key = (choice, tuple(contexts), tuple(values), default)
+        if key not in self._known:
+            self._known[key] = self._smoothed(choice, contexts, values, default)
+        return self._known[key]
+
+    def _smoothed(
+        self, choice: str, contexts: Sequence[str], values: Sequence[str], default: str | None
+    ) -> Float[np.ndarray, " values"]:
+        strength = self.strength.get(choice, 1.0)
+        probability = np.full(len(values), 1.0 / len(values))
+        for i, context in enumerate(contexts):
+            if i == len(contexts) - 1 and default in values:
+                usual = np.array([float(value == default) for value in values])
+                probability = self._usual_share(choice) * usual + (1 - self._usual_share(choice)) * probability
+            counted = self._counted(choice, context, values)
+            probability = (counted + strength * probability) / (counted.sum() + strength)
+        return probability
+
+    def _counted(self, choice: str, context: str, values: Sequence[str]) -> Float[np.ndarray, " values"]:
+        by_value = self.counts.get(choice, {}).get(context, {})
+        totals = []
+        for value in values:
+            teams = by_value.get(value, {})
+            totals.append(sum(count for team, count in teams.items() if team != self.without))
+        return np.array(totals)
+
+    def _usual_share(self, choice: str) -> float:
+        """How often a stated choice is its framework's default; one half before any team is counted."""
+        used, other = self._counted(f"{choice}: {DEFAULT}", EVERYWHERE, ("yes", "no"))
+        return float((used + 0.5) / (used + other + 1.0))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One stated choice of one run."""
+
+    team: str
+    choice: str
+    contexts: tuple[str, ...]
+    value: str
+
+
+def count_teams(observations: Iterable[Observation]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Counts of teams by choice, context and value, as `ChoicePriors` takes them."""
+    runs: dict[tuple[str, str, str], dict[str, float]] = {}
+    for seen in observations:
+        for context in seen.contexts:
+            of_team = runs.setdefault((seen.choice, context, seen.team), {})
+            of_team[seen.value] = of_team.get(seen.value, 0.0) + 1.0
+    counts: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for (choice, context, team), by_value in sorted(runs.items()):
+        total = sum(by_value.values())
+        for value, number in sorted(by_value.items()):
+            teams = counts.setdefault(choice, {}).setdefault(context, {}).setdefault(value, {})
+            teams[team] = round(number / total, 4)
+    return counts
+
+
+@lru_cache
+def _shipped() -> dict[str, Any]:
+    return json.loads((files("perfmodel.validation") / PRIORS_FILE).read_text())
+
+
+@lru_cache
+def choice_priors(without: str = "") -> ChoicePriors:
+    """Priors from both collections of published runs, but for those of the team `without`."""
+    shipped = _shipped()
+    return ChoicePriors(counts=shipped["counts"], strength=shipped["strength"], without=without)

@@ -1,0 +1,118 @@
+"""What a row leaves open of degrees, batch and element type is filled in by every plausible value, and nothing else."""
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.validation._case_rows import read_case
+from perfmodel.validation._completions import completions
+from perfmodel.validation._open_cells import filled_rows
+from perfmodel.validation._priors import choice_priors
+from perfmodel.validation._run_features import model_features
+
+ROW = {
+    "case_id": "one", "source": "s", "model": "llama3-8b", "device": "H100", "n_devices": 32, "devices_per_node": 8,
+    "tp": 2, "pp": 2, "dp": 8, "cp": 1, "vpp": 1, "micro_batch": 2, "global_batch": 64, "layers": 32, "notes": "",
+    "sequence_parallel": 1,
+}  # fmt: skip
+FEATURES = model_features(
+    catalog.model("llama3-8b"), catalog.device("H100"), 8192, catalog.framework("megatron-core@2025"), 2025
+)
+
+
+def filled(row, micro_batch=None, narrow=None):
+    """Filled rows, and the names of what was open."""
+    found = filled_rows(row, FEATURES, choice_priors(), micro_batch, narrow)
+    names = list(dict.fromkeys(name for each in found for name in each.chosen))
+    return [each.cells for each in found], names
+
+
+def test_a_row_that_states_all_is_left_as_it_is():
+    assert filled(ROW) == ([ROW], [])
+
+
+def test_degrees_that_nothing_tells():
+    rows, names = filled(ROW | {"tp": None, "pp": None, "dp": None})
+    assert names == ["degrees"]
+    degrees = {(row["tp"], row["pp"], row["dp"]) for row in rows}
+    assert degrees == {(t, p, 32 // (t * p)) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8, 16) if t * p <= 32}
+    open_too, _ = filled(ROW | {"tp": None, "pp": None, "dp": None, "cp": None})
+    assert {row["cp"] for row in open_too} == {1, 2, 4, 8}
+    assert all(row["tp"] * row["pp"] * row["cp"] * row["dp"] == 32 for row in open_too)
+    rows, _ = filled(ROW | {"tp": None, "dp": None, "global_batch": 4})
+    assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {(4, 2, 4), (8, 2, 2)}  # replicas share the batch
+
+
+def test_over_how_many_replicas_weights_are_sharded():
+    row = ROW | {"tp": 1, "pp": 1, "dp": 32, "sharding": "FSDP", "notes": "GPT 5B (FSDP+DP, MBS=2)"}
+    rows, names = filled(row)
+    assert names == ["replicate"]
+    assert [case.layout.replicate for case in map(read_case, rows)] == [4, 2, 1]
+    for told in ({"notes": "FSDP"}, {"sharding": "FSDP over 16 devices, replicated beyond"}):
+        assert filled(row | told) == ([row | told], [])
+
+
+def test_one_open_degree_follows_from_the_devices():
+    row = ROW | {"dp": None}
+    assert filled(row) == ([row], [])  # as `spread_of` has it
+
+
+def test_degrees_that_contradict_the_devices():
+    rows, names = filled(ROW | {"dp": 2})
+    assert names == ["dp"]
+    assert [row["dp"] for row in rows] == [8]
+    odd = ROW | {"dp": 2, "tp": 3}
+    assert filled(odd) == ([odd], [])
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(64, (1, 2, 4, 8)), (16, (1, 2)), (8, (1,)), (24, (1,))])
+def test_micro_batches_that_divide_a_replica_s_share(batch, sizes):
+    rows, names = filled(ROW | {"micro_batch": None, "global_batch": batch})
+    assert names == ["micro_batch"]
+    assert tuple(row["micro_batch"] for row in rows) == sizes
+
+
+def test_what_a_framework_takes_by_default_is_not_open():
+    row = ROW | {"micro_batch": None}
+    assert filled(row, micro_batch=8) == ([row], [])
+
+
+def test_chunks_of_stages_that_nothing_tells_divide_their_layers_or_are_powers_of_two():
+    row = ROW | {"vpp": None}
+    assert [one["vpp"] for one in filled(row)[0]] == [1, 2, 4, 8, 16]
+    assert [one["vpp"] for one in filled(row | {"layers": 12, "schedule": "1f1b"})[0]] == [1, 2, 3, 4, 6]
+    for told in ({"schedule": "zb-1p"}, {"pp": 1, "dp": 16}):
+        assert filled(row | told) == ([row | told], [])
+
+
+def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_have_a_narrow_one():
+    row = ROW | {"dtype": None}
+    assert filled(row) == ([row], [])
+    rows, names = filled(row, narrow="fp8")
+    assert (names, [one["dtype"] for one in rows]) == (["dtype"], ["bf16", "fp8"])
+    for told in ({"dtype": "bf16"}, {"dtype_recipe": "fp8 delayed"}):
+        assert filled(row | told, narrow="fp8") == ([row | told], [])
+    frameworks = {"nemo@2024": {"bf16", "fp8"}, "torchtitan@2024": {"bf16"}}
+    for framework, dtypes in frameworks.items():
+        found, _ = completions(row | {"framework": framework}, None, choice_priors())
+        assert {each.case.job.dtype for each in found} == dtypes
+        assert all("dtype" in each.case.assumed for each in found)
+    on_a100, _ = completions(row | {"framework": "nemo@2024", "device": "A100-SXM4-80GB"}, None, choice_priors())
+    assert {each.case.job.dtype for each in on_a100} == {"bf16"}
+
+
+def test_open_values_multiply_and_their_priors_are_products():
+    row = ROW | {"tp": None, "dp": None, "micro_batch": None, "global_batch": 16}
+    rows = filled_rows(row, FEATURES, choice_priors(), None, None)
+    cells = [each.cells for each in rows]
+    assert len(rows) == len({(row["tp"], row["micro_batch"]) for row in cells}) == 1 + 2 + 3 + 4
+    assert all(row["tp"] * row["pp"] * row["dp"] == 32 and 16 // row["dp"] % row["micro_batch"] == 0 for row in cells)
+    by_tp = {each["tp"]: [] for each in cells}
+    for each in rows:
+        by_tp[each.cells["tp"]].append((each.cells["micro_batch"], each.weight))
+    ratios = {tp: dict(found)[1] / dict(found)[2] for tp, found in by_tp.items() if len(found) > 1}
+    assert list(ratios.values()) == pytest.approx([next(iter(ratios.values()))] * len(ratios))
+
+
+def test_a_batch_of_the_notes():
+    (row,), _ = filled(ROW | {"global_batch": None, "notes": "batch per DP rank 36; no model parallelism"})
+    assert row["global_batch"] == 36 * 8

@@ -1,0 +1,39 @@
+"""Learn how people run from published runs: `python validate/fit_priors.py DATA`.
+
+Counts, by team, of the choices that the rows of both collections state, and the strength with which they are smoothed.
+Writes `perfmodel/validation/choice_priors.json`, which every prediction of a described run reads.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.validation import fit_choice_priors
+
+OUT = Path(__file__).parent.parent / "perfmodel" / "validation" / "choice_priors.json"
+COLLECTIONS = ("published", "published2")
+
+
+def tables(data: Path) -> Iterator[Path]:
+    """Tables of both collections."""
+    for collection in COLLECTIONS:
+        yield from sorted((data / collection).glob("*.csv"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="folder with the collections")
+    arguments = parser.parse_args()
+    fitted: dict[str, Any] = fit_choice_priors(list(tables(arguments.data)))
+    OUT.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n")
+    for choice, strength in fitted["strength"].items():
+        print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")
+    print(f"wrote {OUT}; {np.sum(list(fitted['rows'].values()))} rows")
+
+
+if __name__ == "__main__":
+    main()
