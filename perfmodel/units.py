@@ -171,3 +171,21 @@ def counted(value: float) -> str:
         if value >= scale:
             return f"{figure(value / scale, 3)}{letter}"
     return figure(value, 3)
+
+
+MIN_FIT: Final = 0.9
+"""Probability of fitting into memory from which a layout is said to fit, and is recommended unless told otherwise."""
+
+
+def fit_words(probability: float) -> str:
+    """What a probability of fitting into memory means, in words, with the probability itself."""
+    shown = round(probability, 2)
+    if shown >= MIN_FIT:
+        words = "fits"
+    elif shown >= 0.5:
+        words = "likely fits"
+    elif shown > 0.1:
+        words = "likely does not fit"
+    else:
+        words = "does not fit"
+    return f"{words} (probability {probability:.2f})"

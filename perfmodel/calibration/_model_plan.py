@@ -111,7 +111,7 @@ class ModelPlan:
         return pd.DataFrame(
             [
                 {
-                    "layout": str(cost.layout),
+                    "layout": self.step_problem.notation(cost.layout),
                     "devices": cost.layout.devices,
                     "step_time_s": cost.step_time_s,
                     "executions": cost.executions,

@@ -155,7 +155,7 @@ def fit_profile(
     known = sides.matched(_PRODUCTS)
     if known < LEAST_MATCHED and not report.unread and sides.families().get(_PRODUCTS, (0.0, 0.0))[1] > 0:
         raise PerfModelError(
-            f"profile: {known:.0%} of its products are those of {problem.model.name} with {laid_out}; "
+            f"profile: {known:.0%} of its products are those of {problem.model.name} with {laid_out.label}; "
             "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
         )
     run = Run(
@@ -187,7 +187,7 @@ def _report(
     measured_s = sum(total.measured_s for total in sides.events.values())
     both_s = sum(total.measured_s for total in sides.events.values() if total.predicted_s > 0)
     return ProfileReport(
-        layout=str(layout),
+        layout=problem.notation(layout),
         devices=profile.devices,
         steps=sides.steps,
         predicted_step_s=sides.predicted_step_s,

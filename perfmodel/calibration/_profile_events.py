@@ -80,8 +80,8 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
     """
     if profile.devices > layout.devices:
         raise PerfModelError(
-            f"the profile is of {profile.devices} devices, layout {layout} has {layout.devices}; give the layout that "
-            "ran, or the files of its ranks only"
+            f"the profile is of {profile.devices} devices, layout {layout.label} has {layout.devices}; give the layout "
+            "that ran, or the files of its ranks only"
         )
     shares = event_shares(problem, layout)
     seconds = priced_events(problem, shares.ops).time_s

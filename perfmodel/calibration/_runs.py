@@ -182,7 +182,7 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     columns = ("duration", "class_kind", "class_stage", "class_segment")
     if not all(np.array_equal(getattr(mine, name), getattr(structure, name)) for name in columns):
         raise PerfModelError(
-            f"run {run.name}: its timeline is of another program than layout {run.layout} of {run.model.name}; "
+            f"run {run.name}: its timeline is of another program than layout {run.layout.label} of {run.model.name}; "
             "make the structure with predict(..., timeline=True) and put the measured times into it"
         )
     measured = np.bincount(structure.duration, timeline.end_s - timeline.start_s, structure.n_classes)

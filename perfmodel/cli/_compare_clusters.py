@@ -1,15 +1,14 @@
 """`perfmodel compare-clusters`: one job on several clusters, each with its best layout, in days, money and energy."""
 
 import argparse
-import shlex
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_job, job_flags, price_of, problem_on
-from perfmodel.cli._search_flags import add_reliability, add_space, reliability_of, space_of
+from perfmodel.cli._flags import add_job, predict_command, price_of, problem_on
+from perfmodel.cli._search_flags import add_min_fit, add_reliability, add_space, reliability_of, space_of
 from perfmodel.cli._show import emit, new_console
-from perfmodel.cli._show_search import failures, interval
+from perfmodel.cli._show_search import failures, interval, memory_words
 from perfmodel.display import progress
-from perfmodel.units import GIB, counted, duration, figure
+from perfmodel.units import counted, duration, figure
 
 if TYPE_CHECKING:
     from perfmodel.planning.compare_clusters import ClusterComparison, ClusterPlan
@@ -30,12 +29,13 @@ def add_command(commands: Any) -> None:
         help="per device and hour, of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",
     )  # fmt: skip
     add_reliability(command)
+    add_min_fit(command)
     command.set_defaults(run=_execute)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
     result = run(arguments)
-    emit(arguments, result.to_dict(), lambda: show(result, job_flags(arguments)))
+    emit(arguments, result.to_dict(), lambda: show(result, _next_command(arguments, result)))
     return 0
 
 
@@ -60,12 +60,26 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
             space=lambda problem: space_of(arguments, problem),
             calibration=arguments.calibration,
             strict=arguments.strict,
+            min_fit=arguments.min_fit,
             progress=report,
         )
 
 
-def show(result: "ClusterComparison", job: list[str]) -> None:
-    """Two lines of figures and one of layout per cluster, then what they rest on."""
+def _next_command(arguments: argparse.Namespace, result: "ClusterComparison") -> str:
+    """The command line that predicts the best cluster's layout again."""
+    from perfmodel import catalog
+    from perfmodel.planning.compare_clusters import split_count
+
+    best = result.plans[0].prediction
+    for text in arguments.clusters.split(","):
+        name, _ = split_count(text)
+        if name and catalog.cluster(name).name == best.cluster:
+            return predict_command(arguments, best, name)
+    return predict_command(arguments, best, best.cluster)
+
+
+def show(result: "ClusterComparison", command: str) -> None:
+    """Two lines of figures and one of layout per cluster, what they rest on, and the `command` for the best."""
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
     of = f", {counted(tokens)} tokens" if tokens else ""
@@ -79,16 +93,15 @@ def show(result: "ClusterComparison", job: list[str]) -> None:
         print("  ".join((first.strip().ljust(widths[0]), *others)))
         if plan is not None:
             p = plan.prediction
-            print(f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, {p.memory_needed_bytes / GIB:.0f} of "
-                  f"{p.memory_capacity_bytes / GIB:.0f} GiB (fits: {p.fits_probability:.0%}), goodput "
-                  f"{plan.run.goodput.fraction:.1%}\n  {p.layout}")  # fmt: skip
+            print(f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}")
+            print(f"  {memory_words(p)}")
+            print(f"  {p.layout_notation}")
     p = best.prediction
     notes = [f"{name}: {why}" for name, why in result.impossible.items()]
     notes += [f"{p.cluster}: {failures(best.run.goodput)}", *map(_rests_on, result.plans)]
     for line in dict.fromkeys(notes):
         console.print(line, markup=False)
-    flags = [*job, "--cluster", p.cluster, "--global-batch", str(p.global_batch), "--layout", str(p.layout)]
-    print(f"next: perfmodel predict {shlex.join(flags)}")
+    print(f"next: {command}")
 
 
 def _rests_on(plan: "ClusterPlan") -> str:

@@ -223,7 +223,7 @@ def predicted_step(
     layout = layout_of(arguments, arguments.layout, model)
     if layout.devices != arguments.world_size:
         raise PerfModelError(
-            f"emulate: layout {layout} is for {layout.devices} devices, --world-size is {arguments.world_size}"
+            f"emulate: layout {layout.label} is for {layout.devices} devices, --world-size is {arguments.world_size}"
         )
     check_layout(model, cluster, job, layout)
     framework = replace(named, context_bytes=0.0)  # measured since the script joined its world, on no GPU

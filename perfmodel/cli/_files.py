@@ -87,6 +87,7 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
         return
     if arguments.job_file is None and is_job_file(arguments.model):
         arguments.job_file, arguments.model = Path(arguments.model), None
+        arguments.given = frozenset(given) - {"model"}
     for several in ("names", "tables"):  # a job file may stand among the names that a command takes
         listed = getattr(arguments, several, None) or []
         files = [word for word in listed if str(word).endswith(".toml") and not str(word).startswith("file:")]

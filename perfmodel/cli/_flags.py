@@ -1,6 +1,7 @@
 """Flags that several commands share, and what they say."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
@@ -20,7 +21,7 @@ from perfmodel.spec import (
 from perfmodel.units import plain_number
 
 if TYPE_CHECKING:
-    from perfmodel.prediction import StepProblem
+    from perfmodel.prediction import Prediction, StepProblem
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -152,6 +153,20 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
 
 _OF_JOB: Final = ("optimizer", "grad_dtype", "recompute_modules")
 """Flags that are fields of `Job`."""
+_JOB_FLAGS: Final = (
+    "model",
+    "cluster",
+    "seq_len",
+    "dtype",
+    "mode",
+    "attention",
+    *_OF_JOB,
+    "freeze",
+    "lora_rank",
+    "framework",
+    "calibration",
+)
+"""Flags that say a job to another command, but for its batch."""
 
 
 def add_dtype(command: argparse._ActionsContainer) -> None:
@@ -163,19 +178,33 @@ def add_dtype(command: argparse._ActionsContainer) -> None:
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:
-    """The words of `add_job` that say the same job to another command, but for the batch."""
-    names = (
-        "model", "cluster", "seq_len", "dtype", "mode", "attention", *_OF_JOB, "freeze", "lora_rank", "framework",
-        "calibration",
-    )  # fmt: skip
-    said = {"--from": getattr(arguments, "launch_file", None)}
-    said |= {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names if name in arguments.given}
-    flags = [
-        ",".join(word) if isinstance(word, tuple) else str(word)
-        for flag, value in said.items() if value is not None for word in (flag, value)
-    ]  # fmt: skip
-    file = [] if arguments.job_file is None else [str(arguments.job_file)]
-    return [*file, *(word for change in arguments.job_changes for word in ("--set", change)), *flags]
+    """The words of `add_job` that say the same job on the same machine to another command, but for the batch."""
+    files = [] if arguments.job_file is None else [str(arguments.job_file)]
+    changes = [*arguments.job_changes, *arguments.set]
+    flags = [word for change in changes for word in ("--set", change)]
+    if getattr(arguments, "launch_file", None) is not None:
+        flags += ["--from", str(arguments.launch_file)]
+    for name in _JOB_FLAGS:
+        value = getattr(arguments, name, None) if name in arguments.given else None
+        if value is not None:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            flags += [f"--{name.replace('_', '-')}", text]
+    return [*files, *flags]
+
+
+def predict_command(arguments: argparse.Namespace, prediction: "Prediction", cluster: str = "") -> str:
+    """The command line that makes this prediction again.
+
+    Args:
+        cluster: what names the cluster on a command line, where `arguments` name several.
+    """
+    flags = job_flags(arguments)
+    if cluster:
+        flags += ["--cluster", cluster]
+    if arguments.job_file is not None or getattr(arguments, "launch_file", None) is not None:
+        flags += ["--devices", str(prediction.devices)]  # the file may say more of them than the layout uses
+    flags += ["--global-batch", str(prediction.global_batch), "--layout", prediction.layout_notation]
+    return f"perfmodel predict {shlex.join(flags)}"
 
 
 def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:

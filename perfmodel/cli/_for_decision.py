@@ -133,7 +133,7 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         f"{best.model} on {best.devices} devices of {best.cluster}, global batch {best.global_batch}: "
         f"{len(report['layouts'])} layouts"
     )
-    console.print(f"#1: {best.layout}", soft_wrap=True, markup=False)
+    console.print(f"#1: {best.layout_notation}", soft_wrap=True, markup=False)
     console.print(
         f"is the fastest with probability {first['probability_best']:.0%}; expected regret "
         f"{duration(now_s)} per step, {now_s / best.step_time_s:.1%}"

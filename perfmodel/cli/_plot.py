@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return report
     for prediction in layouts:
         note_layout(prediction)
-    reasons = [f"layout {p.layout}: {reason}" for p in layouts for reason in p.reasons]
+    reasons = [f"layout {p.layout_notation}: {reason}" for p in layouts for reason in p.reasons]
     return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
 
 
@@ -142,7 +142,7 @@ def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
     refuse_strict(arguments, "plot pareto")
     problem = _step_problem(arguments)
     rows = [
-        {"layout": str(layout), "devices": devices, "step_time_s": step_s, "peak_bytes": peak_bytes}
+        {"layout": problem.notation(layout), "devices": devices, "step_time_s": step_s, "peak_bytes": peak_bytes}
         for devices in counts
         for layout, step_s, peak_bytes in _scored(problem, devices, arguments.json)
     ]

@@ -2,16 +2,17 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import breakdown, emit, new_console, note, written
-from perfmodel.cli._show_search import run_lines
+from perfmodel.cli._show_search import memory_words, run_lines
 from perfmodel.cli._table import table
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Layout
+from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def add_predict(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "predict", help="step time, memory and critical path of one layout"
     )
-    add_job(command)
+    add_job(command, settings="of the machine, as for whatif: inter_node_bandwidth=2x; or ")
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
     command.add_argument("--tokens", type=float, metavar="N", help="to train on: days, cost and energy with failures")
     command.add_argument(
@@ -64,13 +65,27 @@ def predicted(
     """
     from perfmodel import prediction
 
+    problem = problem_of(arguments, quiet=quiet)
+    laid_out = arguments.layout if layout is None else layout
+    if arguments.set:
+        return _predicted_with_settings(arguments, problem, laid_out, timeline=timeline)
     return prediction.predict(
-        problem_of(arguments, quiet=quiet),
-        layout=arguments.layout if layout is None else layout,
-        calibration=arguments.calibration,
-        timeline=timeline,
-        strict=arguments.strict,
+        problem, layout=laid_out, calibration=arguments.calibration, timeline=timeline, strict=arguments.strict
     )
+
+
+def _predicted_with_settings(
+    arguments: argparse.Namespace, problem: Problem, layout: Layout | str, *, timeline: bool
+) -> "Prediction":
+    """The prediction on the machine that `--set` makes of the cluster, as a search with the same settings has it."""
+    from perfmodel.planning.layouts import ask
+    from perfmodel.prediction import explain, layout_of
+
+    laid_out, assumed = layout_of(problem, layout)
+    on_devices = problem.replace(devices=laid_out.devices)
+    question = ask(on_devices, calibration=arguments.calibration, settings=arguments.set)
+    prediction = explain(question.step_problem, laid_out, timeline=timeline, strict=arguments.strict)
+    return replace(prediction, warnings=(*assumed, *prediction.warnings))
 
 
 def with_timeline(arguments: argparse.Namespace) -> "Prediction":
@@ -83,7 +98,7 @@ def with_timeline(arguments: argparse.Namespace) -> "Prediction":
 def note_layout(prediction: "Prediction") -> None:
     """Say on stderr what a picture does not show: that the layout does not fit, or runs as something else."""
     layout = prediction.layout
-    note(f"layout {layout}: {line}" for line in (*prediction.reasons, *layout.remarks))
+    note(f"layout {prediction.layout_notation}: {line}" for line in (*prediction.reasons, *layout.remarks))
 
 
 def write_pictures(
@@ -130,10 +145,9 @@ def _timeline(arguments: argparse.Namespace) -> int:
 def _show(result: "Prediction", more: Sequence[str] = ()) -> None:
     """Summary, `more` lines, breakdown, memory and the head of the critical path."""
     console = new_console()
-    fits = "fits" if result.fits else "DOES NOT FIT"
     console.print(
         f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
-        f"sequence {result.seq_len}\nlayout {result.layout}"
+        f"sequence {result.seq_len}\nlayout {result.layout_notation}"
     )
     console.print(
         f"step time {duration(result.step_time_s)} (90 %: {duration(result.step_time_lo_s)} to "
@@ -141,11 +155,7 @@ def _show(result: "Prediction", more: Sequence[str] = ()) -> None:
         f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
         f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
     )
-    memory = result.memory
-    console.print(
-        f"memory {result.memory_needed_bytes / GIB:.1f} of {result.memory_capacity_bytes / GIB:.1f} GiB: {fits} "
-        f"(probability {result.fits_probability:.2f})"
-    )
+    console.print(f"memory: {memory_words(result)}")
     for line in (*more, *result.reasons, *result.warnings):
         console.print(line)
     breakdown(console, result)
@@ -153,7 +163,7 @@ def _show(result: "Prediction", more: Sequence[str] = ()) -> None:
         table(
             f"memory as {result.framework} reports it",
             ("part", "GiB"),
-            [(k, f"{v / GIB:.2f}") for k, v in memory.to_dict().items()],
+            [(k.replace("peak", "reported peak"), f"{v / GIB:.2f}") for k, v in result.memory.to_dict().items()],
         )
     )
     if result.kinds:
@@ -169,7 +179,7 @@ def _show(result: "Prediction", more: Sequence[str] = ()) -> None:
         )
     )
     shares = ", ".join(f"{k} {v:.0%}" for k, v in result.provenance.items() if v >= 0.005)
-    console.print(f"where the times come from: {shares}")
+    console.print(f"where the times come from (shares of the critical path): {shares}")
 
 
 def _ranks(result: "Prediction") -> list[tuple[str, ...]]:

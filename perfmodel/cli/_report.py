@@ -139,6 +139,7 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
         reliability=reliability_of(arguments),
         space=lambda each: space_of(arguments, each),
         calibration=arguments.calibration,
+        min_fit=arguments.min_fit,
     ).to_dict()
     return [*found["clusters"], *({"cluster": name, "why": why} for name, why in found["impossible"].items())]
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import _show_search
 from perfmodel.cli._files import MOST_NAMED
-from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
+from perfmodel.cli._flags import add_job, predict_command, problem_of, whole_numbers
 from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.cli._programs import add_values, search_program
 from perfmodel.cli._search_flags import add_search, options_of, run_of, space_of, tariff_of
-from perfmodel.cli._show import emit, note
+from perfmodel.cli._show import emit, note, written
 from perfmodel.display import progress
 from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.spec import Problem
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
     from perfmodel.planning.layouts import SearchResult
+    from perfmodel.planning.training_run import TrainingRun
 
 
 def add_command(commands: Any) -> None:
@@ -40,9 +42,9 @@ def add_command(commands: Any) -> None:
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument(
         "--export", type=Path, metavar="FILE",
-        help="write the best layout that the framework can run as its launch file; the framework is that of --from, or "
-        "follows from the file's name: best.sh (Megatron), best.toml (torchtitan), best.json (DeepSpeed), "
-        "best.nanotron.yaml",
+        help="write the recommended layout as a launch file of the framework of --framework or --from; without these "
+        "the file's name says which framework is searched for: best.sh (Megatron), best.toml (torchtitan), best.json "
+        "(DeepSpeed), best.nanotron.yaml",
     )  # fmt: skip
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
@@ -55,33 +57,68 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.pareto:
         return _pareto(arguments)
     if arguments.export:
-        _export_framework(arguments)  # refused before anything is searched
-    job, of_file = job_flags(arguments), arguments.job_file is not None
+        _take_framework_of_export(arguments)
     result = _searched(arguments)
-    if of_file and result.layouts:  # the file may say more of them than the best layout uses
-        job += ["--devices", str(result.layouts[0].layout.devices)]
     report, problem, run = result.to_dict(), problem_of(arguments, quiet=True), ()
-    for told, p in zip(report["layouts"], result.layouts, strict=True):
+    for row, p in zip(report["layouts"], result.layouts, strict=True):
         if training := run_of(arguments, problem.replace(global_batch=p.global_batch), p):
-            told |= training.to_dict()
-            run = _show_search.run_lines(training) if p is result.first_to_try else run
+            row |= training.to_dict()
+    if result.layouts and (training := _training_of_recommended(arguments, problem, result)):
+        report["recommended"] |= training.to_dict()
+        run = _show_search.run_lines(training)
+
+    # The ranking comes first: nothing that goes wrong with a file may lose it.
     files = _written(arguments, report)
-    if result.complete and result.layouts and arguments.export:
-        _export(arguments, result)
-        files.append(str(arguments.export))
-    if result.complete and result.layouts and (arguments.trace or arguments.png):
-        best = result.first_to_try
-        arguments.devices, arguments.global_batch = None, best.global_batch
-        drawn = predicted(arguments, best.layout, timeline=True, quiet=True)
-        files += write_pictures(drawn, arguments.trace, arguments.png)
     if arguments.json or (result.complete and not result.impossible) or result.layouts:
-        show = partial(_show_search.search, result, job, files, run, verbose=arguments.verbose)
+        command = predict_command(arguments, result.first_to_try) if result.layouts else ""
+        show = partial(_show_search.search, result, command, files, run, verbose=arguments.verbose)
         emit(arguments, report, show)
+    if result.complete and result.layouts:
+        more = _write_recommended(arguments, result)
+        if not arguments.json:
+            written(more)
     if result.impossible:
         raise PerfModelError(str(result.impossible))
     if not result.complete:
         raise KeyboardInterrupt(result.certificate)
     return 0
+
+
+def _training_of_recommended(
+    arguments: argparse.Namespace, problem: Problem, result: "SearchResult"
+) -> "TrainingRun | None":
+    """The whole run with the recommended layout, if `--tokens` asks for it."""
+    best = result.first_to_try
+    return run_of(arguments, problem.replace(global_batch=best.global_batch), best)
+
+
+def _write_recommended(arguments: argparse.Namespace, result: "SearchResult") -> list[str]:
+    """Write the launch file, the trace and the picture that are asked for; names of the files."""
+    files = []
+    if arguments.export:
+        _export(arguments, result)
+        files.append(str(arguments.export))
+    if arguments.trace or arguments.png:
+        best = result.first_to_try
+        arguments.devices, arguments.global_batch = None, best.global_batch
+        drawn = predicted(arguments, best.layout, timeline=True, quiet=True)
+        files += write_pictures(drawn, arguments.trace, arguments.png)
+    return files
+
+
+def _take_framework_of_export(arguments: argparse.Namespace) -> None:
+    """Search for the framework whose launch file is asked for, where no flag names one.
+
+    Raises:
+        PerfModelError: the file's name leaves the framework open, or the framework has no launch files.
+    """
+    from perfmodel.ingest.launch import launch_format
+
+    framework = _export_framework(arguments)
+    launch_format(framework)
+    if arguments.framework is None:
+        arguments.framework = framework
+        arguments.given = frozenset({*arguments.given, "framework"})
 
 
 def _export_framework(arguments: argparse.Namespace) -> str:
@@ -103,7 +140,7 @@ def _export_framework(arguments: argparse.Namespace) -> str:
 
 
 def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
-    """Write the first of the layouts that the framework can run; says why those before it were passed over.
+    """Write the recommended layout, or else the first that the framework can run; says why others were passed over.
 
     Raises:
         LaunchFileError: it can run none of them; with the reason for the first.
@@ -111,10 +148,12 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
     from perfmodel.ingest.launch import export_launch, launch_format, write_launch
 
     problem = problem_of(arguments, quiet=True)
-    node, framework, refused = problem.cluster.devices_per_node, _export_framework(arguments), []
+    node, framework = problem.cluster.devices_per_node, _export_framework(arguments)
+    refused: list[str] = []
     launch: Launch | None = arguments.launch
     like = launch.path if launch is not None and launch.format == launch_format(framework).name else None
-    for rank, p in enumerate(result.layouts, 1):
+    ranked = [p for p in result.layouts if p is not result.first_to_try]
+    for p in [result.first_to_try, *ranked]:
         job = replace(problem.job, global_batch=p.global_batch)
         try:
             text = export_launch(
@@ -124,8 +163,8 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
             refused.append(str(error))
             continue
         note(f"passed over: {line}" for line in refused[:MOST_NAMED])
-        if rank > 1:
-            note([f"exported: layout {rank}, {p.layout}"])
+        if refused:
+            note([f"exported: {p.layout_notation}"])
         write_launch(arguments.export, text)
         return
     raise LaunchFileError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.spec import Problem
+from perfmodel.units import MIN_FIT
 
 if TYPE_CHECKING:
     from perfmodel.planning.goodput import Reliability
@@ -26,6 +27,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     add_space(command)
     add_goal(command)
     add_reliability(command)
+    add_min_fit(command)
     command.add_argument(
         "--robust", nargs="?", const="regret", default="", metavar="ORDER",
         help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
@@ -35,6 +37,14 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     command.add_argument(
         "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
     )
+
+
+def add_min_fit(command: argparse.ArgumentParser) -> None:
+    """How surely a layout must fit into memory to be recommended."""
+    command.add_argument(
+        "--min-fit", type=float, default=MIN_FIT, metavar="P",
+        help=f"recommend only layouts that fit into memory with at least this probability (default {MIN_FIT})",
+    )  # fmt: skip
 
 
 def add_space(command: argparse._ActionsContainer) -> None:
@@ -125,6 +135,7 @@ def options_of(arguments: argparse.Namespace) -> "SearchOptions":
         robust=arguments.robust,
         batches=batches if len(batches) > 1 else (),
         top=arguments.top,
+        min_fit=arguments.min_fit,
         strict=arguments.strict,
         workers=arguments.workers,
         dask=arguments.dask,

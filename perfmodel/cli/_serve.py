@@ -100,7 +100,7 @@ def _show(found: "Serving") -> None:
     console, requests, memory = new_console(), found.requests, found.memory
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     console.print(
-        f"{found.model} on {found.devices} devices of {found.cluster}, layout {found.layout}\n"
+        f"{found.model} on {found.devices} devices of {found.cluster}, layout {found.layout.label}\n"
         f"{requests.batch:,} requests in flight ({requests.batching} batching), {requests.prompt_tokens:,} tokens in, "
         f"{requests.output_tokens:,} out\n{types}"
     )
@@ -123,7 +123,7 @@ def _show(found: "Serving") -> None:
         if s > 5e-4 * step_s
     ]
     console.print(table(f"a decode step of {duration(step_s)}", ("part", "time", "share"), parts))
-    fits = "fits" if found.fits else "DOES NOT FIT"
+    fits = "fits" if found.fits else "does not fit"
     console.print(
         f"memory per device {memory.needed_bytes / GIB:.1f} of {memory.available_bytes / GIB:.1f} GiB: {fits}\n"
         f"  weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, workspace "
@@ -142,7 +142,7 @@ def _show_sweep(swept: "ServingSweep") -> None:
     rows = [
         (
             f"{one.tokens_per_s_per_user:.1f}", f"{one.tokens_per_s_per_device:,.0f}", f"{one.requests.batch:,}",
-            duration(one.ttft_s), duration(one.tpot_s), str(one.layout),
+            duration(one.ttft_s), duration(one.tpot_s), one.layout.label,
         )
         for one in swept.pareto
     ]  # fmt: skip

@@ -1,13 +1,12 @@
 """How a search is printed: a table that a narrow terminal holds, the winner ready to paste, what to do next."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.cli._show import breakdown, new_console, written
 from perfmodel.cli._table import table
-from perfmodel.units import GIB, counted, duration, figure, long_duration, scaled
+from perfmodel.units import GIB, counted, duration, figure, fit_words, long_duration, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,21 +36,24 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
 
 
 def search(
-    result: "SearchResult", job: Sequence[str], files: Sequence[str], run: Sequence[str] = (), *, verbose: bool = False
+    result: "SearchResult", command: str, files: Sequence[str], run: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
     """The ranked table, the winner and the next command; `verbose`: also how it was found and why others were not.
 
-    `job`: the flags that say the job to another command; `files` were written; `run`: lines of the winner's whole run.
+    Args:
+        command: makes the winner's prediction again.
+        files: were written.
+        run: lines of the winner's whole run.
     """
     console = new_console()
     if result.layouts:
         _heading(console, result)
         _ranking(console, result)
-        _winner(console, result, job, run)
+        _winner(console, result, command, run)
     if beyond := result.beyond:
         gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
-        told = f"beyond {result.framework}: {duration(beyond.step_time_s)}{gain}, {beyond.layout}"
-        console.print(told, soft_wrap=True)
+        console.print(f"if {result.framework} could run every layout: {duration(beyond.step_time_s)}{gain}")
+        console.print(f"  {beyond.notation}", soft_wrap=True, markup=False)
     console.print(
         f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, "
         f"in {result.seconds:.1f} s; {result.certificate}"
@@ -67,7 +69,7 @@ def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
     """A row per layout, by the first objective."""
     console = new_console()
     rows = [
-        (*(_quantity(name)[1](value) for name, value in zip(front.objectives, row, strict=True)), str(p.layout))
+        (*(_quantity(name)[1](value) for name, value in zip(front.objectives, row, strict=True)), p.layout_notation)
         for row, p in zip(front.values.tolist(), front.layouts, strict=True)
     ]
     console.print("layouts that no other beats in everything")
@@ -92,7 +94,7 @@ def _heading(console: "Console", result: "SearchResult") -> None:
     if result.robust:
         goal.append(f"in the robust order of {result.robust}")
     if result.framework != "generic":
-        goal.append(f"layouts that {result.framework} can run")
+        goal.append(f"only layouts that {result.framework} can run")
     if {"cost", "energy"} & set(_asked_for(result)) and "train_time_s" not in result.quantities[0]:
         goal.append("cost and energy of a million tokens")
     if goal:
@@ -106,7 +108,8 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
         "step": lambda _, p: duration(p.step_time_s),
         "90 % interval": lambda _, p: interval(p.step_time_lo_s, p.step_time_hi_s),
         "MFU": lambda _, p: f"{p.mfu:.1%}",
-        "GiB": lambda _, p: f"{p.memory.peak / GIB:.1f}",
+        "GiB": lambda _, p: f"{p.memory_needed_bytes / GIB:.1f}",
+        "fits": lambda _, p: f"{p.fits_probability:.2f}",
     }
     if console.width >= NARROW:
         columns["bubble"] = lambda _, p: f"{p.bubble_fraction:.1%}"
@@ -119,10 +122,13 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
             columns["is best"] = lambda i, _: f"{sure.best[i]:.0%}"
         elif result.robust:
             columns["regret"] = lambda i, _: f"{sure.regret[i]:.1%}"
-    rows = [(*(cell(i, p) for cell in columns.values()), str(p.layout)) for i, p in enumerate(result.layouts)]
+    rows = [(*(cell(i, p) for cell in columns.values()), p.layout_notation) for i, p in enumerate(result.layouts)]
     layout_last(console, list(columns), rows)
     if len({*ranks}) < len(ranks):
-        console.print("=: as likely faster as slower than the first of its rank (45 to 55 %)")
+        console.print("=: too close to the first of its rank to tell which is faster (45 to 55 %)")
+    capacities = {p.memory_capacity_bytes for p in result.layouts}
+    of_capacity = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
+    console.print(f"GiB: needed on the fullest device{of_capacity}; fits: probability that it fits")
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
@@ -145,19 +151,38 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
     return more
 
 
-def _winner(console: "Console", result: "SearchResult", job: Sequence[str], run: Sequence[str]) -> None:
-    best = result.first_to_try
-    facts = [
-        f"{best.memory_needed_bytes / GIB:.1f} of {best.memory_capacity_bytes / GIB:.1f} GiB "
-        f"(fits with probability {best.fits_probability:.2f})",
-        f"{best.tokens_per_s_per_device * best.devices:,.0f} tokens/s",
-    ]
-    other = " (as likely the fastest as the first, and more likely to fit)" if best is not result.layouts[0] else ""
-    console.print(f"first to try{other}: {best.layout}", soft_wrap=True)
-    for line in (", ".join(facts), *run):
+def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:
+    """The recommended layout, the better one that may not fit, and the command that predicts the former."""
+    best, riskier = result.first_to_try, result.riskier
+    if best.fits_probability >= result.min_fit:
+        head = "recommended"
+    else:
+        console.print(
+            f"no layout fits with a probability of {result.min_fit:g} or more (--min-fit); use more devices, or free "
+            "more memory"
+        )
+        head = "most likely to fit"
+    console.print(f"{head}: {best.layout_notation}", soft_wrap=True, markup=False)
+    for line in (_facts(best), *run):
         console.print(f"  {line}", markup=False)
-    flags = [*job, "--global-batch", str(best.global_batch), "--layout", str(best.layout)]
-    console.print(f"next: perfmodel predict {shlex.join(flags)}", soft_wrap=True, markup=False)
+    if riskier is not None:
+        better = "faster" if result.objective == "step_time" else f"better {result.objective}"
+        console.print(f"{better}, but riskier: {riskier.layout_notation}", soft_wrap=True, markup=False)
+        console.print(f"  {_facts(riskier)}", markup=False)
+    console.print(f"next: {command}", soft_wrap=True, markup=False)
+
+
+def _facts(p: "Prediction") -> str:
+    """Step time, memory and throughput of a layout, as `predict` has them."""
+    return (
+        f"{duration(p.step_time_s)} per step, {memory_words(p)}, {p.tokens_per_s_per_device * p.devices:,.0f} tokens/s"
+    )
+
+
+def memory_words(p: "Prediction") -> str:
+    """What a layout needs of its fullest device, and whether that fits."""
+    needed, capacity = p.memory_needed_bytes / GIB, p.memory_capacity_bytes / GIB
+    return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"
 
 
 def _account(console: "Console", result: "SearchResult") -> None:
@@ -165,7 +190,9 @@ def _account(console: "Console", result: "SearchResult") -> None:
     for one in result.improvements:
         if one.result.gain > 1e-3:
             gain = "not fitting with even stages" if one.result.given_s is None else f"{one.result.gain:.1%} faster"
-            console.print(f"stages cut anew: {one.result.layout}: {duration(one.result.step_time_s)}, {gain}")
+            console.print(
+                f"stages cut anew: {one.result.prediction.layout_notation}: {duration(one.result.step_time_s)}, {gain}"
+            )
     if even := sum(one.result.gain <= 1e-3 for one in result.improvements):
         console.print(f"stages of {even} layouts cut anew: no faster than even ones")
     console.print(f"method {result.method}: {result.why}")
@@ -224,7 +251,10 @@ def run_lines(run: "TrainingRun") -> list[str]:
 
 def failures(goodput: "Goodput") -> str:
     """What interrupts a run, in one line."""
-    told = f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on"
+    told = (
+        f"expect a failure every {long_duration(goodput.mtbf_s)}; each costs {long_duration(goodput.restart_s)} to "
+        "restart"
+    )
     if not goodput.checkpoint_bytes:
         return told
     by_stage = ""
@@ -232,6 +262,6 @@ def failures(goodput: "Goodput") -> str:
         sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
         by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
     return (
-        f"{told}, {figure(goodput.lost_steps, 3)} steps lost, a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')}"
+        f"{told} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')}"
         f"{by_stage} every {long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display._palette import part_looks
-from perfmodel.units import GIB, duration, figure
+from perfmodel.units import GIB, duration, figure, fit_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,15 +77,14 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
         timeline: HTML of the timeline, if there is one.
     """
     step_s, capacity = values["step_time_s"], values["memory_capacity_bytes"]
-    peak = values["memory_bytes"]["peak"]
-    fits = "fits" if values["fits"] else "does not fit"
+    needed = values["memory_needed_bytes"]
     summary = [
         ("step time", f"{duration(step_s)} (90 %: {duration(values['step_time_lo_s'])} to "
                       f"{duration(values['step_time_hi_s'])})"),
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
         ("tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"),
         ("bubble", f"{values['bubble_fraction']:.1%}"),
-        ("memory", f"{peak / GIB:.1f} of {capacity / GIB:.0f} GiB, {fits}"),
+        ("memory", f"needs {needed / GIB:.1f} of {capacity / GIB:.1f} GiB: {fit_words(values['fits_probability'])}"),
     ]  # fmt: skip
     parts = [f"<b>{paragraph(_job(values), values['layout'])}</b>", table(("", ""), summary)]
     if notes := [*values["reasons"], *values["warnings"]]:
@@ -93,7 +92,9 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     parts.append(_breakdown(values["breakdown_s"], step_s))
     per_stage = values["memory_bytes"]["per_stage"]
     rows = [[f"rank {i}", *(f"{v / GIB:.2f}" for v in stage.values())] for i, stage in enumerate(per_stage)]
-    parts.append(folded("memory per pipeline rank, GiB", table(("", *per_stage[0]), rows)))
+    parts.append(
+        folded(f"memory per pipeline rank as {values['framework']} reports it, GiB", table(("", *per_stage[0]), rows))
+    )
     events = [
         (e["event"], f"{e['count']:.0f}", duration(e["time_s"]), f"{e['time_s'] / step_s:.1%}")
         for e in values["critical_path"][:_MOST_EVENTS]
@@ -116,17 +117,18 @@ def search_html(values: Mapping[str, Any]) -> str:
     rows = [
         (_rank(p, place), p["layout"], duration(p["step_time_s"]),
          f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
-         f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_bytes']['peak'] / GIB:.1f}",
+         f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_needed_bytes'] / GIB:.1f}",
+         f"{p['fits_probability']:.2f}",
          f"{p['probability_first_better']:.0%}" if place and "rank" in p else "")
         for place, p in enumerate(layouts)
     ]  # fmt: skip
     counts = f"{values['evaluated']:,} layouts scored, {values['feasible']:,} fit, {values['seconds']:.1f} s"
     parts = [paragraph(_job(layouts[0]) if layouts else "", counts)]
-    parts.append(table(("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "1st better"), rows))
+    parts.append(table(("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "P(fits)", "1st better"), rows))
     if any(p.get("tied") for p in layouts):
-        parts.append(paragraph("=: as likely faster as slower than the first of its rank (45 to 55 %)"))
+        parts.append(paragraph("=: too close to the first of its rank to tell which is faster (45 to 55 %)"))
     if layouts:
-        parts.append(folded("the best layout", prediction_html(layouts[0])))
+        parts.append(folded("the recommended layout", prediction_html(values["recommended"] or layouts[0])))
     if values["rejected"]:
         rejected = [(reason, f"{count:,}") for reason, count in values["rejected"].items()]
         parts.append(folded("rejected", table(("why", "layouts"), rejected)))

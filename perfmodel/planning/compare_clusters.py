@@ -14,6 +14,7 @@ from perfmodel.planning.layouts import SearchOptions, SearchSpace, Tariff, searc
 from perfmodel.planning.training_run import TrainingRun, training_run
 from perfmodel.prediction import Prediction
 from perfmodel.spec import Cluster, Model, Problem
+from perfmodel.units import MIN_FIT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ class ClusterPlan:
         return {
             "cluster": p.cluster,
             "devices": p.devices,
-            "layout": p.notation or str(p.layout),
+            "layout": p.layout_notation,
             "step_time_s": p.step_time_s,
             "step_time_lo_s": p.step_time_lo_s,
             "step_time_hi_s": p.step_time_hi_s,
@@ -137,6 +138,7 @@ def compare_problems(
     space: Callable[[Problem], SearchSpace] | None = None,
     calibration: Path | str | None = None,
     strict: bool = False,
+    min_fit: float = MIN_FIT,
     progress: Report | None = None,
 ) -> ClusterComparison:
     """The best layout of every problem, of one job on several clusters, and what training with it takes.
@@ -149,7 +151,7 @@ def compare_problems(
         pue: power usage effectiveness of the sites.
         reliability: of the devices; that of published runs if not given.
         space: tells which layouts to try; `default_space` if not given.
-        calibration, strict, progress: as for `search`.
+        calibration, strict, min_fit, progress: as for `search`; the layout of a cluster is the recommended one.
 
     Raises:
         LayoutError: no cluster can run the job; says why of each.
@@ -167,7 +169,7 @@ def compare_problems(
         if progress:
             progress(f"search {cluster.name}", done, len(problems))
         try:
-            options = SearchOptions(top=1, strict=strict)
+            options = SearchOptions(strict=strict, min_fit=min_fit)
             found = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
             if not found.complete:
                 raise KeyboardInterrupt(f"{cluster.name}: {found.certificate}")
@@ -178,10 +180,10 @@ def compare_problems(
             continue
         price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
         run = training_run(
-            found.layouts[0], problem, tariff=Tariff(price_per_device_hour=price, tokens=tokens),
+            found.first_to_try, problem, tariff=Tariff(price_per_device_hour=price, tokens=tokens),
             reliability=reliability, pue=pue, calibration=calibration,
         )  # fmt: skip
-        plans.append(ClusterPlan(prediction=found.layouts[0], run=run))
+        plans.append(ClusterPlan(prediction=found.first_to_try, run=run))
     if not plans:
         raise LayoutError("; ".join(f"{name}: {why}" for name, why in impossible.items()))
     first = plans[0].prediction
@@ -218,16 +220,23 @@ def clusters_named(
     for one in clusters:
         counts = general
         if isinstance(one, str):
-            name, _, count = one.strip().rpartition(":")
-            if name and count.isdecimal():
-                one, counts = name, (int(count),)
-            one = catalog.cluster(one.strip())
+            name, count = split_count(one)
+            counts = general if count is None else (count,)
+            one = catalog.cluster(name)
         if not counts:
             raise PerfModelError(f"of {one.name}, how many devices? Give --devices N (devices=), or {one.name}:N")
         found += [(one, count) for count in counts]
     if not found:
         raise PerfModelError("there is no cluster to compare; give at least one, as dgx-h100 or h100")
     return list(dict.fromkeys(found))
+
+
+def split_count(text: str) -> tuple[str, int | None]:
+    """What names a cluster, and how many of its devices where `NAME:N` says so."""
+    name, _, count = text.strip().rpartition(":")
+    if name and count.isdecimal():
+        return name.strip(), int(count)
+    return text.strip(), None
 
 
 def _is_of(key: str, cluster: Cluster) -> bool:

@@ -47,8 +47,8 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
         best = fastest(question, Goal.parse(question.step_problem))
         if best is None:
             raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
-        return DevicesNeeded(below_s, None, str(best.layout), best.step_time_s)
-    return DevicesNeeded(below_s, found.layout.devices, str(found.layout), found.step_time_s)
+        return DevicesNeeded(below_s, None, question.problem.notation(best.layout), best.step_time_s)
+    return DevicesNeeded(below_s, found.layout.devices, question.problem.notation(found.layout), found.step_time_s)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]
     enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= need)
     names = tuple(name for _, name in enough)
-    return MemoryNeeded(str(layout), need, memory.peak, problem.cluster.device.memory_bytes, parts, names)
+    return MemoryNeeded(problem.notation(layout), need, memory.peak, problem.cluster.device.memory_bytes, parts, names)
 
 
 MOST: Final = 1000.0
@@ -274,11 +274,11 @@ def rank_upgrades(
         found.append(
             Upgrade(
                 name, f"{-share if less else share:+.0%}", slopes.get(name, 0.0), 1 - kept_s / before_s, gain,
-                str(layout), layout != now.layout, price, price and gain / price,
+                question.problem.notation(layout), layout != now.layout, price, price and gain / price,
             )
         )  # fmt: skip
     key = (lambda u: (-(u.gain_per_price or 0.0), -u.gain)) if prices else (lambda u: (-u.gain,))
-    return Upgrades(str(now.layout), before_s, share, tuple(sorted(found, key=key)))
+    return Upgrades(question.problem.notation(now.layout), before_s, share, tuple(sorted(found, key=key)))
 
 
 shorten_reprs(__name__)

@@ -36,6 +36,7 @@ from perfmodel.prediction._evaluate import (
 from perfmodel.prediction._explain import EventShares, event_shares
 from perfmodel.prediction._fits import (
     bundle_memory,
+    fit_probabilities,
     fitting,
     fullness,
     needed_memory,

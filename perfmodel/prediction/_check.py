@@ -46,11 +46,11 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
     hosted(cluster, layout)
     if devices is not None and layout.devices != devices:
         raise LayoutError(
-            f"layout {layout} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
+            f"layout {layout.label} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
             f"{layout.devices} devices, not {devices}; {_suggest_dp(layout, devices)}",
             Reason.DEVICES,
         )
-    check_machine(cluster, job, layout.devices, f"layout {layout}")
+    check_machine(cluster, job, layout.devices, f"layout {layout.label}")
     found = blocks(model, job, Shard.of(layout))
     check_pipeline(model, job, layout, layer_count(found), stages_without_layer(found))
     check_offloaded_layers(layer_count(found), layout.offload_layers)
@@ -70,8 +70,9 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
             on = {layout.kinds[rank] for rank in np.flatnonzero((stage_map == stage).any(axis=1)).tolist()}
             if len(on) > 1:
                 raise LayoutError(
-                    f"layout {layout}: schedule={layout.schedule} puts replicas of stage {stage} on several kinds of "
-                    f"nodes ({', '.join(sorted(on))}), a data-parallel group over them; give both ranks one kind",
+                    f"layout {layout.label}: schedule={layout.schedule} puts replicas of stage {stage} on several "
+                    f"kinds of nodes ({', '.join(sorted(on))}), a data-parallel group over them; give both ranks "
+                    "one kind",
                     Reason.KINDS,
                 )
     return layout

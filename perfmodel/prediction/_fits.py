@@ -215,6 +215,25 @@ def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]
     return max(stage.peak / device.memory_bytes for stage, device in shown)
 
 
+def fit_probability(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
+    """Probability that what nvidia-smi would show on the fullest rank fits into its device."""
+    return problem.site.memory_spread().probability(fullness(problem, layout, stages), 1.0)
+
+
+def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[float]:
+    """Probability of every layout to fit into memory, as `explain` has it, without any times.
+
+    Raises:
+        LayoutError: the model does not divide as a layout asks.
+    """
+    probabilities = []
+    for layout in layouts:
+        (bundle,) = bundles(problem, [layout])
+        placed = bundle.layouts[0]
+        probabilities.append(fit_probability(problem, placed, stage_memory(problem, bundle)))
+    return probabilities
+
+
 def reported_stages(problem: StepProblem, layout: Layout) -> int:
     """Pipeline ranks, from the first, whose memory the framework's reports tell (`Framework.reported_ranks`)."""
     reported = problem.framework.reported_ranks

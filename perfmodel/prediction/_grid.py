@@ -71,7 +71,7 @@ class LayoutGrid:
             LayoutError: the layout divides its layers, or what it recomputes, stage by stage.
         """
         if layout.partition is not None or len(layout.recompute_full_layers or ()) > 1:
-            raise LayoutError(f"grids have stages alike, not {layout}")
+            raise LayoutError(f"grids have stages alike, not {layout.label}")
         return cls.one(layout)
 
     @classmethod

@@ -17,8 +17,8 @@ from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
     binding_rank,
     counted_memory,
+    fit_probability,
     fit_reasons,
-    fullness,
     rank_devices,
     reported_memory,
     reported_stages,
@@ -94,8 +94,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     (lower, upper), error_sources = step_interval(problem, layout, path, degrees)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
-            f"{provenance['extrapolated'] + provenance['analytical']:.0%} of the step's time is extrapolated beyond "
-            f"the measurements for {_names(devices)}; measure it (perfmodel calibrate) or drop --strict"
+            f"{_without_measurement(provenance)} on {_names(devices)}; measure it (perfmodel calibrate) or drop "
+            "--strict"
         )
     reasons = fit_reasons(memory, usable)
     per_device = problem.flops / step_s / layout.devices
@@ -130,7 +130,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         critical_path=path.events(),
         provenance=provenance,
         fits=not reasons,
-        fits_probability=problem.site.memory_spread().probability(fullness(problem, layout, memory), 1.0),
+        fits_probability=fit_probability(problem, layout, memory),
         reasons=reasons,
         error_sources=error_sources,
         unknown_shares=shares,
@@ -161,7 +161,11 @@ def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[
     beyond = provenance["extrapolated"] + provenance["analytical"]
     if beyond < 0.01:
         return ()
-    return (
-        f"{beyond:.0%} of the critical path is extrapolated beyond what was measured on {_names(devices)}; "
-        "the interval is wider for it",
-    )
+    return (f"{_without_measurement(provenance)} on {_names(devices)}; the interval is wider for it",)
+
+
+def _without_measurement(provenance: dict[str, float]) -> str:
+    """How much of the critical path no measurement of its device backs, in the words of `provenance`."""
+    shares = {name: provenance[name] for name in ("analytical", "extrapolated")}
+    named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share > 0)
+    return f"{sum(shares.values()):.0%} of the critical path lies beyond what was measured ({named})"

@@ -80,7 +80,7 @@ class Prediction:
     devices: int
     layout: Layout
     notation: str = field(default="", repr=False)
-    """The layout as the framework's users write it; empty for the layout's own notation."""
+    """The layout as the framework's users write it, see `layout_notation`; empty for the layout's own notation."""
     global_batch: int
     seq_len: int
     step_time_s: float
@@ -140,6 +140,11 @@ class Prediction:
     pass_parts: dict[int, tuple[PassPart, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Blocks, kernels and collectives inside each class of pass of the timeline's structure."""
 
+    @property
+    def layout_notation(self) -> str:
+        """The layout as every output shows it: read back under the same framework, it is this very layout."""
+        return self.notation or str(self.layout)
+
     @cached_property
     def memory(self) -> StageMemory:
         """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
@@ -174,7 +179,7 @@ class Prediction:
             "framework": self.framework,
             "cluster": self.cluster,
             "devices": self.devices,
-            "layout": self.notation or str(self.layout),
+            "layout": self.layout_notation,
             "global_batch": self.global_batch,
             "seq_len": self.seq_len,
             "step_time_s": self.step_time_s,

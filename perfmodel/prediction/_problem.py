@@ -16,7 +16,7 @@ from perfmodel.prediction._adjustment import Adjustment, adjustments
 from perfmodel.prediction._population import Belief
 from perfmodel.prediction._site import EAGER, Site
 from perfmodel.session import Store, current_session
-from perfmodel.spec import Cluster, Framework, Job, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.workload import step_flops
 
 _MOST_KEPT: Final = 100_000
@@ -95,6 +95,10 @@ class StepProblem:
     def flops(self) -> float:
         """Model FLOPs of a step (`step_flops`)."""
         return step_flops(self.model, self.job).total
+
+    def notation(self, layout: Layout) -> str:
+        """The layout in the notation of the framework, which reads this very layout back for this model."""
+        return self.framework.notation(layout, self.model)
 
     @property
     def usable_bytes(self) -> float:

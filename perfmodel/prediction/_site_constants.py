@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from math import erf, log, sqrt
-from statistics import mean, median, pstdev
+from math import erf, exp, inf, log, sqrt
+from statistics import NormalDist, mean, median, pstdev
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -113,6 +113,17 @@ class MemorySpread:
         """That a layout which is predicted to need so much finds room in so much, in bytes or shares alike."""
         z = (log(capacity / needed) - self.bias) / self.deviation
         return 0.5 * (1 + erf(z / sqrt(2)))
+
+    def share_that_fits(self, probability: float) -> float:
+        """The share of a device that a layout may be predicted to need to fit with this probability.
+
+        The inverse of `probability` for a capacity of 1: infinite for 0, and 0 for certainty, which nothing gives.
+        """
+        if probability <= 0:
+            return inf
+        if probability >= 1:
+            return 0.0
+        return exp(-self.bias - self.deviation * NormalDist().inv_cdf(probability))
 
 
 @lru_cache

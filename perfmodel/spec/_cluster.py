@@ -117,7 +117,7 @@ class Cluster:
                 f"cluster {self.name}: kinds: at least two of different names are needed, got {', '.join(names)}"
             )
         for kind in self.kinds:
-            if not re.fullmatch(r"[a-z][a-z0-9_.]*", kind.name):
+            if not re.fullmatch(r"(?!none$)[a-z][a-z0-9_.]*", kind.name):
                 raise PerfModelError(
                     f"cluster {self.name}: kind {kind.name!r}: its name stands in layouts: lower-case letters, digits, "
                     "_ and . alone"
@@ -156,12 +156,12 @@ class Cluster:
         if not self.kinds:
             if layout.kinds is not None:
                 raise LayoutError(
-                    f"layout {layout}: cluster {self.name} has nodes of one kind; leave kinds= out", Reason.KINDS
+                    f"layout {layout.label}: cluster {self.name} has nodes of one kind; leave kinds= out", Reason.KINDS
                 )
             return layout
         if layout.pp > 1 and not layout.order.endswith("pp"):
             raise LayoutError(
-                f"layout {layout}: order={layout.order} spreads the ranks of a stage over the kinds of nodes of "
+                f"layout {layout.label}: order={layout.order} spreads the ranks of a stage over the kinds of nodes of "
                 f"cluster {self.name}; let it end with pp",
                 Reason.KINDS,
             )
@@ -169,11 +169,11 @@ class Cluster:
         if layout.kinds is None:
             named = [name for name, stages in room.items() for _ in range(min(stages, layout.pp))]
             if len(named) < layout.pp:
-                raise LayoutError(f"layout {layout}: {self._too_small(layout, room)}", Reason.KINDS)
+                raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
             return layout.replace(kinds=tuple(named[: layout.pp]))
         for name, stages in Counter(layout.kinds).items():
             if stages > room[self.kind(name).name]:
-                raise LayoutError(f"layout {layout}: {self._too_small(layout, room)}", Reason.KINDS)
+                raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
         return layout
 
     def stages_of(self, layout: Layout) -> dict[str, int]:

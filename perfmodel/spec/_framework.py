@@ -6,7 +6,7 @@ from itertools import accumulate
 from math import exp, log, sqrt
 from typing import Any, Final, Literal, get_args
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job
@@ -326,7 +326,9 @@ class Framework(Stated):
         filled = self.layout_defaults(said)
         if self.stages_by_cost and model is not None and "partition" not in said:
             filled["partition"] = partition_by_cost(model, said.get("pp", 1))
-        if (filled | said).get("recompute") == "selective" and (whole := self._selective_layers(said, model)):
+        recomputes = (filled | said).get("recompute")
+        left_open = recomputes == "selective" and "recompute_full_layers" not in said
+        if left_open and (whole := self._selective_layers(said, model)):
             said = said | {"recompute": "none"}
             filled["recompute_full_layers"] = (whole,)
             filled.pop("recompute", None)
@@ -362,16 +364,27 @@ class Framework(Stated):
         return max(1, round(self.selective_share * per_stage))
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
-        """The notation from which `layout` reads this very layout: it says all that would be filled in otherwise."""
-        said = layout.said
-        for _ in range(len(_LAYOUT_DEFAULTS)):  # what is filled in depends on what is said
-            filled = self._laid_out(said, model)[0]  # of selective recompute, which is said, whole layers are read
-            unsaid = {name: value for name, value in vars(layout).items()
-                      if name not in {"partition", *said} and value not in (None, getattr(filled, name))}  # fmt: skip
-            if not unsaid:
-                break
-            said |= unsaid
-        return written_values(said)
+        """A short notation from which `layout` reads this very layout.
+
+        It says the degrees, what differs from the defaults of `Layout`, and those defaults that this framework would
+        set otherwise.
+        """
+        fields_said = layout.notation_fields
+        defaults = {field.name: field.default for field in fields(Layout)}
+        for name in layout.framework_fields:
+            if fields_said[name] != defaults[name]:
+                continue
+            shorter = {key: value for key, value in fields_said.items() if key != name}
+            if self._reads(shorter, model) == layout:
+                fields_said = shorter
+        return written_values(fields_said)
+
+    def _reads(self, fields_said: dict[str, Any], model: Model | None) -> Layout | None:
+        """The layout of these fields as this framework completes them; None where they make none."""
+        try:
+            return self._laid_out(fields_said, model)[0]
+        except LayoutError:
+            return None
 
     def job(
         self,

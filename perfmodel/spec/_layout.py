@@ -108,7 +108,7 @@ class Layout:
             untraced(f"layout: {name}", value)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
-        if self.zero not in (0, 1, 2, 3):
+        if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.offload_states not in ("none", "optimizer", "weights"):
             raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
@@ -123,7 +123,7 @@ class Layout:
             )
         for name in ("partition", "recompute_full_layers"):
             value = getattr(self, name)
-            if value is not None and not all(isinstance(n, int) and n >= 0 for n in value):
+            if value is not None and not (value and all(type(n) is int and n >= 0 for n in value)):
                 raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
         if self.kinds is not None and (len(self.kinds) != self.pp or not all(self.kinds)):
             raise LayoutError(
@@ -244,11 +244,31 @@ class Layout:
         return tuple(found)
 
     @property
-    def said(self) -> dict[str, Any]:
-        """Degrees, and fields that are not as they are by default."""
-        usual = vars(_PLAIN)
-        return {name: value for name, value in vars(self).items()
-                if name in ("tp", "pp", "dp") or value != usual[name]}  # fmt: skip
+    def notation_fields(self) -> dict[str, Any]:
+        """Fields from which any framework reads this very layout, in the order of the record.
+
+        These are the degrees, every field that differs from its default here, and every field whose default a
+        framework may have otherwise (`framework_fields`).
+        """
+        defaults = vars(_PLAIN)
+        always = {"tp", "pp", "dp", *self.framework_fields}
+        return {name: value for name, value in vars(self).items() if name in always or value != defaults[name]}
+
+    @property
+    def framework_fields(self) -> tuple[str, ...]:
+        """Fields that a framework may fill in where a notation leaves them out, as far as they mean something here."""
+        names = ["zero", "recompute", "overlap_grad_reduce", "overlap_param_gather"]
+        if self.pp > 1:
+            names += ["schedule", "partition"]
+        if self.tp > 1:
+            names += ["sequence_parallel", "tp_overlap"]
+        if self.cp > 1:
+            names += ["cp_kind", "cp_balanced"]
+        if self.ep > 1:
+            names += ["ep_overlap"]
+        if self.recompute == "selective":  # which some frameworks read as a number of whole layers
+            names += ["recompute_full_layers"]
+        return tuple(names)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -286,9 +306,24 @@ class Layout:
         """A copy with some fields changed."""
         return type(self)(**(vars(self) | changes))  # `dataclasses.replace` takes twice as long; searches make millions
 
+    @property
+    def label(self) -> str:
+        """A short name for messages: the degrees and what differs from the defaults of `Layout`.
+
+        `parse` reads this layout from it; a framework with other defaults may read another.
+        """
+        defaults = vars(_PLAIN)
+        named = ("tp", "pp", "dp")
+        return written_values(
+            {name: value for name, value in vars(self).items() if name in named or value != defaults[name]}
+        )
+
     def __str__(self) -> str:
-        """The non-default fields in the notation that `parse` reads."""
-        return written_values(self.said)
+        """The complete notation: `parse`, and every framework, reads this very layout from it.
+
+        `Framework.notation` is shorter: it leaves out what that framework would fill in itself.
+        """
+        return written_values(self.notation_fields)
 
 
 _PLAIN: Final = Layout()

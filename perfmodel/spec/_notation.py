@@ -9,9 +9,9 @@ from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.units import plain_whole
 
 PerStage = tuple[int, ...] | None
-"""A whole number per pipeline stage, in model order; written `7-9-9-7`."""
+"""A whole number per pipeline stage, in model order; written `7-9-9-7`, and `none` where it is left open."""
 PerRank = tuple[str, ...] | None
-"""A name per pipeline rank, written `fast-fast-slow`."""
+"""A name per pipeline rank, written `fast-fast-slow`, and `none` where it is left open."""
 _DISTSIM = re.compile(r"^([0-9]+)M([0-9]+)P([0-9]+)D$", re.IGNORECASE)
 MOST: Final = 10**7
 """Of any number in a layout: more than the devices and layers that any system has."""
@@ -86,7 +86,7 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
     if not all(items):
         raise LayoutError(f"layout: {text.strip()[:60]!r} has a comma too many, or lacks a key=value between two")
     for item in items:
-        if last and types[last] == PerStage and item.isdecimal():  # 6,6,6,6 for 6-6-6-6
+        if last and types[last] == PerStage and values[last] and item.isdecimal():  # 6,6,6,6 for 6-6-6-6
             values[last] = (*values[last], _whole(last, item))
             continue
         said, sign, raw = (s.strip() for s in item.partition("="))
@@ -102,6 +102,8 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
 
 def written(value: Any) -> str:
     """A field's value as `read_values` reads it."""
+    if value is None:
+        return "none"
     if isinstance(value, tuple):
         return "-".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -128,6 +130,8 @@ def _key(said: str, raw: str, types: dict[str, Any]) -> str:
 def _value(key: str, raw: str, kind: Any) -> Any:
     if key == "schedule":
         return schedule_name(raw)
+    if raw.lower() == "none" and kind in (PerStage, PerRank, int | None):
+        return None
     if kind == PerStage:
         try:
             return tuple(_whole(key, part) for part in raw.split("-"))

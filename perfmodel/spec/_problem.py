@@ -7,6 +7,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.spec._cluster import Cluster
 from perfmodel.spec._framework import Framework
 from perfmodel.spec._job import Job
+from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model
 from perfmodel.units import whole
 
@@ -35,6 +36,10 @@ class Problem:
         if self.devices is None:
             raise PerfModelError("devices are needed: how many to lay the model out on (--devices N)")
         return self.devices
+
+    def notation(self, layout: Layout) -> str:
+        """The layout in the notation of the framework, which reads this very layout back for this model."""
+        return self.framework.notation(layout, self.model)
 
     def replace(self, **changes: Any) -> "Problem":
         """A copy with some fields changed; `global_batch` changes the job."""

@@ -108,9 +108,9 @@ def calibration_report(
 
 def _next_of(wanted: Wanted, problem: Problem | None, layout: Layout | str) -> str:
     if problem is not None and layout:
-        return (
-            f"Events of a step of {problem.model.name} as {layout} on {problem.cluster.name}, by what they leave open."
-        )
+        named = layout if isinstance(layout, str) else layout.label
+        step = f"{problem.model.name} as {named} on {problem.cluster.name}"
+        return f"Events of a step of {step}, by what they leave open."
     return wanted.of
 
 

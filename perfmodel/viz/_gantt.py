@@ -85,7 +85,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     memory_lines(axes[-1], prediction, end_s)
     set_title(
         figure,
-        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}",
+        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout_notation}",
         f"step {prediction.step_time_s:.3g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}",
     )
     handles, labels = pass_legend(drawn, chunks)

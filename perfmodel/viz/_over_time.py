@@ -41,7 +41,7 @@ def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
     end_s = max(prediction.step_time_s, prediction.kept_timeline.makespan_s)
     figure = new_figure(width, 2.3)
     memory_lines(figure.subplots(), prediction, end_s)
-    set_title(figure, f"{prediction.model}, {prediction.layout}")
+    set_title(figure, f"{prediction.model}, {prediction.layout_notation}")
     return figure
 
 
@@ -119,7 +119,9 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     end_s = max(prediction.step_time_s, timeline.makespan_s)
     used = [(name, streams) for name, streams in _LINKS if np.isin(drawn.stream, streams).any()]
     if not used:
-        raise PerfModelError(f"link utilisation: {prediction.layout} sends nothing between ranks; give another layout")
+        raise PerfModelError(
+            f"link utilisation: {prediction.layout_notation} sends nothing between ranks; give another layout"
+        )
     per_s, unit = time_unit(end_s)
     edges_s = np.linspace(0, end_s, _BINS[width] + 1)
     figure = new_figure(width, 0.75 + len(used) * (0.32 + max(0.35, min(1.6, 0.1 * ranks))))
@@ -141,7 +143,7 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     )
     bar.set_label("share of time busy")
     bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
-    set_title(figure, f"{prediction.model}, {prediction.layout}")
+    set_title(figure, f"{prediction.model}, {prediction.layout_notation}")
     return figure
 
 

@@ -60,7 +60,7 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
         "model": prediction.model,
         "cluster": prediction.cluster,
         "devices": prediction.devices,
-        "layout": str(prediction.layout),
+        "layout": prediction.layout_notation,
         "step_time_s": prediction.step_time_s,
     }
     return chrome_trace(events, other)
@@ -161,7 +161,7 @@ def interactive(prediction: Prediction) -> str:
         PerfModelError: the prediction holds no timeline.
     """
     title = (
-        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}: "
+        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout_notation}: "
         f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
     )
     timeline = prediction.kept_timeline

@@ -70,7 +70,7 @@ def test_a_search_is_read_and_gone_on_from_in_any_terminal(capsys, monkeypatch, 
     status, out, _ = run(capsys, *argv)
     assert status == 0
     layouts = [word for line in out.splitlines() for word in line.split() if word.startswith("tp=")]
-    assert len(layouts) == 4 + 1 + 1  # in the table, the first to try, and what to do next
+    assert len(layouts) == 4 + 1 + 1  # in the table, the recommended one, and what to do next
     assert all(Layout.parse(text).devices == 16 for text in layouts)
     figures = [line for line in out.splitlines() if "90 % interval" in line or re.match(r" ?\d+=?  ", line)]
     assert len(figures) == 5

@@ -1,6 +1,7 @@
 """`--from` and `--export`: commands that read launch files, and write them."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,53 @@ def test_names_of_exported_files_tell_the_framework(files: Path, capsys) -> None
         status, out, err = run(capsys, "search", *job, *narrow, "--export", str(files / name))
         if framework == "nanotron":
             assert status == 2
-            assert "nanotron can run none of the 1 best layouts" in err
+            assert "nanotron@2024 does not run zero=3" in err
         else:
             assert status == 0, err
             assert f"wrote {files / name}" in out
             assert read_launch(files / name).framework == framework
+
+
+SMALL = ("--model", "gpt3-1.3b", "--cluster", "dgx-h100", "--devices", "4", "--global-batch", "8", "--top", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "framework"), [("best.sh", "megatron-core"), ("best.toml", "torchtitan"), ("best.json", "deepspeed")]
+)
+def test_an_export_searches_for_the_framework_that_its_file_is_of(
+    tmp_path: Path, capsys, name: str, framework: str
+) -> None:
+    file = tmp_path / name
+    status, out, err = run(capsys, "search", *SMALL, "--export", str(file))
+    assert status == 0, err
+    assert f"only layouts that {framework}@" in out
+    assert f"wrote {file}" in out
+    (command,) = (line for line in out.splitlines() if line.startswith("next: "))
+    _, again, _ = run(capsys, *shlex.split(command)[2:], "--json")
+    _, exported, _ = run(capsys, "predict", "--from", str(file), *SMALL[:4], "--json")
+    assert json.loads(exported)["step_time_s"] == pytest.approx(json.loads(again)["step_time_s"], rel=1e-6)
+
+
+@pytest.mark.parametrize("flags", [("--framework", "chimera"), ("--framework", "generic"), ()])
+def test_an_export_that_no_framework_writes_is_refused_before_the_search(
+    tmp_path: Path, capsys, monkeypatch, flags: tuple[str, ...]
+) -> None:
+    def searched(*_: object, **__: object) -> None:
+        raise AssertionError("it was searched")
+
+    monkeypatch.setattr("perfmodel.planning.layouts.search", searched)
+    status, out, err = run(capsys, "search", *SMALL, *flags, "--export", str(tmp_path / "best.yaml"))
+    assert (status, out) == (2, "")
+    assert "launch files" in err
+
+
+@pytest.mark.parametrize("option", ["--export", "--trace", "--png"])
+def test_the_ranking_is_printed_though_a_file_cannot_be_written(tmp_path: Path, capsys, option: str) -> None:
+    suffix = {"--export": ".sh", "--trace": ".json", "--png": ".png"}[option]
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    status, out, err = run(capsys, "search", *SMALL, option, str(blocked / f"best{suffix}"))
+    assert status == 2
+    assert str(blocked) in err
+    assert "recommended: tp=" in out
+    assert "next: perfmodel predict" in out

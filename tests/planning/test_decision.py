@@ -24,7 +24,7 @@ def made():
 def test_rows_are_the_searchs_layouts(made):
     found = search(**JOB, devices=16, top=4)
     rows = made.data["rows"]
-    assert [row["layout"] for row in rows] == [str(p.layout) for p in found.layouts]
+    assert [row["layout"] for row in rows] == [p.layout_notation for p in found.layouts]
     for row, p in zip(rows, found.layouts, strict=True):
         assert row["step_s"] == pytest.approx(p.step_time_s, rel=1e-5)
         assert sum(row["breakdown_s"]) == pytest.approx(p.step_time_s, rel=1e-4)

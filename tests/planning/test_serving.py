@@ -181,7 +181,7 @@ def test_largest_batch_holds_the_limits_and_the_next_does_not():
 def test_sweep_keeps_what_nothing_beats():
     swept = pm.serve_sweep("llama3-8b", "dgx-h100", devices=4, tpot_limit_s=0.02, **SERVED)
     front = swept.pareto
-    assert {str(s.layout) for s in swept.servings} >= {"tp=4,pp=1,dp=1", "tp=1,pp=1,dp=4", "tp=1,pp=4,dp=1"}
+    assert {s.layout.label for s in swept.servings} >= {"tp=4,pp=1,dp=1", "tp=1,pp=1,dp=4", "tp=1,pp=4,dp=1"}
     for one in swept.servings:
         assert one.tpot_s <= 0.02
         assert any(

@@ -159,5 +159,5 @@ def test_layouts_that_contradict_themselves_are_refused(changes, words):
 
 def test_the_notation_holds_all_of_it():
     layout = Layout(dp=32, zero=3, replicate=4, prefetch=2, offload_states="weights")
-    assert str(layout) == "tp=1,pp=1,dp=32,zero=3,replicate=4,prefetch=2,offload_states=weights"
+    assert layout.label == "tp=1,pp=1,dp=32,zero=3,replicate=4,prefetch=2,offload_states=weights"
     assert Layout.parse(str(layout)) == layout

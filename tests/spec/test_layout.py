@@ -75,7 +75,7 @@ def test_a_schedule_s_alias_is_what_it_stands_for():
 def test_experts_ranks_are_written_and_read():
     layout = Layout.parse("tp=4,dp=2,ep=8,etp=1")
     assert (layout.etp, layout.expert_tp, layout.edp) == (1, 1, 1)
-    assert str(layout) == "tp=4,pp=1,dp=2,ep=8,etp=1"
+    assert layout.label == "tp=4,pp=1,dp=2,ep=8,etp=1"
     assert Layout.parse(str(layout)) == layout
     assert Layout(tp=4, etp=4).canonical == Layout(tp=4)
 

@@ -44,8 +44,12 @@ def test_prediction_folds_its_breakdown_memory_and_critical_path(prediction):
     html = prediction._repr_html_()
     read = Reader(html)
     assert read.summaries == [
-        "breakdown", "memory per pipeline rank, GiB", "critical path", "where the times come from", "timeline",
-    ]  # fmt: skip
+        "breakdown",
+        "memory per pipeline rank as generic reports it, GiB",
+        "critical path",
+        "where the times come from",
+        "timeline",
+    ]
     assert f"{prediction.mfu:.1%}, {prediction.tflops_per_device:.0f} TFLOP/s per device" in read.cells
     assert prediction.critical_path[0].event in read.cells
     assert "srcdoc" in html
@@ -55,8 +59,8 @@ def test_prediction_folds_its_breakdown_memory_and_critical_path(prediction):
 def test_search_and_what_if():
     found = pm.search("gpt3-1.3b", "dgx-a100", devices=8, global_batch=16, top=3)
     read = Reader(found._repr_html_())
-    assert all(str(p.layout) in read.cells for p in found.layouts)
-    assert "the best layout" in read.summaries
+    assert all(p.layout_notation in read.cells for p in found.layouts)
+    assert "the recommended layout" in read.summaries
     what = pm.whatif("gpt3-1.3b", "dgx-a100", "tp=2,dp=4", ["compute_rate=2x"], global_batch=16)
     assert "compute_rate=2x" in Reader(what._repr_html_()).cells
     assert Reader(Curve("x", (1.0, 2.0), True, (0.5, 0.25), None)._repr_html_()).cells[-1] == "0.25"

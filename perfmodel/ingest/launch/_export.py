@@ -82,7 +82,7 @@ def export_launch(
     fields = _fields(layout, model, job, devices_per_node) | {
         "framework": plain_name if plain_name in form.frameworks else form.frameworks[0]
     }
-    comments = [f"written by perfmodel: {layout}"]
+    comments = [f"written by perfmodel: {layout.label}"]
     if kept := {name: getattr(layout, name) for name in form.elsewhere}:
         comments.append("perfmodel: " + ",".join(f"{name}={value}" for name, value in kept.items()))
     where = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
@@ -96,7 +96,7 @@ def export_launch(
         else:
             values, plain = form.write(fields), form.write(without_model(fields))
     except LaunchFileError as error:
-        raise LaunchFileError(f"{form.name} cannot run {layout}: {error}") from None
+        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {error}") from None
     if model is not None and not _holds(form, values, where, layout, model):
         # a model that would be another one when read back is left to the user
         values = plain
@@ -158,7 +158,7 @@ def _holds(form: LaunchFormat, values: Mapping[str, Any], where: str, layout: La
 def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | None) -> None:
     """Refuse what came back other than it was; names it, with the reason where one is known."""
     if back.layout is None:
-        raise LaunchFileError(f"{form.name} cannot run {layout}: {'; '.join(back.missing)}")
+        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
     wanted, got = vars(comparable(layout)), vars(comparable(back.layout))
     if job is not None:
         stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
@@ -172,7 +172,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
             if name != "dp" or len(lost) == 1  # what is left for dp follows from the others
         )
         fix = ",".join(f"{name}={written(got[name])}" for name in lost if name != "dp" and got[name] is not None)
-        raise LaunchFileError(f"{form.name} cannot run {layout}: {reasons}" + (f"; take {fix}" if fix else ""))
+        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {reasons}" + (f"; take {fix}" if fix else ""))
 
 
 def merged(form: LaunchFormat, fields: Fields, like: Path | str, *, stays: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -197,18 +198,45 @@ def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
 
 
 def _flags(problem: Problem) -> list[str]:
-    job = problem.job
-    said = {
-        "model": problem.model.name, "cluster": problem.cluster.name, "seq-len": job.seq_len, "dtype": job.dtype,
-        "framework": None if problem.framework.name == "generic" else problem.framework.label,
-    }  # fmt: skip
-    return [str(word) for flag, value in said.items() if value is not None for word in (f"--{flag}", value)]
+    """Flags that say a problem of Python to the command line, for names that the catalog has."""
+    job, framework = problem.job, problem.framework
+    said: dict[str, Any] = {
+        "--model": problem.model.name,
+        "--cluster": problem.cluster.name,
+        "--seq-len": job.seq_len,
+        "--dtype": job.dtype,
+    }
+    if framework.name != "generic":
+        said["--framework"] = framework.label
+    flags = [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
+
+    # What else the job says, as far as it differs from what the framework fills in.
+    usual = framework.job(
+        problem.model, problem.cluster.device, global_batch=job.global_batch, seq_len=job.seq_len, dtype=job.dtype
+    )
+    for name in catalog.JOB_WORDS:
+        value = getattr(job, name)
+        if name != "global_batch" and value != getattr(usual, name):
+            flags += ["--set", f"job.{name}={_toml(value)}"]
+    return flags
+
+
+def _toml(value: Any) -> str:
+    """A value of a job's field as `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
-    """Those flags of a job, each with its value, that `calibrate` takes too."""
-    pairs = zip(flags[::2], flags[1::2], strict=True)
-    return [word for flag, value in pairs if flag in _CALIBRATE for word in (flag, value)]
+    """Those flags of a job, each with its value, that `calibrate` takes too; a job file stands before them."""
+    kept = []
+    for flag, value in pairwise(flags):
+        if flag in _CALIBRATE:
+            kept += [flag, value]
+    return kept
 
 
 def _timeline(problem: Problem, calibration: Path | str | None, prediction: Prediction) -> str:
@@ -236,5 +264,7 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
             )
             found.append({"name": form.name, "text": text})
         except LaunchFileError as error:
-            found.append({"name": form.name, "why": str(error).removeprefix(f"{form.name} cannot run {layout}: ")})
+            found.append(
+                {"name": form.name, "why": str(error).removeprefix(f"{form.name} cannot run {layout.label}: ")}
+            )
     return sorted(found, key=lambda one: "why" in one)

@@ -56,7 +56,7 @@ def rows(
             _quantities(p, run)
             | ({"best": _short(best[i])} if len(best) else {})
             | {
-                "layout": p.notation or str(p.layout),
+                "layout": p.layout_notation,
                 "settings": [_setting(p.layout, name) for name in _SETTINGS],
                 "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
                 "memory": [[_short(getattr(stage, name)) for name in CATEGORIES] for stage in p.memory_per_stage],

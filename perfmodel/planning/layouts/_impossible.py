@@ -89,9 +89,10 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
 def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     """Where no layout fits into memory: how much would do, on how many devices, or with which options."""
     layout, need = candidates.smallest
+    smallest = question.problem.notation(layout)
     _, (largest,) = peak_memory(question.step_problem, [layout])
     binding = (
-        f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
+        f"memory: no layout fits; the smallest, {smallest}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.step_problem.usable_bytes / GIB:.1f} GiB usable"
     )
     enough = question.step_problem.framework.memory_to_hold(need)
@@ -127,7 +128,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         others = goal.constraints[:which] + goal.constraints[which + 1 :]
         if found := fastest(question, replace(goal, objective=_violation(constraint), constraints=others), executor):
             text = _loosened(constraint, found.value)
-            changes.append(Change(f"{text} (for {constraint}), by {found.layout}", {"constraint": text}))
+            changes.append(
+                Change(f"{text} (for {constraint}), by {question.problem.notation(found.layout)}", {"constraint": text})
+            )
     together = [str(constraint) for constraint in goal.constraints]
     if not changes:
         for count in range(2, len(goal.constraints) + 1):
@@ -144,7 +147,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         degrees = {"tp": default.tp, "pp": default.pp, "ep": default.ep}
         free = replace(question, space=replace(question.space, fewer_devices=True, **degrees))
         if possible := fastest(free, goal, executor):
-            changes.append(Change(f"--fewer-devices, by {possible.layout}", {"fewer_devices": True}))
+            changes.append(
+                Change(f"--fewer-devices, by {question.problem.notation(possible.layout)}", {"fewer_devices": True})
+            )
     for k in MULTIPLES[:5]:
         n = k * question.devices
         if n > question.problem.cluster.capacity:
@@ -154,7 +159,7 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         except LayoutError:
             continue
         if possible:
-            changes.append(Change(f"{n} devices, by {possible.layout}", {"devices": n}))
+            changes.append(Change(f"{n} devices, by {question.problem.notation(possible.layout)}", {"devices": n}))
             break
     verb = "cannot be satisfied" if len(together) == 1 else "cannot be satisfied together"
     return Impossible(f"layouts fit, but {' and '.join(together)} {verb}", tuple(changes))

@@ -18,6 +18,7 @@ from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
 from perfmodel.spec import Cluster, Model, Problem
+from perfmodel.units import MIN_FIT
 
 Context = tuple[Problem, Path | None, Scenario, PricesKernels | None, str]
 """Arguments of `model_of`; the last is the digest of the calibration's weights."""
@@ -55,6 +56,8 @@ class SearchOptions:
     alone (`Candidates.distinct`)."""
     every: bool = False
     """Evaluate every layout that fits, though its bound rules it out (`SearchResult.ranking`)."""
+    min_fit: float = MIN_FIT
+    """Probability of fitting into memory that a layout needs to be recommended."""
     strict: bool = False
     """Refuse to extrapolate beyond the measurements."""
     workers: int = 1
@@ -69,6 +72,8 @@ class SearchOptions:
             raise UnknownNameError("search method", self.method, METHODS)
         if self.robust and self.robust not in ORDERS:
             raise UnknownNameError("robust order", self.robust, ORDERS)
+        if not 0 <= self.min_fit < 1:
+            raise PerfModelError(f"search: min_fit must be a probability from 0 to below 1, got {self.min_fit}")
         if self.top < 1:
             raise PerfModelError(f"search: top must be at least 1 layout, got {self.top}")
 

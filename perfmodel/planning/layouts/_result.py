@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from perfmodel.planning.layouts._robust import Robustness
 from perfmodel.planning.layouts._space import SearchSpace
 from perfmodel.prediction import Prediction
 from perfmodel.spec import Layout
+from perfmodel.units import MIN_FIT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,8 @@ class Beyond:
 
     layout: Layout
     """The best of even stages, which the framework cannot run."""
+    notation: str
+    """The layout in the framework's notation, all the same."""
     value: float
     """Of the objective."""
     step_time_s: float
@@ -40,7 +43,7 @@ class Beyond:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "layout": str(self.layout), "objective_value": self.value, "step_time_s": self.step_time_s,
+            "layout": self.notation, "objective_value": self.value, "step_time_s": self.step_time_s,
             "gain": _finite(self.gain), "cannot_run": list(self.cannot_run),
         }  # fmt: skip
 
@@ -71,6 +74,13 @@ class SearchResult:
     """The best layout that the framework cannot run, where that is better than all that it can."""
     impossible: Impossible | None = None
     """Why there is no layout, and what would make one possible."""
+    min_fit: float = MIN_FIT
+    """Probability of fitting into memory that a layout needs to be recommended."""
+    recommended: Prediction | None = field(default=None, repr=False)
+    """The best layout that fits with a probability of at least `min_fit`, which may be slower than all of `layouts`;
+    the one that fits most likely where none does; None where there is no layout."""
+    recommended_value: float = field(default=float("nan"), repr=False)
+    """The objective of the recommended layout."""
     robust: str = ""
     """By what layouts are ordered instead of by the objective, if anything."""
     robustness: Robustness | None = None
@@ -114,14 +124,19 @@ class SearchResult:
 
     @property
     def first_to_try(self) -> Prediction:
-        """The best layout; of several that are tied for it the first that more likely than not fits.
+        """The layout to try first: the recommended one.
 
         Raises:
             IndexError: there is no layout.
         """
-        ranks = self.robustness.ranks if self.robustness else [1]
-        tied = [p for p, rank in zip(self.layouts, ranks, strict=False) if rank == 1]
-        return next((p for p in tied if p.fits_probability >= 0.5), self.layouts[0])
+        return self.layouts[0] if self.recommended is None else self.recommended
+
+    @property
+    def riskier(self) -> Prediction | None:
+        """The best layout of all, where it is another than the recommended one because it may not fit."""
+        if not self.layouts or self.layouts[0].layout == self.first_to_try.layout:
+            return None
+        return self.layouts[0]
 
     @property
     def gap(self) -> float:
@@ -194,6 +209,8 @@ class SearchResult:
             "beyond_framework": self.beyond and self.beyond.to_dict(),
             "lower_bound": _finite(self.lower_bound),
             "impossible": self.impossible and self.impossible.to_dict(),
+            "min_fit": self.min_fit,
+            "recommended": self._recommended_dict(),
             "robust": self.robust,
             "probability_better": self.robustness.better.tolist() if self.robustness else [],
             "method": self.method,
@@ -209,6 +226,11 @@ class SearchResult:
             "alike": self.alike,
         }
 
+    def _recommended_dict(self) -> dict[str, Any] | None:
+        if self.recommended is None:
+            return None
+        return self.recommended.to_dict() | {"objective_value": self.recommended_value}
+
     def to_frame(self) -> "pd.DataFrame":
         """One row per ranked layout: as text and field by field (`Layout.columns`), with its figures as in `Prediction`
         and `peak_memory_bytes`."""
@@ -217,7 +239,7 @@ class SearchResult:
         figures = ("devices", "global_batch", "step_time_s", "step_time_lo_s", "step_time_hi_s", "mfu",
                    "bubble_fraction", "tokens_per_s_per_device", "fits_probability")  # fmt: skip
         return pd.DataFrame(
-            {"layout": str(p.layout), **{name: getattr(p, name) for name in figures},
+            {"layout": p.layout_notation, **{name: getattr(p, name) for name in figures},
              "peak_memory_bytes": p.memory_needed_bytes, **p.layout.columns}
             for p in self.layouts
         )  # fmt: skip
@@ -242,6 +264,17 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
+def _recommended_of_batches(found: Sequence[SearchResult], objective: Objective) -> SearchResult | None:
+    """The batch whose recommended layout is the best of those that fit likely enough, or else the likeliest to fit."""
+
+    def order(result: SearchResult) -> tuple[bool, float, float]:
+        probability = result.first_to_try.fits_probability
+        fits = probability >= result.min_fit
+        return not fits, 0.0 if fits else -probability, objective.shown(result.recommended_value)
+
+    return min((result for result in found if result.recommended is not None), key=order, default=None)
+
+
 def best_of_batches(
     found: Sequence[SearchResult], batches: Sequence[int], objective: Objective, top: int
 ) -> SearchResult:
@@ -255,6 +288,7 @@ def best_of_batches(
         for i in range(len(result.layouts))
     ]
     rows = sorted(rows)[:top]
+    recommended = _recommended_of_batches(found, objective)
     rejections: Counter[Rejection] = Counter()
     for result in found:
         rejections.update(result.rejections)
@@ -281,5 +315,7 @@ def best_of_batches(
         alike=sum(result.alike for result in found),
         batches=tuple(found),
         robustness=None,
+        recommended=recommended.recommended if recommended else None,
+        recommended_value=recommended.recommended_value if recommended else float("nan"),
         impossible=None if rows else next((r.impossible for r in reversed(found) if r.impossible), None),
     )

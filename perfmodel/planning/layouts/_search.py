@@ -30,6 +30,7 @@ from perfmodel.planning.layouts._question import (
     file_words,
     worded,
 )
+from perfmodel.planning.layouts._recommend import recommend
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.prediction import explain
@@ -158,13 +159,19 @@ def _search(
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
     lower_bound, lower_bound_s, left = _certain(question, score, found, ranked)
     best = float(ranked.value.min(initial=np.inf))
+    complete = found.complete and improved.complete
     sure = None
     if ranked.predictions:
         sure = robustness(goal, ranked.predictions)
-        places = (sure.order(options.robust) if options.robust else range(len(ranked.predictions)))[: options.top]
+        places = sure.order(options.robust) if options.robust else range(len(ranked.predictions))
         sure, ranked = sure.kept(places), ranked.at(places)
+    recommended = recommend(
+        question, goal, options.min_fit, candidates, ranked, known, executor, report, complete=complete
+    )
+    if sure is not None:
+        shown_places = range(min(options.top, len(ranked.predictions)))
+        sure, ranked = sure.kept(shown_places), ranked.at(shown_places)
 
-    complete = found.complete and improved.complete
     decided = complete and cutoff == np.inf
     impossible = beyond = None
     if decided and not ranked.predictions:
@@ -186,6 +193,9 @@ def _search(
         improvements=improved.improvements,
         objective=goal.objective.name,
         values=tuple(map(shown, ranked.value.tolist())),
+        min_fit=options.min_fit,
+        recommended=recommended,
+        recommended_value=float("nan") if recommended is None else shown(float(goal.value(goal.of([recommended]))[0])),
         quantities=tuple(goal.named(prediction) for prediction in ranked.predictions),
         lower_bound=shown(lower_bound),
         constraints=tuple(map(str, goal.constraints)),
@@ -281,9 +291,12 @@ def _beyond(question: Question, goal: Goal, best_value: float, executor: Executo
     if best is None or not best.value < best_value:
         return None
     refused = question.problem.framework.cannot_run(best.layout)
+    if not refused:  # the framework's own best, in other rounding
+        return None
     gain = (best_value - best.value) / abs(best_value) if np.isfinite(best_value) and best_value else np.inf
     return Beyond(
         layout=best.layout,
+        notation=question.problem.framework.notation(best.layout, question.problem.model),
         value=goal.objective.shown(best.value),
         step_time_s=best.step_time_s,
         gain=gain,

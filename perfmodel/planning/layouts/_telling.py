@@ -86,18 +86,18 @@ class Telling:
             {
                 "measure": one.kind,
                 "ranks": [place + 1 for place in one.places],
-                "layouts": [str(self.layouts[place].layout) for place in one.places],
+                "layouts": [self.layouts[place].layout_notation for place in one.places],
                 "regret_now_s": self.regret * step_s,
                 "regret_after_s": one.regret * step_s,
                 "saved_s": (self.regret - one.regret) * step_s,
                 "choice_moves": one.moves,
                 "mostly_to_rank": None if one.instead is None else one.instead + 1,
-                "mostly_to": None if one.instead is None else str(self.layouts[one.instead].layout),
+                "mostly_to": None if one.instead is None else self.layouts[one.instead].layout_notation,
             }
             for one in self.worth
         ]
         ranked = [
-            {"layout": str(p.layout), "step_time_s": p.step_time_s, "probability_best": best}
+            {"layout": p.layout_notation, "step_time_s": p.step_time_s, "probability_best": best}
             for p, best in zip(self.layouts, self.best.tolist(), strict=True)
         ]
         return {"regret_now_s": self.regret * step_s, "measurements": rows, "layouts": ranked}

@@ -89,7 +89,7 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:
-        raise LayoutError(f"layout {layout} has fewer than two links to split bandwidth over")
+        raise LayoutError(f"layout {layout.label} has fewer than two links to split bandwidth over")
     of_class = np.array([links.index(name) if name in links else 0 for name in names])
     volume_s = np.where([name in links for name in names], (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
     volume_s = np.clip(volume_s, 0.0, now_s)

@@ -83,7 +83,7 @@ class PartitionResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "layout": str(self.layout),
+            "layout": self.prediction.layout_notation,
             "step_time_s": self.step_time_s,
             "given_s": self.given_s,
             "certificate": self.certificate.to_dict(self.step_time_s),
@@ -162,7 +162,7 @@ def partition_stages(
         best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda some: _step_s(problem, some))
     except NothingFitsError:
         raise LayoutError(
-            f"no partition of {problem.model.name} into the stages of {layout} fits into memory"
+            f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"
         ) from None
     (given_s,) = _step_s(problem, [given]).tolist()
     return PartitionResult(

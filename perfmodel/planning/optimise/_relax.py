@@ -211,7 +211,7 @@ def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, 
     nominal, programs = function.nominal, function.programs
     stages, layers = len(nominal.layers), int(nominal.layers.sum())
     if stages == 1 or len(programs.steps) > 1 or layers < stages:
-        raise LayoutError(f"layout {layout} has no stages that a relaxation can cut")
+        raise LayoutError(f"layout {layout.label} has no stages that a relaxation can cut")
     constants = {"tables": function.tables, "nominal": nominal, "times": function.times}
     variables = {"layers": WholeShares(stages, layers, least=1)}
     found = relax(Relaxation(variables, programs.prepared[0].compiled, _Durations(programs), constants))

@@ -87,7 +87,9 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
         )
     uniform = _uniform_step_s(problem, layout)
     if layout.micro_batch not in uniform:
-        raise LayoutError(f"layout {layout} does not fit into memory, so that no sizes of its micro-batches are sought")
+        raise LayoutError(
+            f"layout {layout.label} does not fit into memory, so that no sizes of its micro-batches are sought"
+        )
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
     sizes = np.array(sorted({1, *uniform}))
     layouts = [bundle.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
@@ -215,7 +217,9 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     began = time.perf_counter()
     (bundle,) = bundles(problem, [layout])
     if bundle.spec.grad_reduce not in ("overlap", "eager_opt") or bundle.spec.gathers_by_layer or bundle.spec.steps > 1:
-        raise LayoutError(f"layout {layout} has no overlapped gradient reductions to group; use dp > 1 and zero < 3")
+        raise LayoutError(
+            f"layout {layout.label} has no overlapped gradient reductions to group; use dp > 1 and zero < 3"
+        )
     found = [_Grouping(problem, bundle, n) for n in sorted(set(numbers))]
     ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in found]
     grouping, best, *_ = min(ends, key=lambda end: end[2])

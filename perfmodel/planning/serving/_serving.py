@@ -65,7 +65,7 @@ class Serving:
         return {
             "model": self.model,
             "cluster": self.cluster,
-            "layout": str(self.layout),
+            "layout": self.layout.label,
             "devices": self.devices,
             "prompt_tokens": requests.prompt_tokens,
             "output_tokens": requests.output_tokens,
@@ -158,7 +158,9 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
         )
     used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
     if layout != Layout(**used):
-        raise LayoutError(f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout}")
+        raise LayoutError(
+            f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout.label}"
+        )
     if requests.batch % layout.dp:
         nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
         raise LayoutError(
@@ -166,7 +168,7 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
         )
     if layout.pp > model.layers:
         raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
-    cluster.require(layout.devices, f"layout {layout}")
+    cluster.require(layout.devices, f"layout {layout.label}")
     cluster.device.require(requests.dtype)
     return model
 
@@ -240,7 +242,7 @@ def largest(server: Server, words: ServingWords) -> Serving:
     step = server.layout.dp
     one = served_with(server, step)
     if reason := _exceeded(one, words):
-        raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
+        raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
     low, high = 1, max(1, one.memory.most_requests // step)
     best, tried = one, high
     while low < high:

@@ -89,7 +89,7 @@ def serve_sweep(
         try:
             most = largest(server, question.words)
         except PerfModelError as error:
-            rejected[str(layout)] = str(error)
+            rejected[layout.label] = str(error)
             continue
         batches = {layout.dp << i for i in range((most.requests.batch // layout.dp).bit_length())}
         for batch in sorted(batches - {most.requests.batch}):

@@ -66,13 +66,17 @@ class Degrees:
         """
         if layout.expert_tp != layout.tp:
             raise LayoutError(
-                f"layout {layout}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
+                f"layout {layout.label}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
             )
         if layout.cp > 1 or layout.offload or layout.offload_layers:
-            raise LayoutError(f"layout {layout}: programs have no context parallelism and no offloading; use cp=1")
+            raise LayoutError(
+                f"layout {layout.label}: programs have no context parallelism and no offloading; use cp=1"
+            )
         micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
         if rest or not micro_batches:
-            raise LayoutError(f"layout {layout}: a batch of {global_batch} does not divide into its micro-batches")
+            raise LayoutError(
+                f"layout {layout.label}: a batch of {global_batch} does not divide into its micro-batches"
+            )
         return cls(
             data=layout.dp // layout.ep,
             tensor=layout.tp,

@@ -1,7 +1,5 @@
 """Probabilities over shared errors against plain sampling of every source."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -27,18 +25,6 @@ LAYOUTS = [
 @pytest.fixture(scope="module")
 def predictions(case):
     return [explain(case.step_problem, Layout.parse(text)) for text in LAYOUTS]
-
-
-def test_the_first_to_try_of_those_tied_more_likely_than_not_fits(case, predictions):
-    better = np.full((3, 3), 0.5)
-    alike = Robustness(better=better, best=np.ones(3) / 3, regret=np.zeros(3), upper=np.ones(3))
-    told = [replace(p, fits_probability=chance) for p, chance in zip(predictions, (0.3, 0.8, 0.9), strict=False)]
-    result = search(case.model, case.cluster, devices=8, global_batch=16, top=1)
-    result = replace(result, layouts=tuple(told), robustness=alike)
-    assert result.first_to_try is told[1]
-    behind = replace(alike, better=np.where(np.eye(3), 0.5, np.where(np.triu(better) > 0, 0.9, 0.1)))
-    assert replace(result, robustness=behind).first_to_try is told[0]
-    assert replace(result, robustness=None).first_to_try is told[0]
 
 
 @pytest.mark.parametrize("objective", ["step_time", "cost", "-tokens_per_s + 1e3 * memory_gib"])

@@ -43,7 +43,7 @@ def test_found_layout_predicts_the_same() -> None:
     assert found.given_s is not None
     assert found.step_time_s < 0.8 * found.given_s
     assert found.gap < 0.05
-    assert found.to_dict()["layout"] == str(found.layout)
+    assert found.to_dict()["layout"] == found.prediction.layout_notation
 
 
 def test_what_does_not_fit_recomputes_where_it_must() -> None:
