@@ -261,7 +261,8 @@ def failures(goodput: "Goodput") -> str:
     if goodput.stages:
         sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
         by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
+    size = scaled(goodput.checkpoint_bytes, "B")
     return (
-        f"{told} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')}"
-        f"{by_stage} every {long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
+        f"{told} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "
+        f"{long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )

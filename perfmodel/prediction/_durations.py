@@ -60,6 +60,11 @@ class OnKind:
         return self.only(copy_waits_s(self.problem, self.bundle)[0])
 
     @cached_property
+    def host_state_s(self) -> Float[np.ndarray, " classes"]:
+        """What states of the first layout in host memory add to its classes: copies, and updates on the host."""
+        return self.only(_host_state_s(self.problem, self.bundle)[0])
+
+    @cached_property
     def passes(self) -> list[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
         """Passes of the first layout by variant: the times of their blocks, whether each runs beside another pass, and
         for each kind of pass its classes with how often they run through every phase of every block."""
@@ -183,12 +188,7 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, inside)
     inside += copy_waits_s(problem, bundle)
-    for row, one, layout in zip(inside, bundle.composed, bundle.layouts, strict=True):
-        if layout.offload_states != "none":
-            structure = program.structure
-            kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
-            of_block = host_block_s(problem.setting, layout, one.events, bundle.spec)
-            row += host_state_s(of_block, kind, stage, segment, bundle.spec.stage_map, bundle.counts)
+    inside += _host_state_s(problem, bundle)
     if part.on is not None:
         out += inside * part.on
     if not has_step_costs(problem):
@@ -198,6 +198,24 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
     return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, program.beside)
+
+
+def _host_state_s(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
+    """What states in host memory add to every class: copies beside gathers and reductions, and updates on the host."""
+    structure = bundle.program.structure
+    out = np.zeros((len(bundle.layouts), structure.n_classes))
+    for row, composed_layout, layout in zip(out, bundle.composed, bundle.layouts, strict=True):
+        if layout.offload_states != "none":
+            of_block_s = host_block_s(problem.setting, layout, composed_layout.events, bundle.spec)
+            row += host_state_s(
+                of_block_s,
+                structure.class_kind,
+                structure.class_stage,
+                structure.class_segment,
+                bundle.spec.stage_map,
+                bundle.counts,
+            )
+    return out
 
 
 def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:

@@ -38,6 +38,7 @@ class CriticalPath:
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
         self.slowed_s = self.gap_s = self.waiting_s = 0.0
+        self.host_updates_s = self.state_copies_s = 0.0
         self.ops: tuple[Op, ...] = ()
         self._kinds: list[str] = []
         self.provenance: tuple[str, ...] = ()
@@ -58,10 +59,17 @@ class CriticalPath:
         """What of the path lies on one kind of nodes."""
         between, before = part.events[0], len(self.ops)
         inside = part.only(gradient)
-        outside = between.occurrences(gradient + self._slowing(part, durations, inside))
+        with_slowing = gradient + self._slowing(part, durations, inside)
+        outside = between.occurrences(with_slowing)
         self.ops += between.ops
         self.provenance += between.times.provenance
         self._found.append((outside, outside * between.times.time_s, _half_widths(between.times)))
+
+        # States in host memory: copies take part in reductions and gathers, updates in the optimizer's step.
+        updates = prepared(part.bundle.spec).structure.class_kind == Kind.OPTIMIZER
+        on_host_s = with_slowing * part.host_state_s
+        self.host_updates_s += float(on_host_s[updates].sum())
+        self.state_copies_s += float(on_host_s[~updates].sum())
         for table, paired, classes in part.passes:
             weight = np.sum([np.tensordot(inside[where], counts, 1) for where, counts in classes], axis=0)
             shown = weight * table.shown(paired)
@@ -85,7 +93,7 @@ class CriticalPath:
         any longer than they do, it is their own time that counts (`slowed_s`)."""
         problem, bundle = part.problem, part.bundle
         beside, loss = bundle.program.beside, beside_loss(problem)
-        between_s = part.events[0].durations_s
+        between_s = part.events[0].durations_s + part.host_state_s
         alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
         passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)
         np.add.at(wanted_s, passes, loss * beside.share * between_s[beside.comm])
@@ -98,7 +106,8 @@ class CriticalPath:
     @property
     def other_s(self) -> float:
         """Seconds of the step that no event takes."""
-        return self.gap_s + self.waiting_s + self.slowed_s + self.copies_s + self.step_costs_s
+        on_host_s = self.copies_s + self.state_copies_s + self.host_updates_s
+        return self.gap_s + self.waiting_s + self.slowed_s + on_host_s + self.step_costs_s
 
     @property
     def total_s(self) -> float:
@@ -106,7 +115,7 @@ class CriticalPath:
         return float(self.seconds.sum()) + self.other_s
 
     def events(self) -> tuple[CriticalEvent, ...]:
-        """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
+        """Events by falling share, which sum to the step; gaps, copies and updates of the host are events too."""
         order = np.argsort(-self.seconds, kind="stable")
         named = [
             CriticalEvent(
@@ -119,7 +128,8 @@ class CriticalPath:
             "kernel launch gaps": self.gap_s,
             "waiting for the slowest rank": self.waiting_s,
             "kernels slowed by communication": self.slowed_s,
-            "copies to and from the host": self.copies_s,
+            "copies to and from the host": self.copies_s + self.state_copies_s,
+            "optimizer on the host": self.host_updates_s,
         }
         named += [CriticalEvent(event=name, count=1.0, time_s=s) for name, s in others.items() if s > 0]
         if self.step_costs_s:

@@ -1,6 +1,7 @@
 """Steps drawn from the whole catalog: models, clusters, frameworks and layouts that are possible together."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -38,18 +39,24 @@ class Case:
     """Micro-batches of every replica."""
     seq_len: int
     dtype: str
+    job_fields: tuple[tuple[str, Any], ...] = ()
+    """What else the job says."""
 
     def __repr__(self) -> str:
         device = self.cluster.device.name
         machine = f"{self.cluster.name} ({device})"
         work = f"{self.rounds} micro-batches of {self.seq_len} tokens in {self.dtype}"
-        return f"<{self.model.name} on {machine} by {self.framework.label}, {self.layout}, {work}>"
+        more = "".join(f", {name}={value}" for name, value in self.job_fields)
+        return f"<{self.model.name} on {machine} by {self.framework.label}, {self.layout.label}, {work}{more}>"
 
     @cached_property
     def job(self) -> Job:
         batch = self.layout.dp * self.layout.micro_batch * self.rounds
         device = self.cluster.device
-        return self.framework.job(self.model, device, global_batch=batch, seq_len=self.seq_len, dtype=self.dtype)
+        said = dict(self.job_fields)
+        return self.framework.job(
+            self.model, device, global_batch=batch, seq_len=self.seq_len, dtype=self.dtype, **said
+        )
 
     @cached_property
     def problem(self) -> StepProblem:
@@ -81,6 +88,32 @@ class Case:
         levels = list(self.cluster.levels)
         levels[index] = replace(levels[index], **changes)
         return replace(self, cluster=replace(self.cluster, levels=tuple(levels)))
+
+    def on_every_kind(self, change: Callable[[Cluster], Cluster]) -> "Case":
+        """On a cluster whose nodes, of every kind, are changed."""
+        kinds = tuple(change(kind) for kind in self.cluster.kinds)
+        return replace(self, cluster=replace(change(self.cluster), kinds=kinds))
+
+    def with_twice_of_everything(self) -> "Case":
+        """Twice the peaks and bandwidths, half the latencies, of devices, links and hosts of every kind of nodes."""
+
+        def doubled(cluster: Cluster) -> Cluster:
+            device = cluster.device
+            peak = replace(device.peak, **{name: rate and 2 * rate for name, rate in vars(device.peak).items()})
+            host = device.host_bandwidth_bytes_per_s
+            device = replace(
+                device,
+                peak=peak,
+                memory_bandwidth_bytes_per_s=2 * device.memory_bandwidth_bytes_per_s,
+                host_bandwidth_bytes_per_s=host and 2 * host,
+            )
+            levels = tuple(
+                replace(level, bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s, latency_s=level.latency_s / 2)
+                for level in cluster.levels
+            )
+            return replace(cluster, device=device, levels=levels)
+
+        return self.on_every_kind(doubled)
 
     def with_peak(self, times: float) -> "Case":
         peak = self.cluster.device.peak
@@ -162,3 +195,78 @@ def cases(draw: st.DrawFn) -> Case:
             if case.possible:
                 return case
     return reject()
+
+
+_MIXED: Final = Cluster.of_kinds(
+    "mixed", [replace(catalog.cluster(name), name=name[-4:], max_devices=64) for name in ("dgx-a100", "dgx-h100")]
+)
+
+
+def _with_offload(case: Case) -> Case:
+    return case.laid(offload=True)
+
+
+def _with_offloaded_layers(case: Case) -> Case:
+    plain = case.layout.replace(pp=1, vpp=1, schedule="1f1b", recompute="none", offload=False)
+    return replace(case, layout=plain.replace(offload_layers=1))
+
+
+def _with_optimizer_on_host(case: Case) -> Case:
+    return case.laid(zero=max(1, case.layout.zero), offload_states="optimizer")
+
+
+def _with_weights_on_host(case: Case) -> Case:
+    return case.laid(zero=3, offload_states="weights")
+
+
+def _with_adapters(case: Case) -> Case:
+    return replace(case, job_fields=(("frozen", True), ("adapter_rank", 16)))
+
+
+def _with_experts(case: Case) -> Case:
+    return replace(case, model=catalog.model("mixtral-8x7b"), layout=case.layout.replace(ep=2, dp=4))
+
+
+def _with_context_parallelism(case: Case) -> Case:
+    return case.laid(cp=2)
+
+
+def _with_kinds_of_nodes(case: Case) -> Case:
+    layout = case.layout.replace(pp=4, vpp=1, schedule="1f1b", tp=4, dp=4, cp=1)
+    return replace(case, cluster=_MIXED, layout=layout, dtype="bf16")
+
+
+FEATURES: Final = {
+    "activations on the host": _with_offload,
+    "layers on the host": _with_offloaded_layers,
+    "optimizer on the host": _with_optimizer_on_host,
+    "weights on the host": _with_weights_on_host,
+    "adapters": _with_adapters,
+    "experts": _with_experts,
+    "context parallelism": _with_context_parallelism,
+    "kinds of nodes": _with_kinds_of_nodes,
+}
+"""Optional features of layouts, jobs and clusters, and what turns each on."""
+
+
+@st.composite
+def featured_cases(draw: st.DrawFn, feature: str) -> Case:
+    """Cases with one optional feature, and with others as far as they go together with it."""
+    generic = replace(draw(cases()), framework=Framework())  # runs everything
+    case = _featured(generic, feature)
+    if case is None:
+        return reject()
+    for other in sorted(draw(st.sets(st.sampled_from(sorted(FEATURES)), max_size=3)) - {feature}):
+        with_other = _featured(case, other)
+        if with_other is not None and _featured(with_other, feature) == with_other:
+            case = with_other
+    return case
+
+
+def _featured(case: Case, feature: str) -> Case | None:
+    """The case with a feature; None where it is not possible."""
+    try:
+        featured = FEATURES[feature](case)
+        return featured if featured.possible and featured.step_s > 0 else None
+    except PerfModelError:
+        return None

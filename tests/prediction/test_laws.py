@@ -5,7 +5,17 @@ from itertools import pairwise, product
 from typing import get_args
 
 import pytest
-from drawn_cases import FLUSHED, ROUNDING, SCHEDULES, Case, assert_between, cases, some
+from drawn_cases import (
+    FEATURES,
+    FLUSHED,
+    ROUNDING,
+    SCHEDULES,
+    Case,
+    assert_between,
+    cases,
+    featured_cases,
+    some,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,10 +63,7 @@ def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(case: Ca
 @some(8)
 @given(cases())
 def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
-    twice = case.with_peak(2.0).with_memory_bandwidth(2.0)
-    for level in range(len(case.cluster.levels)):
-        twice = twice.with_link(level, bandwidth=2.0, latency=0.5)
-    assert_between(twice, case, most=2.0)
+    assert_between(case.with_twice_of_everything(), case, most=2.0)
 
 
 SAME_DIE = [
@@ -347,6 +354,32 @@ def test_a_prediction_is_consistent(case: Case) -> None:
     if not case.cluster.kinds:  # else of the devices of all kinds that compute
         assert p.mfu == pytest.approx(p.tflops_per_device * 1e12 / device.flops_per_s(case.dtype), rel=1e-9)
     assert 0 < p.mfu < 1
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@some(3)
+@given(data=st.data())
+def test_a_prediction_with_any_feature_is_consistent(feature: str, data: st.DataObject) -> None:
+    """Breakdown and critical path, its table too, sum to the step; the notation is read back as the layout."""
+    case = data.draw(featured_cases(feature))
+    p = case.prediction
+    assert p.step_time_s == pytest.approx(case.step_s, rel=1e-9)
+    assert min(p.breakdown_s.values()) >= 0
+    assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s, rel=1e-9)
+    assert sum(event.time_s for event in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)
+    assert all(event.time_s > 0 for event in p.critical_path)
+    assert p.to_frame()["share"].sum() == pytest.approx(1.0, rel=1e-6)
+    for version in catalog.framework_versions("torchtitan") + catalog.framework_versions("nanotron"):
+        assert version.layout(version.notation(p.layout, case.model), case.model)[0] == p.layout
+        assert version.layout(str(p.layout), case.model)[0] == p.layout
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@some(2)
+@given(data=st.data())
+def test_twice_of_everything_is_at_most_twice_as_fast_with_any_feature(feature: str, data: st.DataObject) -> None:
+    case = data.draw(featured_cases(feature))
+    assert_between(case.with_twice_of_everything(), case, most=2.0)
 
 
 @some(5)
