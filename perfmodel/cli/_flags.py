@@ -17,6 +17,7 @@ from perfmodel.spec import (
     Model,
     Problem,
     RecomputeModule,
+    written_values,
 )
 from perfmodel.units import plain_number
 
@@ -203,8 +204,20 @@ def predict_command(arguments: argparse.Namespace, prediction: "Prediction", clu
         flags += ["--cluster", cluster]
     if arguments.job_file is not None or getattr(arguments, "launch_file", None) is not None:
         flags += ["--devices", str(prediction.devices)]  # the file may say more of them than the layout uses
-    flags += ["--global-batch", str(prediction.global_batch), "--layout", prediction.layout_notation]
+    flags += ["--global-batch", str(prediction.global_batch), "--layout", _layout_text(arguments, prediction)]
     return f"perfmodel predict {shlex.join(flags)}"
+
+
+def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:
+    """The notation of a prediction's layout, with all that a launch file would say otherwise."""
+    launch = getattr(arguments, "launch", None)
+    if launch is None:
+        return prediction.layout_notation
+    said = Layout.values(prediction.layout_notation)
+    for name, value in vars(prediction.layout).items():
+        if launch.layout is None or getattr(launch.layout, name) != value:
+            said[name] = value
+    return written_values(said)
 
 
 def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:

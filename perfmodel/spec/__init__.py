@@ -26,7 +26,15 @@ from perfmodel.spec._job import (
 )
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
-from perfmodel.spec._notation import SCHEDULE_ALIASES, SCHEDULES, PerRank, PerStage, schedule_name, written
+from perfmodel.spec._notation import (
+    SCHEDULE_ALIASES,
+    SCHEDULES,
+    PerRank,
+    PerStage,
+    schedule_name,
+    written,
+    written_values,
+)
 from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan
 from perfmodel.spec._problem import Problem
 

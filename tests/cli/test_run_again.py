@@ -11,6 +11,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
+from perfmodel.ingest.launch import export_launch, read_launch, write_launch
 from perfmodel.units import GIB, duration, fit_words
 
 JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-h100", "--devices", "4", "--global-batch", "8"]
@@ -184,3 +185,32 @@ def test_the_share_beyond_measurements_is_said_in_one_way(run: Run) -> None:
     assert f"{beyond:.0%} of the critical path lies beyond what was measured ({', '.join(named)})" in text
     for share in named:
         assert text.count(share.split()[0] + " ") >= 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "ending"),
+    [("nanotron", "nanotron.yaml"), ("megatron-core", "sh"), ("torchtitan", "toml"), ("deepspeed", "json")],
+)
+def test_an_exported_file_is_the_same_in_python_and_in_the_shell(
+    run: Run, tmp_path: Path, framework: str, ending: str
+) -> None:
+    file = tmp_path / f"best.{ending}"
+    pipeline = ["--fix", "pp=2"] if framework != "deepspeed" else []
+    text = run("search", *JOB, "--framework", framework, *pipeline, "--export", str(file))
+    recommended = json.loads(run(*next_words(text), "--json"))
+    shell = json.loads(run("predict", "--from", str(file), *JOB[:4], "--json"))
+    launch = read_launch(file, model="gpt3-1.3b")
+    python = pm.predict(launch.problem("dgx-h100"), layout=launch.layout)
+    assert python.step_time_s == pytest.approx(shell["step_time_s"], rel=1e-12)
+    assert python.memory_needed_bytes == shell["memory_needed_bytes"]
+    assert str(python.layout) == str(pm.framework(framework).layout(shell["layout"], catalog.model("gpt3-1.3b"))[0])
+    assert recommended["step_time_s"] == pytest.approx(shell["step_time_s"], rel=1e-6)
+
+
+def test_next_of_a_launch_file_is_the_same_again(run: Run, tmp_path: Path) -> None:
+    """What the file says otherwise, and the layout has as its framework usually has it, is said too."""
+    file = tmp_path / "train.sh"
+    layout = pm.Layout(tp=2, dp=2, zero=1, recompute="full", sequence_parallel=True)
+    job = pm.Job(global_batch=8, seq_len=2048)
+    write_launch(file, export_launch(layout, "megatron-core", model="gpt3-1.3b", job=job))
+    check_search(run, tmp_path, ["--from", str(file), "--cluster", "dgx-h100", "--top", "4"], rows=0)

@@ -5,6 +5,7 @@ In a user's own file settings that say nothing of layouts, and those that alread
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,10 +75,7 @@ def export_launch(
     """
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
-    if model is not None and catalog.framework(form.frameworks[0]).stages_by_cost:
-        # stages that the framework cuts so by itself are not said
-        cut = partition_by_cost(model, layout.pp)
-        layout = layout.replace(partition=None) if layout.partition == cut else layout
+    layout = _without_own_cut(form, layout, model)
     plain_name = framework.partition("@")[0].strip().lower()
     fields = _fields(layout, model, job, devices_per_node) | {
         "framework": plain_name if plain_name in form.frameworks else form.frameworks[0]
@@ -118,8 +116,19 @@ def _written(
     back = parse_launch(
         text, where, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
     )
+    if back.layout is not None:
+        back = replace(back, layout=_without_own_cut(form, back.layout, model))
     _require_same(form, back, layout, job)
     return text
+
+
+def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
+    """The layout without the stages that the framework cuts so by itself: no file says them."""
+    if model is None or not catalog.framework(form.frameworks[0]).stages_by_cost:
+        return layout
+    if layout.partition == partition_by_cost(model, layout.pp):
+        return layout.replace(partition=None)
+    return layout
 
 
 def write_launch(path: Path | str, text: str) -> None:

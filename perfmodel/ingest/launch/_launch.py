@@ -12,7 +12,7 @@ from perfmodel.ingest.launch._format import LaunchFormat, Stated
 from perfmodel.ingest.launch._harm import Harm, Unread, doubts
 from perfmodel.ingest.launch._model import model_of
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer
+from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
 
 JOB_FIELDS: Final = (
     "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "expert_dispatcher", "expert_capacity_factor",
@@ -156,7 +156,7 @@ def settle(
         missing.append(_no_replicas(known, own.devices))
     else:
         own = own if own.micro_batch else replace(own, micro_batch=least)
-        layout = _as_it_runs(_layout(known, given, own, model, where), known, model, framework)
+        layout = _as_it_runs(_layout(known, given, own, model, where), known, given, model, framework)
     global_batch = given.global_batch or own.global_batch
     if global_batch is None:
         missing.append("the global batch is not in it; give --global-batch")
@@ -315,9 +315,14 @@ def _copies(known: Fields, dp: int, where: str) -> int:
     return max(1, dp // ranks)
 
 
-def _as_it_runs(layout: Layout, known: Fields, model: Model | None, framework: Framework) -> Layout:
-    """The layout with selective recompute as the framework has it: some whole layers, where it repeats those."""
-    if layout.recompute != "selective":
+def _as_it_runs(layout: Layout, known: Fields, given: Given, model: Model | None, framework: Framework) -> Layout:
+    """The layout with what the framework decides by itself, where neither the file nor the caller says it.
+
+    Some frameworks cut pipeline stages by the cost of layers, and some repeat whole layers in selective recompute.
+    """
+    if framework.stages_by_cost and model is not None and layout.partition is None and not _has(given, "partition"):
+        layout = layout.replace(partition=partition_by_cost(model, layout.pp))
+    if layout.recompute != "selective" or _has(given, "recompute_full_layers"):
         return layout
     found, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
     whole = found.recompute_full_layers

@@ -17,7 +17,7 @@ from perfmodel.planning.layouts._space import SearchSpace, default_space, restri
 from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
-from perfmodel.spec import Cluster, Model, Problem
+from perfmodel.spec import Cluster, Layout, Model, Problem, partition_by_cost
 from perfmodel.units import MIN_FIT
 
 Context = tuple[Problem, Path | None, Scenario, PricesKernels | None, str]
@@ -109,6 +109,16 @@ class Question:
     def step_problem(self) -> StepProblem:
         """The step model, kept for later calls."""
         return _model(self.context, self.weights)
+
+    def as_run(self, layout: Layout) -> Layout:
+        """The layout with the pipeline stages that the framework cuts by itself, where it does.
+
+        Candidates have stages as even as can be.
+        """
+        framework = self.problem.framework
+        if not framework.stages_by_cost or self.space.any_framework or layout.partition is not None:
+            return layout
+        return layout.replace(partition=partition_by_cost(self.problem.model, layout.pp))
 
     def of(self, **changes: Any) -> "Question":
         """The same of a problem with some fields changed, as `Problem.replace` takes them."""

@@ -102,7 +102,7 @@ def _first_safe(
     question: Question, candidates: Candidates, numbers: Int[np.ndarray, " some"], min_fit: float
 ) -> Prediction | None:
     """The first of some layouts that fits with a probability of at least `min_fit`."""
-    layouts = candidates.layouts(numbers)
+    layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
     for layout, probability in zip(layouts, fit_probabilities(question.step_problem, layouts), strict=True):
         if probability >= min_fit:
             return explain(question.step_problem, layout)
@@ -117,7 +117,7 @@ def _likeliest(question: Question, goal: Goal, candidates: Candidates | None, ra
     problem = question.step_problem
     possible = np.flatnonzero(np.isfinite(Score(goal, candidates).bound))
     smallest = possible[np.argsort(candidates.column("memory_bytes")[possible], kind="stable")][:SMALLEST]
-    layouts = candidates.layouts(smallest)
+    layouts = [question.as_run(layout) for layout in candidates.layouts(smallest)]
     probabilities = np.array(fit_probabilities(problem, layouts))
     for place in np.argsort(-probabilities, kind="stable").tolist():
         if likeliest is not None and probabilities[place] <= likeliest.fits_probability:

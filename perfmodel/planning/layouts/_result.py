@@ -163,6 +163,10 @@ class SearchResult:
             (i for i in self.improvements if self.layouts and i.result.layout == self.layouts[0].layout), None
         ):
             return f"exact for even stages; the cut within {cut.result.gap:.2%} of the best cut of its layout"
+        if self.layouts and self.layouts[0].layout.partition is not None:
+            return (
+                f"exact for even stages; timed with the stages that {self.framework} cuts, of which nothing is proved"
+            )
         return "exact"
 
     @property

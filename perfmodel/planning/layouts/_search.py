@@ -154,7 +154,7 @@ def _search(
     kept = int(np.isfinite(found.value).sum())
     distinct = found.distinct[found.distinct < kept]
 
-    even = _explained(goal, candidates, found.number[distinct[:wanted]], options.strict, report)
+    even = _explained(question, goal, candidates, found.number[distinct[:wanted]], options.strict, report)
     improved = _improved(question, goal, candidates, found, even, options.method, report)
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
     lower_bound, lower_bound_s, left = _certain(question, score, found, ranked)
@@ -229,11 +229,17 @@ def _candidates(
 
 
 def _explained(
-    goal: Goal, candidates: Candidates, numbers: Int[np.ndarray, " some"], strict: bool, report: Report
+    question: Question,
+    goal: Goal,
+    candidates: Candidates,
+    numbers: Int[np.ndarray, " some"],
+    strict: bool,
+    report: Report,
 ) -> Ranking:
-    """Layouts of even stages, predicted in full."""
+    """Layouts of even stages, or of those that the framework cuts by itself, predicted in full."""
     report("explain", 0, len(numbers))
-    predictions = [explain(goal.step_problem, layout, strict=strict) for layout in candidates.layouts(numbers)]
+    layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
+    predictions = [explain(goal.step_problem, layout, strict=strict) for layout in layouts]
     return ranking(goal, predictions, candidates.bound_s[numbers].tolist())
 
 
@@ -243,7 +249,7 @@ def _improved(
 ) -> Improved:  # fmt: skip
     """The best layouts with their stages cut anew where that may pay."""
     framework = question.problem.framework
-    cuts_stages = framework.uneven_stages or framework.stages_by_cost or question.space.any_framework
+    cuts_stages = (framework.uneven_stages and not framework.stages_by_cost) or question.space.any_framework
     if not cuts_stages or not found.complete:
         method = "enumerate"
     elif question.problem.cluster.kinds and method == "enumerate":
