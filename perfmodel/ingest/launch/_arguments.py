@@ -60,7 +60,10 @@ def read_arguments(
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _others(best, commands, known)
     entries = _entries(best.words, known, switches)
-    for option, number in (job | _numbers_of(best.words)).items():
+    started = _numbers_of(best.words)
+    if "ntasks-per-node" in started:
+        job.pop("ntasks", None)  # that of the whole job, of which this command runs a part
+    for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
     return Source(where=where, entries=entries, notes=tuple(notes))
 
@@ -129,7 +132,8 @@ def _entries(words: Sequence[Word], known: frozenset[str], switches: frozenset[s
     entries: dict[str, Entry] = {}
     script = script_at(words, known)
     if script is not None:
-        entries[SCRIPT] = Entry(words[script].text, words[script].line)
+        # Only the folder may depend on a variable that nobody set.
+        entries[SCRIPT] = Entry(re.sub(r"^.*[})]/", "", words[script].text), words[script].line)
     name = ""
     for i, word in enumerate(words):
         of_launcher = script is not None and i < script

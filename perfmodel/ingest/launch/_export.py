@@ -223,7 +223,9 @@ def merged(form: LaunchFormat, fields: Fields, like: Path | str, *, stays: bool)
 
 def without_model(fields: Fields) -> Fields:
     """The fields that say nothing of the model."""
-    return {key: value for key, value in fields.items() if not key.startswith(("model.", "experts.", "latent."))}
+    return {
+        key: value for key, value in fields.items() if not key.startswith(("model.", "experts.", "latent.", "mamba."))
+    }
 
 
 def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:

@@ -92,6 +92,7 @@ class LaunchFormat:
             LaunchFileError: nobody states the fields of such a key.
         """
         keys = [name for name, entry in entries.items() if undefined(entry.value) and not unsaid(entry.value)]
+        keys = [name for name in keys if not self._is_optional(name)]
         for name in keys:
             rules = [rule for rule in self.table if name in rule.keys]
             stated = [rule for rule in rules if rule.fields and all(settled(field) for field in rule.fields)]
@@ -101,6 +102,10 @@ class LaunchFormat:
                 message = f"{name} is {entries[name].value!r}, which the file does not define; set it, or give {remedy}"
                 raise broken(where, entries[name].line, message)
         return set(keys)
+
+    def _is_optional(self, name: str) -> bool:
+        """Whether every rule that reads a key takes it as it stands."""
+        return all(name in rule.optional for rule in self.table if name in rule.keys)
 
     def framework_of(self, stated: Stated, entries: Entries) -> str:
         """Name of the framework that the file launches."""

@@ -38,7 +38,7 @@ _WORDS: Final = (
     # The first line that has a word of the setting's name decides: `--lora-target-layers` is about adapters, though it
     # has a word of the model too, and `--recompute-num-layers` about memory.
     (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable"),
-    (Harm.TIME, "fused fusion fuse overlap kernel comm init initializer dropout loss coeff"),
+    (Harm.TIME, "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff"),
     (Harm.MEMORY, "recompute remat offload offloading swap checkpointing"),
     (Harm.PRECISION, "fp8 fp4 bf16 fp16 fp32 int8 int4 mxfp8 nvfp4 float8 half amp dtype precision quant quantize"),
     (Harm.PRECISION, "quantization bits autocast"),
@@ -48,6 +48,7 @@ _WORDS: Final = (
     (Harm.MODEL, "mamba ssm hybrid spec window kv latent mla mtp nextn depth width embed embedding embeddings embd"),
     (Harm.MODEL, "attention attn gated glu activation norm layernorm rmsnorm tied tie untie encoder decoder vision"),
     (Harm.MODEL, "patch image bias architecture block blocks channels gate state groups model hc engram indexer"),
+    (Harm.MODEL, "lf conv conv1d conv2d filter filtering variant linear sparse delta"),
     (Harm.MEMORY, "memory optimizer optim"),
 )
 _PHRASES: Final = (

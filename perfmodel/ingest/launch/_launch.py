@@ -16,7 +16,7 @@ from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transform
 
 JOB_FIELDS: Final = (
     "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "expert_dispatcher", "expert_capacity_factor",
-    "cuda_graphs", "recompute_modules", "fp8_activation_inputs",
+    "cuda_graphs", "recompute_modules", "fp8_activation_inputs", "fp8_recipe", "frozen", "adapter_rank",
 )  # fmt: skip
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
@@ -95,7 +95,7 @@ class Given:
 
     def states(self, field: str) -> bool:
         """Whether the caller states a field of a file (`perfmodel.ingest.launch._table`)."""
-        if field.startswith(("model", "experts.", "latent.")):
+        if field.startswith(("model", "experts.", "latent.", "mamba.")):
             return self.model is not None
         if field in ("devices", "nodes"):
             return self.devices is not None
@@ -162,6 +162,8 @@ def settle(
         missing.append("the global batch is not in it; give --global-batch")
     assumed = _assumed(stated, given, framework.label)
     assumed += [text for key, text in known.items() if key.startswith("note.")]
+    if model is not None and given.model is None and "model.vocab" not in stated.fields:
+        assumed += _assumed_vocabulary(stated)
     if not any(key in known for key in _BATCHES) and not _has(given, "micro_batch"):
         assumed.append(f"micro_batch={least} (it does not say; give --layout micro_batch=N)")
     if global_batch is not None and not given.global_batch and not {"global_batch", "grad_accum"} & set(known):
@@ -169,6 +171,7 @@ def settle(
     if model is not None and "seq_len" not in known and given.seq_len is None:
         assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
     job_fields = {key: known[key] for key in JOB_FIELDS if key in known}
+    stated_doubts = [text for key, text in known.items() if key.startswith("doubt.")] if given.model is None else []
     if given.dtype is not None:
         job_fields["dtype"] = given.dtype
     return Launch(
@@ -182,7 +185,7 @@ def settle(
         seq_len=given.seq_len or known.get("seq_len"),
         job_fields=job_fields,
         assumed=tuple(assumed),
-        may_be_wrong=doubts(unread, form.noun, given.settled),
+        may_be_wrong=(*stated_doubts, *doubts(unread, form.noun, given.settled)),
         ignored=_ignored(unread, notes),
         missing=tuple(missing),
     )
@@ -220,6 +223,14 @@ def _assumed(stated: Stated, given: Given, default_name: str) -> list[str]:
         f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in filled.items()
     )
     return [f"{shown} ({default_name}'s default{'s' * (len(filled) > 1)})"]
+
+
+def _assumed_vocabulary(stated: Stated) -> list[str]:
+    """A sentence on the vocabulary that the framework fills in, which a file often leaves to its tokenizer."""
+    if "model.vocab" not in stated.defaults:
+        return []
+    words = stated.defaults["model.vocab"]
+    return [f"a vocabulary of {words:,} (it names no tokenizer whose size is known; give --model for another)"]
 
 
 def _has(given: Given, key: str) -> bool:
@@ -282,6 +293,8 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, whe
         values["vpp"] = layers // (pp * per_chunk)
     if values.get("pp", 1) == 1:
         values["vpp"] = 1
+    if "ep_most" in known and own.dp:
+        values["ep"] = min(known["ep_most"], own.dp * values.get("cp", 1))
     if "shard_ranks" in known and own.dp:
         values["replicate"] = _copies(known, own.dp, where)
     try:

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from perfmodel.ingest.launch._arguments import LAUNCHING, SCRIPT
+from perfmodel.ingest.launch._arguments import LAUNCHING
 from perfmodel.ingest.launch._deepspeed import stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._megatron_model import MODEL, argument
+from perfmodel.ingest.launch._megatron_forks import FORKS
+from perfmodel.ingest.launch._megatron_model import MODEL, argument, of_deepspeed
+from perfmodel.ingest.launch._megatron_names import HARMLESS, SWITCHES
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
     SHARDING,
@@ -57,11 +60,11 @@ def _world(found: Mapping[str, Any]) -> Fields:
     if (processes := _number(found, "num-processes")) is not None:
         return {"devices": processes}
     # Without a launcher the scheduler starts a process for every device, unless it starts one alone on each node.
+    if scheduled.get("ntasks", 1) > (nodes or 1):
+        return {"devices": scheduled["ntasks"]}
     tasks = scheduled.get("ntasks-per-node", 1)
     if tasks > 1:
         return {"devices": (nodes or 1) * tasks}
-    if scheduled.get("ntasks", 1) > (nodes or 1):
-        return {"devices": scheduled["ntasks"]}
     gpus = gpus_per_node(scheduled)
     if gpus is not None:
         return {"devices": (nodes or 1) * gpus}
@@ -109,9 +112,34 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
 
 _RECOMPUTE: Final = ("recompute-granularity", "recompute-method", "recompute-num-layers")
 _RECOMPUTE_BEFORE_CORE: Final = ("checkpoint-activations", "activations-checkpoint-method")
-_BEFORE_CORE: Final = (*_RECOMPUTE_BEFORE_CORE, "use-legacy-models", "use-flash-attn", "model-parallel-size",
-                       "batch-size", "DDP-impl", "no-contiguous-buffers-in-local-ddp")  # fmt: skip
+_BEFORE_CORE: Final = (
+    *_RECOMPUTE_BEFORE_CORE,
+    "use-legacy-models",
+    "use-flash-attn",
+    "model-parallel-size",
+    "batch-size",
+    "DDP-impl",
+    "no-contiguous-buffers-in-local-ddp",
+)
 """Arguments of the generations before Core, or that choose their layers."""
+_OF_CORE: Final = (
+    "use-mcore-models",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "multi-latent-attention",
+    "mtp-num-layers",
+    "attention-backend",
+    "use-dist-ckpt",
+    "ckpt-format",
+    "use-megatron-fsdp",
+    "use-custom-fsdp",
+    "use-torch-fsdp2",
+    "overlap-moe-expert-parallel-comm",
+    "cuda-graph-impl",
+    "moe-*",
+)
+"""Arguments (patterns) that only Core has, or that choose its layers."""
 _OLD_RECOMPUTE: Final = (*_RECOMPUTE_BEFORE_CORE, "recompute-activations", "activations-checkpoint-granularity")
 """Names of earlier versions, some of which Core still takes."""
 
@@ -146,10 +174,14 @@ def _write_chunks(fields: Fields) -> Mapping[str, Any]:
     return {"num-layers-per-virtual-pipeline-stage": layers, "num-virtual-stages-per-pipeline-rank": chunks}
 
 
+_FLASH: Final = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton")
+
+
 def _attention(found: Mapping[str, Any]) -> Fields:
     if "attention-backend" in found:
         return {"flash_attention": found["attention-backend"] not in ("unfused", "local")}
-    return {"flash_attention": bool(found.get("use-flash-attn")) or found.get("transformer-impl") != "local"}
+    asked = any(found.get(name) for name in _FLASH)
+    return {"flash_attention": asked or found.get("transformer-impl") != "local"}
 
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:
@@ -162,12 +194,23 @@ def _write_attention(fields: Fields) -> Mapping[str, Any]:
 
 
 def _framework(fields: Fields, entries: Entries) -> str:
-    """Older than Core is what asks for Megatron-LM's own layers or is from before 2024, when Core's became the
-    default."""
-    if "deepspeed" in entries or "deepspeed-config" in entries:
+    """The generation of a script: before Core is what chooses the layers of before, unless something chooses Core's.
+
+    `--use-flash-attn` is of both: Core takes it, and ignores it where Transformer Engine has an attention of its own.
+    """
+    if of_deepspeed(entries):
         return "megatron-deepspeed"
-    local = "transformer-impl" in entries and entries["transformer-impl"].value == "local"
-    return "megatron-lm" if local or any(name in entries for name in _BEFORE_CORE) else "megatron-core"
+    implementation = entries["transformer-impl"].value if "transformer-impl" in entries else None
+    is_set = [name for name, entry in entries.items() if entry.value not in (False, "False", "false")]
+    if "use-legacy-models" in is_set:
+        return "megatron-lm"
+    if implementation not in (None, "local") or any(fnmatchcase(name, of) for name in is_set for of in _OF_CORE):
+        return "megatron-core"
+    is_older = implementation == "local" or any(name in is_set for name in _BEFORE_CORE)
+    return "megatron-lm" if is_older else "megatron-core"
+
+
+_FP8_RECIPES: Final = {"delayed": "delayed", "tensorwise": "current", "mxfp8": "mxfp8", "blockwise": "blockwise"}
 
 
 _TABLE: Final = (
@@ -206,37 +249,24 @@ _TABLE: Final = (
     key("use-tp-pp-dp-mapping", "order", words({True: "tp-cp-pp-ep-dp"})),
     Rule(keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype,
          defaults={"dtype": "fp32"}),
-    Rule(keys=("attention-backend", "use-flash-attn", "transformer-impl"), read=_attention, write=_write_attention),
+    Rule(keys=("attention-backend", *_FLASH, "transformer-impl"), read=_attention, write=_write_attention),
+    read_only("fp8-recipe", "fp8_recipe", words(_FP8_RECIPES)),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
     key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),
+    *FORKS,
     *(replace(rule, fields=rule.fields or ("model.",)) for rule in MODEL),
 )  # fmt: skip
 
 MEGATRON: Final = LaunchFormat(
     name="megatron",
     syntax="arguments",
+    switches=SWITCHES,
     frameworks=("megatron-core", "megatron-lm", "megatron-deepspeed"),
     marks=("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-attention-heads", "micro-batch-size"),
     table=_TABLE,
     framework=_framework,
-    harmless=(
-        SCRIPT,
-        "train-*", "lr*", "min-lr", "weight-decay*", "start-weight-decay", "end-weight-decay", "adam-*", "sgd-*",
-        "clip-grad", "init-method*", "seed", "log*", "save*", "load*", "eval*", "data-path", "data-cache-path", "split",
-        "vocab-file", "merge-file", "tokenizer-*", "tensorboard*", "wandb*", "exit-*", "num-workers", "mock-data",
-        "master-*", "node-rank", "rdzv-*", "timing-*", "distributed-*", "no-load-*", "no-save-*", "ckpt-*",
-        "use-dist-ckpt", "dataloader-type", "make-vocab-size-divisible-by", "rotary-*",
-        "norm-epsilon", "use-mcore-models",
-        "layernorm-epsilon", "rampup-batch-size", "initial-loss-scale", "loss-scale*", "attention-softmax-in-fp32",
-        "use-checkpoint-*", "finetune", "override-opt*", "profile*", "no-masked*",
-        "no-async-tensor-model-parallel-allreduce", "auto-detect-ckpt-format", "manual-gc*", "moe-aux-loss-coeff",
-        "moe-router-load-balancing-type", "moe-router-dtype", "moe-router-pre-softmax", "moe-router-score-function",
-        "moe-z-loss-coeff", "distributed-timeout-minutes", "deepspeed", "deepspeed-config", "sbatch-*", "job-name",
-        "no-initialization", "position-embedding-base", "dist-ckpt-*", "async-save", "num-dataset-builder-threads",
-        "calculate-per-token-loss", "short-seq-prob", "use-legacy-models", "role", "max-restarts", "tee", "redirects",
-        "local-ranks-filter", "enable-experimental", "te-rng-tracker", "moe-permute-fusion", "disable-straggler*",
-    ),
+    harmless=HARMLESS,
     limits=LIMITS | {
         "schedule": "Megatron runs 1f1b, and interleaved 1f1b with vpp > 1",
         "offload": "it has no flag for all activations in host memory",

@@ -1,50 +1,73 @@
-"""Architectures in arguments of Megatron-LM (network size arguments of `megatron/training/arguments.py`)."""
+"""Architectures in arguments of Megatron-LM and its forks (network size arguments of `megatron/training/arguments.py`,
+Megatron-DeepSpeed's `megatron/arguments.py`, MindSpeed-LLM's `mindspeed_llm/training/arguments.py`)."""
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any, Final
 
+from perfmodel.ingest.launch._arguments import SCRIPT
+from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers, hybrid_layers
 from perfmodel.ingest.launch._megatron_settings import dropout_rule, latent_rules, mixture_rules
+from perfmodel.ingest.launch._model import LATENT_DEFAULTS
 from perfmodel.ingest.launch._table import (
+    NUMBER,
+    PRESENT,
     SOME,
     SWITCH,
-    TEXT,
     WHOLE,
     WHOLE_OR_NONE,
     BadValue,
     Fields,
     Rule,
     key,
+    read_only,
     words,
-    write_only,
 )
+from perfmodel.ingest.launch._tokenizers import vocabulary_rule
 
-TOKENIZERS: Final = {
-    "GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "SentencePieceTokenizer": 32000, "Llama3Tokenizer": 128256,
-    "BertWordPieceLowerCase": 30522, "BertWordPieceCase": 28996,
-}  # fmt: skip
-"""Words that tokenizers know whose name says it."""
+_GATES: Final = {
+    "swiglu": "silu",
+    "use-fused-swiglu": "silu",
+    "quick-geglu": "silu",
+    "geglu": "gelu",
+}
+"""Switches of gated feed-forwards and the activation of the gate; the quick GELU is a sigmoid, as SiLU is."""
+_GATES_BY_NAME: Final = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "liglu": "relu"}
+"""Values of `--glu-activation`; `liglu`, which has no activation at all, is taken as the cheapest one."""
+_FEED_FORWARD: Final = ("ffn-hidden-size", *_GATES, "glu-activation", "squared-relu", "hidden-size")
 
 
 def _feed_forward(found: Mapping[str, Any]) -> Fields:
-    gated = found.get("swiglu") is True
-    says: Fields = {"model.gated_ffn": gated}
-    if gated or found.get("squared-relu"):
-        says["model.activation"] = "silu" if gated else "relu2"
+    gates = [activation for name, activation in _GATES.items() if found.get(name) is True]
+    if "glu-activation" in found:
+        gates.append(words(_GATES_BY_NAME).read(found["glu-activation"]))
+    says: Fields = {"model.gated_ffn": bool(gates)}
+    if gates:
+        says["model.activation"] = gates[-1]
+    elif found.get("squared-relu"):
+        says["model.activation"] = "relu2"
     if "ffn-hidden-size" in found:
         says["model.ffn_hidden"] = WHOLE.read(found["ffn-hidden-size"])
-    elif gated and "hidden-size" in found:
-        # two thirds of four times the hidden size, in multiples of 64
+    elif found.get("swiglu") is True and "hidden-size" in found:
+        # Two thirds of four times the hidden size, in multiples of 64.
         says["model.ffn_hidden"] = int(4 * WHOLE.read(found["hidden-size"]) * 2 / 3) // 64 * 64
     return says
 
 
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
-    kind = fields.get("model.activation")
-    flags = {"swiglu": True if kind == "silu" else None, "squared-relu": True if kind == "relu2" else None}
+    kind, gated = fields.get("model.activation"), fields.get("model.gated_ffn", False)
+    flags = {
+        "swiglu": True if gated and kind == "silu" else None,
+        "geglu": True if gated and kind == "gelu" else None,
+        "glu-activation": "reglu" if gated and kind == "relu" else None,
+        "squared-relu": True if kind == "relu2" else None,
+    }
     return {"ffn-hidden-size": fields.get("model.ffn_hidden")} | flags
 
 
 def _heads(found: Mapping[str, Any]) -> Fields:
+    if "num-key-value-heads" in found:  # Megatron-DeepSpeed
+        return {"model.kv_heads": WHOLE.read(found["num-key-value-heads"])}
     if "num-query-groups" in found and found.get("group-query-attention"):
         return {"model.kv_heads": WHOLE.read(found["num-query-groups"])}
     return {}
@@ -56,11 +79,37 @@ def _write_heads(fields: Fields) -> Mapping[str, Any]:
     return {"group-query-attention": True, "num-query-groups": fields["model.kv_heads"]}
 
 
+_POSITIONS: Final = {
+    "learned_absolute": "learned",
+    "absolute": "learned",
+    "rope": "rope",
+    "rotary": "rope",
+    "yarn": "rope",
+    "mrope": "rope",
+    "deepseek4": "rope",
+    "none": "none",
+    "relative": "relative",
+    "alibi": "alibi",
+}
+_POSITION_SWITCHES: Final = {
+    "use-rotary-position-embeddings": "rope",
+    "use-alibi-position-embeddings": "alibi",
+    "no-position-embedding": "none",
+    "no-pos-emb": "none",
+}
+
+
 def _positions(found: Mapping[str, Any]) -> Fields:
-    kinds = {"learned_absolute": "learned", "rope": "rope", "none": "none", "relative": "relative", "yarn": "rope"}
-    if found.get("use-rotary-position-embeddings"):
-        return {"model.positions": "rope"}
-    return {"model.positions": words(kinds).read(found["position-embedding-type"])} if found else {}
+    kinds = [meaning for name, meaning in _POSITION_SWITCHES.items() if found.get(name)]
+    kind = kinds[0] if kinds else None
+    if "position-embedding-type" in found and kind in (None, "none"):
+        kind = words(_POSITIONS).read(found["position-embedding-type"])
+    if kind is None:
+        return {}
+    says: Fields = {"model.positions": kind}
+    if kind == "alibi":
+        says["note.positions"] = "alibi adds its bias inside the attention kernel, at no cost"
+    return says
 
 
 def _write_positions(fields: Fields) -> Mapping[str, Any]:
@@ -68,27 +117,227 @@ def _write_positions(fields: Fields) -> Mapping[str, Any]:
     return {"position-embedding-type": "learned_absolute" if kind == "learned" else kind}
 
 
-def _vocabulary(found: Mapping[str, Any]) -> Fields:
-    if "vocab-size" in found:
-        return {"model.vocab": WHOLE.read(found["vocab-size"])}
-    name = TEXT.read(found["tokenizer-type"])
-    return {"model.vocab": TOKENIZERS[name]} if name in TOKENIZERS else {}
+def _layers(found: Mapping[str, Any]) -> Fields:
+    """Layers of the stack; MindSpeed counts among them those that do nothing."""
+    if "num-layers" not in found:
+        return {}
+    return {"model.layers": WHOLE.read(found["num-layers"]) - len(idle_layers(found.get("noop-layers")))}
 
 
-def _dense_layers(found: Mapping[str, Any]) -> Fields:
-    """`([0]*3+[1]*58)`: the leading layers that keep a dense feed-forward."""
-    text = str(found["moe-layer-freq"]).replace(" ", "").strip("()'\"")
-    parts = text.split("+")
-    if text == "1":
-        return {"experts.first_dense_layers": 0}
-    if len(parts) == 2 and parts[0].startswith("[0]*") and parts[1].startswith("[1]*"):
-        return {"experts.first_dense_layers": WHOLE_OR_NONE.read(parts[0][4:])}
-    raise BadValue(f"must be 1 or like ([0]*3+[1]*58), dense layers first; got {text!r}")
+def idle_layers(value: Any) -> set[int]:
+    """The layers of MindSpeed's `--noop-layers` (`61,62,63`), counted from 0."""
+    parts = value if isinstance(value, list) else str(value or "").split(",")
+    texts = [str(part).strip() for part in parts if str(part).strip()]
+    if not all(text.isdecimal() for text in texts):
+        raise BadValue(f"must be numbers of layers separated by commas, got {value!r}")
+    return {int(text) for text in texts}
+
+
+_EXPERT_LAYERS: Final = (
+    "moe-layer-freq", "first-k-dense-replace", "expert-interval", "num-layers", "noop-layers", "num-experts",
+    "moe-expert-parallel-size", "deepspeed", "deepspeed-config", "hybrid-override-pattern",
+)  # fmt: skip
+
+
+def _layers_with_experts(found: Mapping[str, Any]) -> Fields:
+    """Which layers have experts: as Megatron-Core says it, or MindSpeed, or Megatron-DeepSpeed."""
+    if "hybrid-override-pattern" in found or _count_experts(found.get("num-experts")) <= 1:
+        return {}
+    if "first-k-dense-replace" not in found and "moe-layer-freq" not in found:
+        if of_deepspeed(found):
+            return {"experts.first_dense_layers": 0, "experts.every": WHOLE.read(found.get("expert-interval", 2))}
+        return {}
+    dense = WHOLE_OR_NONE.read(found.get("first-k-dense-replace", 0))
+    frequency = found.get("moe-layer-freq", 1)
+    if "num-layers" not in found:
+        # The model is given otherwise; what can be said without its layers is said.
+        return {"experts.first_dense_layers": dense} if str(frequency) in ("1", "-1") else {}
+    layers = WHOLE.read(found["num-layers"])
+    idle = idle_layers(found.get("noop-layers"))
+    pattern = expert_layers(frequency, layers)
+    kept = [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]
+    return expert_fields(kept)
+
+
+_OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
+
+
+def of_deepspeed(found: Mapping[str, Any]) -> bool:
+    """Whether arguments are those of Megatron-DeepSpeed."""
+    names = (
+        "deepspeed",
+        "deepspeed-config",
+        "moe-expert-parallel-size",
+        "expert-interval",
+        "ds-sequence-parallel-size",
+    )
+    return any(name in found for name in names)
+
+
+def _count_experts(value: Any) -> int:
+    """Experts of a layer; Megatron-DeepSpeed takes a number for each, the largest of which counts."""
+    return max((WHOLE.read(number) for number in _listed(value) if number is not None), default=0)
 
 
 def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
-    dense = fields.get("experts.first_dense_layers", 0)
-    return {"moe-layer-freq": f"([0]*{dense}+[1]*{fields['model.layers'] - dense})"} if dense else {}
+    dense, every = fields.get("experts.first_dense_layers", 0), fields.get("experts.every", 1)
+    if not dense and every == 1:
+        return {}
+    groups, rest = divmod(fields["model.layers"] - dense, every)
+    parts = [f"[0]*{dense}"] if dense else []
+    parts.append(f"([0]*{every - 1}+[1]*1)*{groups}" if every > 1 else f"[1]*{groups}")
+    parts += [f"[0]*{rest}"] if rest else []
+    return {"moe-layer-freq": f"({'+'.join(parts)})"}
+
+
+def _experts(found: Mapping[str, Any]) -> Fields:
+    """How many experts there are, how many of them a token goes to, and those that all tokens go to."""
+    count = _count_experts(found.get("num-experts"))
+    says: Fields = {"experts.count": count} if count else {}
+    if "topk" in found or "moe-router-topk" in found:
+        says["experts.topk"] = WHOLE.read(found.get("moe-router-topk", found.get("topk")))
+    elif count > 1:
+        says["experts.topk"] = 1 if of_deepspeed(found) else 2
+    if "moe-intermediate-size" in found:
+        says["experts.ffn_hidden"] = WHOLE.read(found["moe-intermediate-size"])
+    shared = WHOLE_OR_NONE.read(found.get("n-shared-experts", 0))
+    if shared:
+        each = found.get("moe-intermediate-size", found.get("moe-ffn-hidden-size", found.get("ffn-hidden-size")))
+        if each is None:
+            raise BadValue(f"needs the size of an expert, --moe-ffn-hidden-size; got {found['n-shared-experts']!r}")
+        says["experts.shared_ffn_hidden"] = shared * WHOLE.read(each)
+    return says
+
+
+_EXPERTS: Final = (
+    "num-experts", "topk", "moe-router-topk", "n-shared-experts", "moe-intermediate-size", "moe-ffn-hidden-size",
+    "ffn-hidden-size", "moe-expert-parallel-size", "deepspeed", "deepspeed-config", "expert-interval",
+)  # fmt: skip
+
+
+def _latent(found: Mapping[str, Any]) -> Fields:
+    """Latent attention with the sizes that Megatron-Core has where nobody says them."""
+    asked = any(found.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention"))
+    return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()} if asked else {}
+
+
+_HYBRID: Final = (
+    "hybrid-override-pattern", "hybrid-layer-pattern", "hybrid-attention-ratio", "hybrid-mlp-ratio", "is-hybrid-model",
+    SCRIPT, "spec", "num-layers", "hidden-size", "mamba-state-dim", "mamba-head-dim", "mamba-num-groups",
+    "mamba-num-heads", "num-attention-heads",
+)  # fmt: skip
+_PLAIN_SPECS: Final = ("qwen3_spec", "deepseek_spec", "gpt_layer_specs", "llama")
+"""Specifications of layers that have nothing but what other arguments say."""
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _hybrid(found: Mapping[str, Any]) -> Fields:
+    """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
+    program, spec = PurePosixPath(str(found.get(SCRIPT, ""))).name, " ".join(map(str, _listed(found.get("spec", ""))))
+    if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in found):
+        if not spec or any(known in spec for known in _PLAIN_SPECS):
+            return {}
+        return {"doubt.spec": f"the model may be wrong: its layers are those of --spec {spec}, which is not read"}
+    if "hidden-size" not in found:
+        return {}
+    pattern = found.get("hybrid-override-pattern", found.get("hybrid-layer-pattern"))
+    if pattern is not None:
+        # Behind a slash stand modules that predict further tokens; bars only divide stages.
+        letters = str(pattern).split("/")[0].replace("|", "")
+    elif "num-layers" in found:
+        ratios = (NUMBER.read(found.get(f"hybrid-{name}-ratio", 0.0)) for name in ("attention", "mlp"))
+        letters = hybrid_layers(WHOLE.read(found["num-layers"]), *ratios)
+    else:
+        return {}
+    if set(letters) - set("M*-E"):
+        raise BadValue(f"may have layers M, *, - and E alone; got {pattern!r}")
+    says: Fields = {"model.layers": len(letters), "model.mixers": letters}
+    if "*" not in letters:
+        says["model.heads"] = WHOLE.read(found.get("num-attention-heads", 1))
+    if "M" in letters:
+        head_dim = WHOLE.read(found.get("mamba-head-dim", 64))
+        heads = WHOLE.read(found.get("mamba-num-heads", 2 * WHOLE.read(found["hidden-size"]) // head_dim))
+        says |= {
+            "mamba.heads": heads,
+            "mamba.head_dim": head_dim,
+            "mamba.state": WHOLE.read(found.get("mamba-state-dim", 128)),
+            "mamba.groups": WHOLE.read(found.get("mamba-num-groups", 8)),
+        }
+    return says
+
+
+_KINDS: Final = (
+    SCRIPT, "encoder-num-layers", "decoder-num-layers", "num-layers", "encoder-seq-length", "decoder-seq-length",
+    "seq-length", "bert-no-binary-head",
+)  # fmt: skip
+_NO_DECODERS: Final = (
+    "vision",
+    "vit",
+    "vlm",
+    "multimodal",
+    "ict",
+    "realm",
+    "retro",
+    "biencoder",
+    "dino",
+    "inpaint",
+    "clip",
+)
+"""Words of programs that train something else than a stack of layers on words."""
+
+
+def _kind(found: Mapping[str, Any]) -> Fields:
+    """What a program trains, where that is no causal decoder: BERT, T5, or something that is not described here."""
+    name = PurePosixPath(str(found.get(SCRIPT, ""))).stem.lower().replace("-", "_")
+    parts = name.split("_")
+    if "bert" in parts or "bert-no-binary-head" in found:
+        return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
+    if "t5" in parts or "decoder-num-layers" in found:
+        encoder = found.get("encoder-num-layers", found.get("num-layers"))
+        if encoder is None:
+            return {}
+        says: Fields = {
+            "model.layers": WHOLE.read(encoder),
+            "model.decoder_layers": WHOLE.read(found.get("decoder-num-layers", encoder)),
+        }
+        if "encoder-seq-length" in found:
+            says["seq_len"] = WHOLE.read(found["encoder-seq-length"])
+        if "decoder-seq-length" in found:
+            says["model.decoder_seq_len"] = WHOLE.read(found["decoder-seq-length"])
+        return says
+    if set(parts) & set(_NO_DECODERS):
+        return {"doubt.model": f"the model may be wrong: {name}.py trains no causal decoder, and is read as one"}
+    return {}
+
+
+def _window(found: Mapping[str, Any]) -> Fields:
+    """Attention in a window: of Megatron-Core (`127,0`: so many tokens before and after), or of MindSpeed."""
+    value = found.get("window-size", found.get("sliding-window"))
+    if value is None:
+        return {}
+    parts = value if isinstance(value, list) else str(value).strip("()").split(",")
+    if str(parts[0]).strip() == "-1":  # no window
+        return {}
+    before = WHOLE_OR_NONE.read(str(parts[0]).strip())
+    says: Fields = {"model.window": before + 1 if "window-size" in found else before}
+    every = found.get("window-attn-skip-freq")
+    if every is not None and str(every).isdecimal():
+        says["model.full_attention_every"] = WHOLE.read(every)
+    elif every is not None:
+        raise BadValue(f"must be a whole number, every how many layers attend in full; got {every!r}")
+    return says
+
+
+def _norm_ends(found: Mapping[str, Any]) -> Fields:
+    return {"model.norm_at": "both"} if stated(found, "post-norm") else {}
+
+
+def stated(found: Mapping[str, Any], name: str) -> bool:
+    """Whether a switch is set."""
+    return found.get(name) in (True, "true", "True")
 
 
 def argument(name: str) -> str:
@@ -96,28 +345,45 @@ def argument(name: str) -> str:
     return name.replace("_", "-")
 
 
+_SINKS: Final = {"vanilla": False, "off-by-one": False, "learnable": True}
 MODEL: Final = (
-    key("num-layers", "model.layers"),
+    Rule(keys=("num-layers", "noop-layers"), read=_layers, fields=("model.layers",),
+         write=lambda fields: {"num-layers": fields.get("model.layers")}),
     key("hidden-size", "model.hidden"),
     key("num-attention-heads", "model.heads"),
-    Rule(keys=("group-query-attention", "num-query-groups"), read=_heads, write=_write_heads),
+    Rule(keys=("group-query-attention", "num-query-groups", "num-key-value-heads"), read=_heads, write=_write_heads),
     key("kv-channels", "model.head_dim"),
-    Rule(keys=("ffn-hidden-size", "swiglu", "squared-relu", "hidden-size"), read=_feed_forward,
-         write=_write_feed_forward),
+    Rule(keys=_FEED_FORWARD, read=_feed_forward, write=_write_feed_forward),
     key("normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
-    Rule(keys=("position-embedding-type", "use-rotary-position-embeddings"), read=_positions, write=_write_positions),
+    Rule(keys=("post-norm",), read=_norm_ends),
+    Rule(keys=("position-embedding-type", *_POSITION_SWITCHES), read=_positions, write=_write_positions),
     key("untie-embeddings-and-output-weights", "model.tied_embeddings", words({True: False})),
     key("disable-bias-linear", "model.bias", words({True: False})),
-    key("mtp-num-layers", "model.mtp_layers", SOME),
+    key("mtp-num-layers", "model.mtp_layers", SOME, also=("num-nextn-predict-layers",)),
     key("add-qkv-bias", "model.qkv_bias", SWITCH),
     key("qk-layernorm", "model.qk_norm", SWITCH),
+    read_only("softmax-type", "model.attention_sinks", words(_SINKS)),
+    read_only("activation-func-clamp-value", "model.clamped_glu", PRESENT),
+    read_only("attn-logit-softcapping", "model.attention_softcap", PRESENT),
+    read_only("output-logit-softcapping", "model.logit_softcap", PRESENT),
+    Rule(keys=("window-size", "window-attn-skip-freq", "sliding-window"), read=_window),
     dropout_rule("hidden-dropout", "attention-dropout"),
-    Rule(keys=("vocab-size", "tokenizer-type"), read=_vocabulary,
-         write=lambda fields: {"vocab-size": fields.get("model.vocab")},
-         defaults={"model.vocab": 50257}),
-    *mixture_rules(argument, "num_experts"),
-    Rule(keys=("moe-layer-freq",), read=_dense_layers, write=_write_dense_layers),
+    vocabulary_rule(
+        "vocab-size", ("padded-vocab-size", "vocab-size"), ("tokenizer-type",),
+        ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "hf-tokenizer-path", "vocab-file"),
+    ),
+    *mixture_rules(argument, "num_experts")[2:],
+    Rule(keys=_EXPERTS, read=_experts, optional=_OF_DEEPSPEED, write=lambda fields: {
+        "num-experts": fields.get("experts.count"), "moe-router-topk": fields.get("experts.topk")}),
+    key("shared-expert-gate", "experts.shared_gate", SWITCH, also=("moe-shared-expert-gate",)),
+    key("moe-latent-size", "experts.latent", SOME),
+    Rule(keys=_EXPERT_LAYERS, read=_layers_with_experts, write=_write_dense_layers, optional=_OF_DEEPSPEED),
+    Rule(keys=("multi-latent-attention", "multi-head-latent-attention"), read=_latent,
+         write=lambda fields: {"multi-latent-attention": True if "latent.kv_lora_rank" in fields else None}),
     *latent_rules(argument),
-    write_only("multi-latent-attention", lambda fields: True if "latent.kv_lora_rank" in fields else None),
+    read_only("qk-nope-head-dim", "latent.qk_nope_head_dim"),
+    read_only("qk-rope-head-dim", "latent.qk_rope_head_dim"),
+    Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
+    Rule(keys=_HYBRID, read=_hybrid, optional=(SCRIPT, "spec")),
 )  # fmt: skip
-"""Rules of all arguments that say the model."""
+"""Rules of all arguments that say the model; of several that say the same field the last wins."""

@@ -2,11 +2,21 @@
 
 import re
 from dataclasses import fields, replace
+from typing import Final
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import Experts, LatentAttention, Model, Transformer
+from perfmodel.spec import Experts, LatentAttention, Mamba, Model, Transformer
+
+LATENT_DEFAULTS: Final = {
+    "q_lora_rank": 0,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""Sizes of latent attention where nobody says them (Megatron-Core `MLATransformerConfig`)."""
 
 
 def model_of(known: Fields, where: str, name: str) -> Model | None:
@@ -30,11 +40,15 @@ def model_of(known: Fields, where: str, name: str) -> Model | None:
         if experts.get("count", 1) > 1:
             own["experts"] = Experts(**({"ffn_hidden": own["ffn_hidden"], "topk": 1} | experts))
         if latent.get("kv_lora_rank"):
-            own["latent_attention"] = LatentAttention(**({"q_lora_rank": 0} | latent))
+            own["latent_attention"] = LatentAttention(**(LATENT_DEFAULTS | latent))
             own |= {"kv_heads": own["heads"], "head_dim": own["latent_attention"].v_head_dim}
+        if mamba := _of(known, "mamba."):
+            own["mamba"] = Mamba(**mamba)
         model = Transformer(name=name, source=f"launch file {where}", **own)
-    except (PerfModelError, TypeError) as error:
+    except PerfModelError as error:
         raise LaunchFileError(f"{where}: {error}") from None
+    except TypeError:
+        raise LaunchFileError(f"{where}: sizes of the model are missing; give --model") from None
     return _of_catalog(model) or model
 
 
@@ -47,10 +61,10 @@ def model_fields(model: Model) -> Fields:
     if not isinstance(model, Transformer):
         return {}
     found = {f"model.{f.name}": getattr(model, f.name) for f in fields(model)}
-    for prefix, part in (("experts.", model.experts), ("latent.", model.latent_attention)):
+    for prefix, part in (("experts.", model.experts), ("latent.", model.latent_attention), ("mamba.", model.mamba)):
         if part is not None:
             found |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
-    for key in ("experts", "latent_attention", "name", "source", "aliases"):
+    for key in ("experts", "latent_attention", "mamba", "name", "source", "aliases"):
         del found[f"model.{key}"]
     return found
 

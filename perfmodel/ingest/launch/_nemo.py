@@ -38,6 +38,7 @@ from perfmodel.ingest.launch._table import (
     stated_value,
     words,
 )
+from perfmodel.ingest.launch._tokenizers import vocabulary_rule
 
 _PRECISIONS: Final = {
     "bf16_mixed": "bf16", "bf16-mixed": "bf16", "bf16": "bf16", "fp16_mixed": "fp16", "16-mixed": "fp16", "16": "fp16",
@@ -172,7 +173,9 @@ NEMO: Final = LaunchFormat(
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.bias", "model.bias", FLAG),
-        key("model.tokenizer.vocab_size", "model.vocab", also=("model.override_vocab_size",), default=50257),
+        vocabulary_rule("model.tokenizer.vocab_size", ("model.override_vocab_size", "model.tokenizer.vocab_size"),
+                        ("model.tokenizer.library",),
+                        ("model.tokenizer.type", "model.tokenizer.model", "model.tokenizer.vocab_file")),
     ),
     harmless=(
         "name", "restore_from_path", "trainer.*", "exp_manager.*", "run.*", "hydra.*", "model.init_method_std",
@@ -256,7 +259,8 @@ BRIDGE: Final = LaunchFormat(
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.add_bias_linear", "model.bias", FLAG),
-        key("model.vocab_size", "model.vocab", also=("tokenizer.vocab_size",), default=50257),
+        vocabulary_rule("model.vocab_size", ("model.vocab_size", "tokenizer.vocab_size"), ("tokenizer.tokenizer_type",),
+                        ("tokenizer.tokenizer_model", "tokenizer.hf_tokenizer_path", "tokenizer.vocab_file")),
         *latent_rules(_name),
     ),
     harmless=(

@@ -15,8 +15,10 @@ and what these follow from:
     layers_per_chunk          of a virtual pipeline stage
     selective_every           of so many layers one is recomputed as a whole
     shard_ranks               replicas that shard states among themselves; "node": those of a node
+    ep_most                   replicas over which experts are spread at most
     model                     catalog name of the model
     note.*                    what is read only nearly, one sentence
+    doubt.*                   what may be wrong in the answer, one sentence for its head
 """
 
 from collections.abc import Callable, Mapping
@@ -55,6 +57,8 @@ class Rule:
     written."""
     defaults: Fields = field(default_factory=dict)
     """Fields that the framework fills in where the file says nothing."""
+    optional: tuple[str, ...] = ()
+    """Keys that hold names: what of them the file does not define does not matter, and they are read as they stand."""
     fields: tuple[str, ...] = ()
     """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
     rule's keys need no value. Empty: it is always needed."""
@@ -125,6 +129,8 @@ SWITCH: Final = Values(_flag, lambda value: True if value else None)
 MANY: Final = Values(WHOLE.read, lambda value: value if value > 1 else None)
 """A whole number that is 1 where it is not written."""
 TEXT: Final = Values(_text)
+PRESENT: Final = Values(lambda value: True)
+"""A setting that turns something on, whatever its value."""
 
 _OPTIMIZERS: Final = {
     "adam": "adam fusedadam adamw decoupledadamw onebitadam cpuadam adampax distributedfusedadam adamwtorchfused",

@@ -1,0 +1,102 @@
+"""Which layers of a model hold what: lists as Megatron-Core's arguments write them, and its hybrids of Mamba."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any, Final
+
+from perfmodel.ingest.launch._table import BadValue
+
+MOST_LAYERS: Final = 10_000
+"""Layers of a list at most."""
+
+
+def layer_list(text: Any) -> list[int]:
+    """The numbers of a Python expression of lists: `[0]*3+[1]*58`, `([0,1]*2)`; raises `BadValue` for others."""
+    try:
+        value = _listed(ast.parse(str(text).strip().strip("'\""), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        value = None
+    if not isinstance(value, list):
+        raise BadValue(f"must be a whole number or a list like ([0]*3+[1]*58), got {text!r}")
+    return value
+
+
+def _listed(node: ast.AST) -> list[int] | int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return int(node.value)
+    if isinstance(node, ast.List):
+        numbers = [_listed(element) for element in node.elts]
+        return [number for number in numbers if isinstance(number, int)]
+    if isinstance(node, ast.BinOp):
+        left, right = _listed(node.left), _listed(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult):
+            if isinstance(right, list):
+                left, right = right, left
+            if isinstance(left, list) and isinstance(right, int) and 0 <= len(left) * right <= MOST_LAYERS:
+                return left * right
+    raise ValueError("no list")
+
+
+def expert_layers(frequency: Any, layers: int) -> list[bool]:
+    """Which layers have experts: every so many one, the first of them, or as a list says (Megatron-Core
+    `megatron/core/models/gpt/gpt_layer_specs.py`); raises `BadValue`."""
+    text = str(frequency).strip()
+    if text.lstrip("-").isdigit():
+        every = int(text)
+        if every == -1:  # MindSpeed: all of them
+            return [True] * layers
+        if every < 1:
+            raise BadValue(f"must be at least 1, or -1 for all layers; got {frequency!r}")
+        return [layer % every == 0 for layer in range(layers)]
+    pattern = layer_list(text)
+    if len(pattern) != layers:
+        raise BadValue(f"has {len(pattern)} layers where there are {layers}; got {frequency!r}")
+    return [number == 1 for number in pattern]
+
+
+def expert_fields(has_experts: Sequence[bool]) -> dict[str, Any]:
+    """Fields that say which layers have experts; of a pattern that is not regular a word of sub-layers per layer."""
+    layers = len(has_experts)
+    if not any(has_experts):
+        return {"experts.count": 1}
+    for every in range(1, layers + 1):
+        for dense in range(layers):
+            if all(_regular(layer, dense, every) == has_experts[layer] for layer in range(layers)):
+                return {"experts.first_dense_layers": dense, "experts.every": every}
+        if every > 1 and layers % every == 0 and all(has_experts[i] == (i % every == 0) for i in range(layers)):
+            # Layers 0, n, 2 n, ... in place of n - 1, 2 n - 1, ...: the same work in each group of n.
+            return {"experts.first_dense_layers": 0, "experts.every": every}
+    return {"model.mixers": " ".join("*E" if experts else "*-" for experts in has_experts)}
+
+
+def _regular(layer: int, dense: int, every: int) -> bool:
+    """Whether `Experts.first_dense_layers` and `Experts.every` give a layer experts."""
+    return layer >= dense and (layer - dense + 1) % every == 0
+
+
+def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
+    """A letter of `Transformer.mixers` for every layer of a hybrid: attention spread evenly among Mamba layers, then
+    feed-forwards in place of Mamba layers (Megatron-Core `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
+    attention = round(layers * attention_ratio)
+    feed_forward = round(layers * mlp_ratio)
+    kinds = _spread(["M"] * layers, "*", (layers - attention) / (attention + 1))
+    if feed_forward:
+        kinds = _spread(kinds, "-", (layers - attention - feed_forward) / feed_forward)
+    return "".join(kinds)
+
+
+def _spread(kinds: list[str], kind: str, distance: float) -> list[str]:
+    """Put a kind in place of Mamba layers, with so many Mamba layers between each."""
+    spread = list(kinds)
+    left = distance
+    for i, before in enumerate(kinds):
+        if before != "M":
+            continue
+        if left < 0.5:
+            spread[i] = kind
+            left += distance
+        else:
+            left -= 1
+    return spread

@@ -1,0 +1,120 @@
+"""Arguments that forks of Megatron-LM have and it has not: how they lay a job out, and adapters.
+
+Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `mindspeed/features_manager`,
+`mindspeed_llm/training/arguments.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._megatron_model import idle_layers, stated
+from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
+
+_CONTEXT_ALGORITHMS: Final = {
+    "megatron_cp_algo": "ring",
+    "adaptive_cp_algo": "ring",
+    "ulysses_cp_algo": "ulysses",
+    "kvallgather_cp_algo": "all_gather",
+    "hybrid_cp_algo": "ring",
+    "hybrid_adaptive_cp_algo": "ring",
+}
+
+
+def _ulysses(found: Mapping[str, Any]) -> Fields:
+    """Sequence parallelism of Megatron-DeepSpeed, which shares heads out instead of passing keys around."""
+    degree = WHOLE.read(found["ds-sequence-parallel-size"])
+    return {"cp": degree, "cp_kind": "ulysses"} if degree > 1 else {}
+
+
+def _context_algorithm(found: Mapping[str, Any]) -> Fields:
+    name = found["context-parallel-algo"]
+    says: Fields = {"cp_kind": words(_CONTEXT_ALGORITHMS).read(name)}
+    if "hybrid" in name and str(found.get("context-parallel-size", 1)) != "1":
+        says["note.context"] = f"{name} is taken as a ring, without its all-to-alls"
+    return says
+
+
+def _no_pipeline(found: Mapping[str, Any]) -> Fields:
+    return {"pp": 1} if stated(found, "no-pipeline-parallel") else {}
+
+
+def _offloaded_optimizer(found: Mapping[str, Any]) -> Fields:
+    if stated(found, "cpu-optimizer") or stated(found, "optimizer-cpu-offload"):
+        return {"offload_states": "optimizer"}
+    return {}
+
+
+_STAGES: Final = (
+    "noop-layers", "num-layers", "num-layer-list", "pipeline-model-parallel-size",
+    "num-layers-per-virtual-pipeline-stage",
+)  # fmt: skip
+
+
+def _stages(found: Mapping[str, Any]) -> Fields:
+    """Layers of every stage: MindSpeed lists them, or leaves some of equal stages idle."""
+    pp = WHOLE.read(found.get("pipeline-model-parallel-size", 1))
+    if "num-layer-list" in found and pp > 1:
+        sizes = tuple(WHOLE_OR_NONE.read(part.strip()) for part in str(found["num-layer-list"]).split(","))
+        if len(sizes) != pp:
+            raise BadValue(f"must have a number for each of {pp} stages, got {found['num-layer-list']!r}")
+        return {"partition": sizes}
+    idle = idle_layers(found.get("noop-layers"))
+    if not idle or "num-layers" not in found or pp == 1:
+        return {}
+    layers = WHOLE.read(found["num-layers"])
+    each = WHOLE.read(found.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
+    if layers % (pp * each):
+        raise BadValue(f"layers are not {pp} stages of {each}; got {found['num-layers']!r}")
+    sizes = [0] * pp
+    for layer in range(layers):
+        # Stages take their chunks of layers in turn.
+        sizes[layer // each % pp] += layer not in idle
+    return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
+
+
+_ADAPTED: Final = {
+    "linear_qkv": "attention",
+    "query_key_value": "attention",
+    "linear_proj": "attention",
+    "dense": "attention",
+    "linear_q": "attention",
+    "linear_kv": "attention",
+}
+"""Products of attention by the names of Megatron-Core and of the generation before."""
+
+
+def _adapters(found: Mapping[str, Any]) -> Fields:
+    """LoRA of MindSpeed-LLM: all weights are frozen but those of adapters."""
+    rank = WHOLE_OR_NONE.read(found["lora-r"])
+    if not rank:
+        return {}
+    says: Fields = {"frozen": True, "adapter_rank": rank}
+    targets = found.get("lora-target-modules")
+    names = targets if isinstance(targets, list) else str(targets or "").split()
+    others = [name for name in names if name not in _ADAPTED]
+    if others:
+        says["note.adapters"] = f"adapters of {', '.join(others)} are left out; those of attention are counted"
+    return says
+
+
+def _capacity(found: Mapping[str, Any]) -> Fields:
+    if stated(found, "disable-moe-token-dropping"):
+        return {}
+    return {"expert_capacity_factor": NUMBER.read(found["moe-train-capacity-factor"])}
+
+
+FORKS: Final = (
+    Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
+    Rule(keys=("context-parallel-algo", "context-parallel-size"), fields=("cp_kind",),
+         read=lambda found: _context_algorithm(found) if "context-parallel-algo" in found else {}),
+    read_only("moe-expert-parallel-size", "ep_most"),
+    Rule(keys=("no-pipeline-parallel",), read=_no_pipeline, fields=("pp",)),
+    Rule(keys=("cpu-optimizer", "optimizer-cpu-offload"), read=_offloaded_optimizer, fields=("offload_states",)),
+    Rule(keys=_STAGES, read=_stages, fields=("partition",)),
+    read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
+    Rule(keys=("lora-r", "lora-alpha", "lora-target-modules"), fields=("adapter_rank",),
+         read=lambda found: _adapters(found) if "lora-r" in found else {}),
+    Rule(keys=("moe-train-capacity-factor", "disable-moe-token-dropping"), fields=("expert_capacity_factor",),
+         read=lambda found: _capacity(found) if "moe-train-capacity-factor" in found else {}),
+)  # fmt: skip
+"""Rules of arguments of forks, read and never written."""

@@ -1,0 +1,49 @@
+"""Arguments of Megatron-LM and its forks that take no value, and those that change neither time nor memory of a step.
+
+What is harmless in all frameworks stands in `perfmodel.ingest.launch._harm`.
+"""
+
+from typing import Final
+
+_SWITCHES: Final = {
+    "precision": "bf16 fp16 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32",
+    "feed-forward": "swiglu geglu quick-geglu squared-relu use-fused-swiglu",
+    "model": "group-query-attention untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias qk-layernorm",
+    "positions": "use-rotary-position-embeddings use-alibi-position-embeddings no-position-embedding no-pos-emb",
+    "latent attention": "multi-latent-attention multi-head-latent-attention post-norm is-hybrid-model",
+    "data parallelism": "use-distributed-optimizer use-megatron-fsdp use-custom-fsdp use-torch-fsdp2",
+    "overlap": "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-moe-expert-parallel-comm",
+    "order and pipeline": "sequence-parallel use-tp-pp-dp-mapping no-pipeline-parallel",
+    "attention": "use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton",
+    "recompute": "recompute-activations checkpoint-activations",
+    "generation": "use-mcore-models use-legacy-models deepspeed",
+    "experts": "moe-grouped-gemm moe-enable-deepep moe-pad-expert-input-to-capacity shared-expert-gate",
+    "dropping": "disable-moe-token-dropping",
+    "graphs": "enable-cuda-graph external-cuda-graph",
+    "offload": "cpu-optimizer optimizer-cpu-offload",
+}
+SWITCHES: Final = frozenset(name for names in _SWITCHES.values() for name in names.split())
+"""Arguments that take no value, of those that are read."""
+
+_HARMLESS: Final = {
+    "optimizer": "start-weight-decay end-weight-decay initial-loss-scale adam-* clip-grad",
+    "processes": "distributed-* sbatch-* no-async-tensor-model-parallel-allreduce local-ranks-filter stage",
+    "generation": "use-mcore-models use-legacy-models enable-experimental deepspeed deepspeed-config use-dist-ckpt",
+    "vocabulary": "make-vocab-size-divisible-by embedding-init-method-std embed-layernorm input-embeds-norm",
+    "positions": "rotary-* position-embedding-base rope-scaling-* mscale* beta-fast beta-slow no-rope-fusion",
+    "norms": "norm-epsilon layernorm-epsilon apply-layernorm-1p no-persist-layer-norm",
+    "attention": "attention-softmax-in-fp32 attention-mask-type shape-order sparse-mode *query-key-layer-scaling",
+    "masks": "no-masked* masked-softmax-fusion query-pre-attn-scalar kv-head-repeat-before-uly-alltoall",
+    "kernels": "openai-gelu bias-*-fusion no-bias-*-fusion cross-entropy-* use-fused-* te-rng-tracker",
+    "router": "moe-router-load-balancing-type moe-router-dtype moe-router-pre-softmax moe-router-score-function",
+    "more of it": "moe-router-topk-scaling-factor moe-router-enable-expert-bias moe-router-bias-update-rate seq-aux",
+    "its losses": "moe-aux-loss-coeff moe-z-loss-coeff moe-loss-coeff norm-topk-prob routed-scaling-factor",
+    "its kernels": "moe-router-fusion moe-router-force-load-* moe-permute-fusion moe-input-jitter-eps",
+    "experts": "moe-token-drop-policy moe-per-layer-logging moe-use-legacy-grouped-gemm create-moe-param-group",
+    "8 bits": "fp8-margin fp8-interval fp8-amax-*",
+    "adapters": "lora-fusion lora-load",
+    "forks": "model-type-hf use-tutel mlp-type deepspeed-activation-checkpointing is-hybrid-model bert-no-binary-head",
+    "start": "use-cpu-initialization no-initialization use-ring-exchange-p2p calculate-per-token-loss",
+}
+HARMLESS: Final = tuple(pattern for patterns in _HARMLESS.values() for pattern in patterns.split())
+"""Arguments (patterns) that change neither time nor memory of a step, or only what every run does."""

@@ -1,0 +1,122 @@
+"""Vocabularies of tokenizers by their names, for files that name a tokenizer instead of its size.
+
+Sizes are those of the models' embeddings (`vocab_size` of their config.json), which padding has rounded up.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._table import WHOLE, Fields, Rule
+
+GPT2: Final = 50257
+"""Words of GPT-2's tokenizer, which frameworks have where nothing is said."""
+TYPES: Final = {
+    "gpt2bpetokenizer": 50257,
+    "llama2tokenizer": 32000,
+    "llama3tokenizer": 128256,
+    "bertwordpiecelowercase": 30522,
+    "bertwordpiececase": 28996,
+}
+"""Words of tokenizers by the types of Megatron-LM that say it."""
+
+_FAMILIES: Final = (
+    # The first pattern that a name has in it counts: those of a version stand before those of the whole family.
+    (r"llama-?4", 202048),
+    (r"llama-?3", 128256),
+    (r"code-?llama", 32016),
+    (r"llama|vicuna|alpaca", 32000),
+    (r"mistral-?nemo|mistral-?small|mistral-?large|magistral|devstral|tekken", 131072),
+    (r"mixtral-?8x22b", 32768),
+    (r"mi[sx]tral.*v0\.3", 32768),
+    (r"mi[sx]tral", 32000),
+    (r"qwen-?2\.?5.*(7b|14b|32b|72b)|qwen-?2.*72b|qwen-?1\.5.*(32b|72b|110b)", 152064),
+    (r"qwen-?3\.5|qwen3\.5", 248320),
+    (r"qwen", 151936),
+    (r"deepseek-?v2|deepseek.*moe.*16b|deepseek-?llm", 102400),
+    (r"deepseek-?(v3|v4|r1|3|4)", 129280),
+    (r"kimi|moonlight", 163840),
+    (r"nemotron-?3|nemotron.*nano|nemotron-?h", 131072),
+    (r"nemotron", 256000),
+    (r"gemma-?3", 262208),
+    (r"gemma", 256000),
+    (r"phi-?4", 100352),
+    (r"phi-?3", 32064),
+    (r"phi-?[12]", 51200),
+    (r"gpt-?oss", 201088),
+    (r"minimax", 200064),
+    (r"glm-?4", 151552),
+    (r"chatglm", 65024),
+    (r"yi-", 64000),
+    (r"baichuan-?2", 125696),
+    (r"baichuan", 64000),
+    (r"internlm-?2", 92544),
+    (r"internlm", 103168),
+    (r"bloom", 250880),
+    (r"falcon-?3", 131072),
+    (r"falcon", 65024),
+    (r"gpt-?neox|pythia", 50432),
+    (r"mpt-|olmo-?1|^olmo", 50432),
+    (r"olmo-?[23]", 100352),
+    (r"smollm-?2|smollm-?1|starcoder|santacoder", 49152),
+    (r"smollm-?3", 128256),
+    (r"mt5", 250112),
+    (r"t5", 32128),
+    (r"bert.*uncased", 30522),
+    (r"bert.*cased", 28996),
+    (r"opt-", 50272),
+    (r"gpt-?2|gpt-?3", 50257),
+)
+"""Names of tokenizers, as patterns, and the words of each."""
+
+
+def vocabulary_rule(written: str, sizes: tuple[str, ...], types: tuple[str, ...], names: tuple[str, ...]) -> Rule:
+    """The vocabulary of a model: its size where that is stated, else that of the tokenizer's type or name.
+
+    Args:
+        written: the key of the size that is written.
+        sizes: keys of the size, those first that count more.
+        types: keys of the tokenizer's type.
+        names: keys of its name, path or files.
+    """
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        for key in sizes:
+            if key in found:
+                return {"model.vocab": WHOLE.read(found[key])}
+        for key in types:
+            size = vocabulary_of_type(found.get(key))
+            if size is not None:
+                return {"model.vocab": size}
+        for key in names:
+            size = vocabulary_of(found.get(key))
+            if size is not None:
+                return {"model.vocab": size, "note.vocabulary": f"a vocabulary of {size:,}, that of {found[key]}"}
+        return {}
+
+    return Rule(
+        keys=(*sizes, *types, *names),
+        read=read,
+        write=lambda fields: {written: fields.get("model.vocab")},
+        defaults={"model.vocab": GPT2},
+        optional=(*types, *names),
+        fields=("model.vocab",),
+    )
+
+
+def vocabulary_of_type(name: Any) -> int | None:
+    """Words of a type of tokenizer that has one vocabulary alone."""
+    return TYPES.get(str(name).lower())
+
+
+def vocabulary_of(name: Any) -> int | None:
+    """Words of the tokenizer of this name, path or id on a hub; None where the name tells no family."""
+    if not isinstance(name, str):
+        return None
+    # The folder says more than the file: `/models/Llama-3-8B/tokenizer.model`.
+    parts = [part for part in re.split(r"[/\\]", name.lower().replace("_", "-")) if part]
+    for part in reversed(parts):
+        for pattern, words in _FAMILIES:
+            if re.search(pattern, part):
+                return words
+    return None

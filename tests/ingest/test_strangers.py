@@ -1,0 +1,388 @@
+"""Scripts in the shape of those that people really have: their sizes, degrees, lengths and generation are read right.
+
+`strangers/` holds small scripts written for these tests, one or more of every kind of fault that was found in public
+scripts. Beside each stand its relatives: the same kind of thing said in other ways.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import Launch, parse_launch, read_launch
+from perfmodel.spec import Transformer
+from perfmodel.workload import parameter_count
+
+STRANGERS = Path(__file__).parent / "strangers"
+
+
+class Facts(NamedTuple):
+    """What a file says."""
+
+    billions: float
+    """Parameters."""
+    devices: int
+    layout: dict[str, Any]
+    """Those of its settings that matter here."""
+    seq_len: int
+    dtype: str
+    framework: str
+    model: dict[str, Any] = {}  # noqa: RUF012
+
+
+CORE, DEEPSPEED = "megatron-core", "megatron-deepspeed"
+FACTS = {
+    "k01a_srun_bash_c_single_quotes.sh": Facts(1.316, 32, {"tp": 2, "pp": 2, "dp": 8}, 2048, "fp16", CORE),
+    "k02a_array_inside_quotes.sh": Facts(1.291, 8, {"tp": 4, "sequence_parallel": True}, 8192, "bf16", CORE),
+    "k03a_sbatch_gpus_per_node.sh": Facts(1.316, 32, {"tp": 4, "dp": 8}, 2048, "bf16", CORE),
+    "k04a_vocabulary_not_said.sh": Facts(8.030, 8, {"tp": 2}, 8192, "bf16", CORE, {"vocab": 128256}),
+    "k04b_vocabulary_not_said_nemo.yaml": Facts(8.030, 8, {"tp": 2}, 8192, "bf16", "nemo@2024", {"vocab": 128256}),
+    "k04c_vocabulary_padded.sh": Facts(7.616, 8, {"tp": 2}, 4096, "bf16", CORE, {"vocab": 152064}),
+    "k05a_position_alibi.sh": Facts(7.069, 8, {"tp": 2}, 2048, "fp16", CORE, {"positions": "alibi"}),
+    "k06a_moe_layer_freq_list_times.sh": Facts(0.410, 8, {"ep": 4}, 4096, "bf16", CORE, {"stack": ("*E",) * 4}),
+    "k06b_moe_layer_freq_minus_one.sh": Facts(0.410, 8, {"ep": 4}, 4096, "bf16", CORE, {"stack": ("*E",) * 4}),
+    "k07a_deepspeed_moe.sh": Facts(13.149, 32, {"ep": 32}, 2048, "fp16", DEEPSPEED, {"stack": ("*-", "*E") * 12}),
+    "k07c_deepspeed_kv_heads.sh": Facts(1.194, 8, {"tp": 4}, 2048, "bf16", DEEPSPEED, {"kv_heads": 4}),
+    "k08a_quick_geglu.sh": Facts(1.676, 8, {"tp": 2}, 2048, "bf16", CORE, {"gated_ffn": True}),
+    "k08c_glu_activation.sh": Facts(1.676, 8, {"tp": 2}, 2048, "bf16", CORE, {"gated_ffn": True}),
+    "k09a_fork_moe_sizes.sh": Facts(15.577, 16, {"ep": 8}, 4096, "bf16", CORE),
+    "k09c_lora_in_megatron.sh": Facts(6.738, 8, {"tp": 2}, 4096, "bf16", CORE),
+    "k09d_hybrid_pattern_old.sh": Facts(7.606, 8, {"tp": 8}, 4096, "bf16", CORE),
+    "k10a_bert_is_not_causal.sh": Facts(0.336, 8, {"dp": 8}, 512, "fp16", CORE, {"causal": False, "token_types": 2}),
+    "k11a_case_on_known_variable.sh": Facts(0.355, 8, {"dp": 8}, 1024, "bf16", CORE, {"layers": 24, "hidden": 1024}),
+    "k11b_sourced/run.sh": Facts(1.316, 8, {"tp": 2}, 2048, "bf16", CORE, {"layers": 24}),
+    "k12a_flash_flag_makes_it_old.sh": Facts(0.754, 8, {"ep": 8, "zero": 1}, 4096, "bf16", CORE),
+    "k12b_raw_python_message_mla.sh": Facts(0.730, 8, {"dp": 8}, 4096, "bf16", CORE),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_stranger_is_read_as_it_is(name: str) -> None:
+    launch, facts = read_launch(STRANGERS / name), FACTS[name]
+    assert launch.missing == ()
+    assert launch.may_be_wrong == ()
+    assert launch.layout is not None
+    assert {key: getattr(launch.layout, key) for key in facts.layout} == facts.layout
+    assert (launch.devices, launch.seq_len, launch.framework) == (facts.devices, facts.seq_len, facts.framework)
+    assert launch.job_fields["dtype"] == facts.dtype
+    assert {key: getattr(launch.model, key) for key in facts.model} == facts.model
+    assert launch.model is not None
+    assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
+
+
+def test_adapters_freeze_the_rest() -> None:
+    launch = read_launch(STRANGERS / "k09c_lora_in_megatron.sh")
+    assert (launch.job_fields["frozen"], launch.job_fields["adapter_rank"]) == (True, 16)
+    assert any("adapters of linear_fc1, linear_fc2 are left out" in line for line in launch.assumed)
+
+
+def test_arguments_of_a_script_stand_behind_its_name() -> None:
+    path = STRANGERS / "k11c_positional_parameters.sh"
+    with pytest.raises(LaunchFileError, match=r"nproc-per-node is '\$\{1\}'.* --devices"):
+        read_launch(path)
+    for call in (f"{path} 8 24 2", f"bash {path} 8 24 2", f"NOBODY=1 {path} 8 24 2"):
+        launch = read_launch(call)
+        assert launch.layout is not None
+        assert (launch.devices, launch.layout.micro_batch) == (8, 2)
+        assert isinstance(launch.model, Transformer)
+        assert launch.model.layers == 24
+    launch = read_launch(path, devices=8, model="gpt3-1.3b", layout="micro_batch=2")
+    assert launch.layout is not None
+    assert (launch.devices, launch.layout.micro_batch) == (8, 2)
+
+
+def test_what_matters_is_not_hidden_by_noise() -> None:
+    launch = read_launch(STRANGERS / "k30a_noise_hides_what_matters.sh")
+    assert launch.ignored == ()
+    assert isinstance(launch.model, Transformer)
+    assert launch.layout is not None
+    assert (launch.model.layers, launch.layout.cp, launch.job_fields["adapter_rank"]) == (22, 2, 8)
+
+
+# The relatives of each kind.
+
+SIZES = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512"
+BATCH = "--vocab-size 32000 --micro-batch-size 1 --global-batch-size 64 --bf16"
+TRAIN = f"pretrain_gpt.py {SIZES} {BATCH}"
+
+
+def launched(arguments: str = "", before: str = "torchrun --nproc_per_node 8", program: str = TRAIN) -> Launch:
+    return parse_launch(f"{before} {program} {arguments}\n", "run.sh")
+
+
+def model(launch: Launch) -> Transformer:
+    assert isinstance(launch.model, Transformer)
+    return launch.model
+
+
+SBATCH = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
+WORLDS = {
+    # Kind 1: what srun really runs.
+    "double quotes": (SBATCH + f'L="torchrun --nproc_per_node 8 --nnodes 4"\nsrun bash -c "$L {TRAIN}"', 32),
+    "options of bash": (SBATCH + f"srun --label bash -lc 'torchrun --nproc_per_node 8 --nnodes 4 {TRAIN}'", 32),
+    "sh": (SBATCH + f"export T='torchrun --nproc_per_node 4 --nnodes 4 {TRAIN}'\nsrun sh -c '$T'", 16),
+    "an echo is no launch": (
+        SBATCH + f'CMD="torchrun --nproc_per_node 8 --nnodes 4 {TRAIN}"\necho "torchrun --nproc_per_node 1 {TRAIN}"\n'
+        'srun bash -c "$CMD"', 32,
+    ),
+    "a container between": (
+        SBATCH + "srun --container-image=x.sqsh bash -c 'cd /x && export A=1; torchrun --nproc_per_node 8 --nnodes "
+        f"$SLURM_NNODES {TRAIN}'", 32,
+    ),
+    "gres where no launcher says it": (SBATCH + f"srun python {TRAIN}", 32),
+    "tasks where srun starts every process": (
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" + f"srun python {TRAIN}", 32,
+    ),
+    "options of srun win": (SBATCH + f"srun --nodes=2 --ntasks-per-node=8 python {TRAIN}", 16),
+    "tasks in all": ("#SBATCH --ntasks=16\n" + f"srun python {TRAIN}", 16),
+    "mpirun": (f"mpirun -np 16 --map-by ppr:8:node python {TRAIN}", 16),
+    "ssh": (f'ssh host0 "cd /x && torchrun --nproc_per_node 8 --nnodes 2 {TRAIN}"', 16),
+    "here-document of sbatch": (f"sbatch <<EOF\n{SBATCH}srun python {TRAIN}\nEOF", 32),
+    "elastic nodes": (f"torchrun --nnodes 1:4 --nproc_per_node 8 {TRAIN}", 32),
+    "all GPUs of a node": (SBATCH + f"srun torchrun --nnodes 4 --nproc_per_node gpu {TRAIN}", 32),
+    "accelerate": (f"accelerate launch --num_processes 16 --num_machines 2 {TRAIN}", 16),
+    "a path that nobody set": (f"torchrun --nproc_per_node 8 ${{HOME_OF_CODE}}/{TRAIN}", 8),
+    "a launcher that is a program": (f"python -u launch.py --nproc_per_node 8 --nnodes 2 {TRAIN}", 16),
+    # Kind 3: variables that SLURM sets.
+    "nodes": ("#SBATCH -N 4\n" + f"torchrun --nproc_per_node 8 --nnodes $SLURM_JOB_NUM_NODES {TRAIN}", 32),
+    "on the node": (SBATCH + f"torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes ${{SLURM_NNODES}} {TRAIN}", 32),
+    "typed GPUs": (
+        "#SBATCH --nodes 2\n#SBATCH --gpus-per-node=h100:4\n"
+        f"torchrun --nproc_per_node $SLURM_GPUS_PER_NODE --nnodes $SLURM_NNODES {TRAIN}", 8,
+    ),
+    "typed gres": ("#SBATCH -N2\n#SBATCH --gres=gpu:a100:4\n" + f"srun python {TRAIN}", 8),
+    "product": (
+        SBATCH + "W=$((SLURM_NNODES * SLURM_GPUS_ON_NODE))\n"
+        f"torchrun --nproc_per_node $((W / SLURM_NNODES)) --nnodes $SLURM_NNODES {TRAIN}", 32,
+    ),
+    "names of nodes counted": (
+        SBATCH + "N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\n"
+        f"torchrun --nproc_per_node 8 --nnodes $N {TRAIN}", 32,
+    ),
+    "a default wins where SLURM sets nothing": (f"torchrun --nproc_per_node ${{SLURM_GPUS_ON_NODE:-4}} {TRAIN}", 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_devices_are_those_that_run(name: str) -> None:
+    text, devices = WORLDS[name]
+    launch = parse_launch(text + "\n", "run.sh")
+    assert launch.devices == devices
+    assert not any("guess" in line for line in launch.assumed)
+
+
+def test_one_task_per_node_is_a_guess() -> None:
+    launch = parse_launch(f"#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nsrun python {TRAIN}\n", "run.sh")
+    assert launch.devices == 4
+    assert any("one device per node is a guess" in line for line in launch.assumed)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x/tokenizer.model", 32000),
+        ("--tokenizer-type Llama3Tokenizer", 128256),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json", 50257),
+        ("--tokenizer-type PretrainedFromHF --tokenizer-name-or-path ./ckpt/Qwen2-1.5B/", 151936),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model mistralai/Mixtral-8x7B-v0.1", 32000),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-2-7b-hf", 32000),
+        ("--tokenizer-model nvidia/Nemotron-4-340B", 256000),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Llama-3.2-1B/original/tokenizer.model", 128256),
+        ("--tokenizer-type Llama2Tokenizer --padded-vocab-size 32256", 32256),
+        ("--vocab-size 99 --padded-vocab-size 128", 128),
+    ],
+)  # fmt: skip
+def test_tokenizers_say_the_vocabulary(tokenizer: str, words: int) -> None:
+    launch = launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))
+    assert model(launch).vocab == words
+    assert not any("it names no tokenizer" in line for line in launch.assumed)
+
+
+@pytest.mark.parametrize("tokenizer", ["", "--tokenizer-model $TOKENIZER", "--tokenizer-type SentencePieceTokenizer"])
+def test_a_vocabulary_that_nobody_says_is_named(tokenizer: str) -> None:
+    launch = launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))
+    assert model(launch).vocab == 50257
+    assert any("a vocabulary of 50,257" in line for line in launch.assumed)
+
+
+@pytest.mark.parametrize(
+    ("argument", "positions"),
+    [("rotary", "rope"), ("mrope", "rope"), ("yarn", "rope"), ("alibi", "alibi"), ("none", "none"),
+     ("learned_absolute", "learned"), ("relative", "relative")],
+)  # fmt: skip
+def test_position_embeddings(argument: str, positions: str) -> None:
+    assert model(launched(f"--position-embedding-type {argument}")).positions == positions
+
+
+def test_positions_that_are_switched_on() -> None:
+    assert model(launched("--use-rotary-position-embeddings --no-position-embedding")).positions == "rope"
+    assert model(launched("--use-alibi-position-embeddings")).positions == "alibi"
+    assert model(launched("--no-position-embedding")).positions == "none"
+
+
+EXPERTS = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 256"
+
+
+@pytest.mark.parametrize(
+    ("frequency", "layers"),
+    [
+        ("--moe-layer-freq '[1]*4'", "EEEE"),
+        ("--moe-layer-freq [0]+[1]*3", "-EEE"),
+        ("--moe-layer-freq ([0]*1+[1]*3)", "-EEE"),
+        ("--moe-layer-freq '([0]*2+[1]*2)'", "--EE"),
+        ("--moe-layer-freq '([0]*1+[1]*1)*2'", "-E-E"),
+        ("--moe-layer-freq '[1, 0, 0, 1]'", "E--E"),
+        ("--moe-layer-freq 1", "EEEE"),
+        ("--moe-layer-freq 4", "---E"),
+        ("--moe-layer-freq -1", "EEEE"),
+        ("--moe-layer-freq -1 --first-k-dense-replace 1", "-EEE"),
+        ("--first-k-dense-replace 3", "---E"),
+        ("--first-k-dense-replace 1 --moe-layer-freq 1", "-EEE"),
+        ("--moe-layer-freq [0]*4", "----"),
+        ("", "EEEE"),
+    ],
+)
+def test_layers_with_experts(frequency: str, layers: str) -> None:
+    stack = model(launched(f"{EXPERTS} {frequency}")).stack
+    assert "".join(word[-1] for word in stack) == layers
+
+
+@pytest.mark.parametrize("frequency", ["'[1]*5'", "many", "'__import__(\"os\")'", "'[1]*10**9'", "0"])
+def test_layers_with_experts_that_are_none(frequency: str) -> None:
+    with pytest.raises(LaunchFileError, match=r"moe-layer-freq|num-layers"):
+        launched(f"{EXPERTS} --moe-layer-freq {frequency}")
+
+
+def test_megatron_deepspeed() -> None:
+    deepspeed = "deepspeed --num_nodes 4 --num_gpus 8"
+    launch = launched(
+        "--num-experts 16 --expert-interval 1 --topk 2 --moe-expert-parallel-size 64 --deepspeed", deepspeed
+    )
+    experts = model(launch).experts
+    assert experts is not None
+    assert (experts.count, experts.topk, experts.every) == (16, 2, 1)
+    assert launch.layout is not None
+    assert launch.layout.ep == 32  # no more than there are devices
+    launch = launched("--ds-sequence-parallel-size 4 --zero-stage 3 --cpu-optimizer --deepspeed", deepspeed)
+    assert launch.layout is not None
+    assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.zero) == (4, "ulysses", 3)
+    assert launch.layout.offload_states == "optimizer"
+    assert launch.layout.dp == 8
+    experts = model(launched("--num-experts 1 1 64 --expert-interval 2 --deepspeed", deepspeed)).experts
+    assert experts is not None
+    assert (experts.count, experts.topk, experts.every) == (64, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "activation"),
+    [("--swiglu", "silu"), ("--geglu", "gelu"), ("--quick-geglu", "silu"), ("--glu-activation geglu", "gelu"),
+     ("--glu-activation reglu", "relu"), ("--glu-activation liglu", "relu"), ("--use-fused-swiglu", "silu")],
+)  # fmt: skip
+def test_gated_feed_forwards(argument: str, activation: str) -> None:
+    found = model(launched(f"{argument} --ffn-hidden-size 2048"))
+    assert (found.gated_ffn, found.activation, found.ffn_hidden) == (True, activation, 2048)
+    assert not launched(argument).ignored
+
+
+def test_sizes_of_forks() -> None:
+    launch = launched(f"{EXPERTS} --n-shared-experts 2 --moe-intermediate-size 128 --shared-expert-gate")
+    experts = model(launch).experts
+    assert experts is not None
+    assert (experts.ffn_hidden, experts.shared_ffn_hidden, experts.shared_gate) == (128, 256, True)
+    launch = launched("--noop-layers 3 --pipeline-model-parallel-size 2")
+    assert launch.layout is not None
+    assert (model(launch).layers, launch.layout.partition) == (3, (2, 1))
+    launch = launched("--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo")
+    assert launch.layout is not None
+    assert (launch.layout.cp, launch.layout.cp_kind) == (2, "ulysses")
+    launch = launched("--num-layer-list 1,3 --pipeline-model-parallel-size 2")
+    assert launch.layout is not None
+    assert launch.layout.partition == (1, 3)
+    found = model(launched("--window-size 127,0 --window-attn-skip-freq 2 --softmax-type learnable"))
+    assert (found.window, found.full_attention_every, found.attention_sinks) == (128, 2, True)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--lf-conv2d-group 1",
+        "--spec some.package.specs my_layer_spec",
+        "--num-hyper-layers 4",
+        "--engram-dim 64",
+        "--linear-attention-freq 4",
+    ],
+)
+def test_what_changes_the_model_and_is_not_read_is_at_the_head(argument: str) -> None:
+    launch = launched(argument)
+    assert launch.may_be_wrong
+    assert launch.may_be_wrong[0].startswith("the model may be wrong")
+    assert argument.split()[0].removeprefix("--") in launch.may_be_wrong[0]
+
+
+MAMBA = TRAIN.replace("pretrain_gpt.py", "pretrain_mamba.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mixers"),
+    [
+        ("--hybrid-override-pattern M-M*", "M-M*"),
+        ("--hybrid-override-pattern 'M-|M*/*-'", "M-M*"),
+        ("", "MMMM"),
+        ("--hybrid-attention-ratio 0.25 --hybrid-mlp-ratio 0.5", "-M*-"),
+        ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --hybrid-layer-pattern MM*-", "MM*-"),
+    ],
+)
+def test_hybrids_of_mamba(arguments: str, mixers: str) -> None:
+    found = model(launched(arguments, program=MAMBA))
+    assert sorted(found.mixers) == sorted(mixers)
+    assert found.mamba is not None
+    assert (found.mamba.heads, found.mamba.head_dim, found.mamba.state, found.mamba.groups) == (16, 64, 128, 8)
+
+
+def test_models_that_are_no_causal_decoder() -> None:
+    bert = model(launched("--tokenizer-type BertWordPieceLowerCase", program=TRAIN.replace("_gpt", "_bert")))
+    assert (bert.causal, bert.token_types, bert.pooler_and_mlm_head) == (False, 2, True)
+    t5 = model(launched("--encoder-num-layers 6 --decoder-num-layers 3 --decoder-seq-length 128",
+                        program=TRAIN.replace("_gpt", "_t5")))  # fmt: skip
+    assert (t5.layers, t5.decoder_layers, t5.decoder_seq_len) == (6, 3, 128)
+    own = TRAIN.replace("_gpt", "_t5").replace("--num-layers 4", "--encoder-num-layers 4")
+    t5 = model(launched("--encoder-seq-length 512", program=own.replace("--seq-length 512", "")))
+    assert (t5.layers, t5.decoder_layers, t5.seq_len) == (4, 4, 512)
+    launch = launched(program=TRAIN.replace("pretrain_gpt", "pretrain_vision_classify"))
+    assert launch.may_be_wrong == (
+        "the model may be wrong: pretrain_vision_classify.py trains no causal decoder, and is read as one",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "framework"),
+    [
+        ("--use-flash-attn", "megatron-lm"),
+        ("--use-flash-attn --use-mcore-models", CORE),
+        ("--use-flash-attn --transformer-impl transformer_engine", CORE),
+        ("--use-flash-attn --expert-model-parallel-size 2 --num-experts 8", CORE),
+        ("--use-flash-attn --context-parallel-size 2", CORE),
+        ("--transformer-impl local", "megatron-lm"),
+        ("--transformer-impl local --use-mcore-models", CORE),
+        ("--use-legacy-models --use-flash-attn", "megatron-lm"),
+        ("--use-flash-attn --deepspeed --deepspeed_config ds.json", DEEPSPEED),
+        ("", CORE),
+    ],
+)
+def test_generations_of_megatron(arguments: str, framework: str) -> None:
+    assert launched(arguments).framework == framework
+
+
+def test_sizes_of_latent_attention_have_defaults() -> None:
+    latent = model(launched("--multi-latent-attention")).latent_attention
+    assert latent is not None
+    assert (latent.q_lora_rank, latent.kv_lora_rank) == (0, 32)
+    assert (latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim) == (128, 64, 128)
+    of_fork = (
+        "--multi-head-latent-attention --q-lora-rank 96 --kv-lora-rank 64 --qk-nope-head-dim 32 --qk-rope-head-dim 16"
+    )
+    latent = model(launched(of_fork)).latent_attention
+    assert latent is not None
+    assert (latent.q_lora_rank, latent.kv_lora_rank) == (96, 64)
+    assert (latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim) == (32, 16, 128)
