@@ -54,6 +54,22 @@ FACTS = {
     "k11b_sourced/run.sh": Facts(1.316, 8, {"tp": 2}, 2048, "bf16", CORE, {"layers": 24}),
     "k12a_flash_flag_makes_it_old.sh": Facts(0.754, 8, {"ep": 8, "zero": 1}, 4096, "bf16", CORE),
     "k12b_raw_python_message_mla.sh": Facts(0.730, 8, {"dp": 8}, 4096, "bf16", CORE),
+    # Longer ones, each in the shape of a public example.
+    "r01_sizes_by_condition.sh": Facts(7.616, 8, {"tp": 2, "zero": 1, "recompute": "selective"}, 4096, "bf16", CORE),
+    "r03_fork_with_latent_experts.sh": Facts(
+        42.089, 64, {"pp": 4, "ep": 16, "partition": (4, 4, 4, 2)}, 4096, "bf16", CORE, {"layers": 14}
+    ),
+    "r04_deepspeed_experts.sh": Facts(13.149, 64, {"ep": 64}, 2048, "fp16", DEEPSPEED),
+    "r05_options_of_the_script.sh": Facts(1.236, 8, {"tp": 2, "zero": 1}, 8192, "bf16", CORE, {"layers": 16}),
+    "r06_sinks_and_windows.sh": Facts(
+        0.339, 8, {"ep": 4}, 4096, "bf16", CORE, {"window": 128, "full_attention_every": 2, "attention_sinks": True}
+    ),
+    "r07_mamba_by_scale.sh": Facts(0.907, 8, {"dp": 8}, 4096, "bf16", CORE, {"layers": 48}),
+    "r08_encoder_and_decoder.sh": Facts(
+        0.221, 8, {"dp": 8}, 512, "bf16", CORE, {"decoder_layers": 12, "decoder_seq_len": 128, "vocab": 29096}
+    ),
+    "r09_mpiexec.sh": Facts(6.738, 16, {"tp": 4, "dp": 4}, 4096, "bf16", DEEPSPEED),
+    "r10_two_stages.sh": Facts(1.318, 16, {"tp": 2, "dp": 8, "zero": 1}, 2048, "bf16", CORE),
 }
 
 
@@ -69,6 +85,27 @@ def test_a_stranger_is_read_as_it_is(name: str) -> None:
     assert {key: getattr(launch.model, key) for key in facts.model} == facts.model
     assert launch.model is not None
     assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
+
+
+def test_a_launcher_and_a_command_in_exported_variables() -> None:
+    launch = read_launch(STRANGERS / "r02_quoted_launcher.slurm")
+    assert launch.layout is not None
+    assert (launch.devices, launch.layout.tp, launch.layout.pp, launch.layout.dp) == (128, 4, 4, 8)
+    assert (launch.global_batch, launch.layout.recompute, model(launch).vocab) == (512, "full", 250880)
+    # Stages of embeddings counted as layers are not read.
+    assert launch.may_be_wrong == ("the layout may be wrong: 1 unread flag: pp-partition-method (line 98)",)
+
+
+def test_scripts_with_arguments_of_their_own() -> None:
+    path = STRANGERS / "r05_options_of_the_script.sh"
+    launch = read_launch(f"{path} --model-size 8b --tp=4 --nodes 2 -- --recompute-activations")
+    assert launch.layout is not None
+    assert (launch.devices, launch.layout.tp, model(launch).layers) == (16, 4, 32)
+    assert launch.layout.recompute == "selective"
+    launch = read_launch(f"{STRANGERS / 'r01_sizes_by_condition.sh'} dsw 0.5B 2 32 2048 fp16 1 1 full false")
+    assert launch.layout is not None
+    assert (launch.job_fields["dtype"], launch.layout.zero, launch.layout.recompute) == ("fp16", 0, "full")
+    assert (model(launch).hidden, launch.seq_len, launch.global_batch) == (896, 2048, 32)
 
 
 def test_adapters_freeze_the_rest() -> None:
@@ -353,6 +390,18 @@ def test_models_that_are_no_causal_decoder() -> None:
     assert launch.may_be_wrong == (
         "the model may be wrong: pretrain_vision_classify.py trains no causal decoder, and is read as one",
     )
+
+
+NEMO = (STRANGERS / "k04b_vocabulary_not_said_nemo.yaml").read_text()
+
+
+def test_nemo_trains_other_models_too() -> None:
+    bert = model(parse_launch(NEMO + "  bert_binary_head: true\n", "bert.yaml"))
+    assert (bert.causal, bert.token_types, bert.pooler_and_mlm_head) == (False, 2, True)
+    launch = parse_launch(NEMO + "  patch_dim: 16\n  img_h: 224\n  num_classes: 1000\n", "vit.yaml")
+    assert launch.may_be_wrong[0].startswith("the model may be wrong: it is an encoder of images (patch_dim")
+    launch = parse_launch(NEMO.replace("type: meta-llama/Meta-Llama-3.1-8B", "type: somebody/own"), "own.yaml")
+    assert any("a vocabulary of 50,257" in line for line in launch.assumed)
 
 
 @pytest.mark.parametrize(

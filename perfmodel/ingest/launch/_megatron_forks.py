@@ -97,6 +97,20 @@ def _adapters(found: Mapping[str, Any]) -> Fields:
     return says
 
 
+_STATE_TYPES: Final = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
+
+
+def _state_types(found: Mapping[str, Any]) -> Fields:
+    """Element types of gradients and optimizer states (`--use-precision-aware-optimizer` of Megatron-Core)."""
+    says: Fields = {}
+    if "main-grads-dtype" in found:
+        says["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(found["main-grads-dtype"])
+    narrow = [f"--{name} {found[name]}" for name in _STATE_TYPES[1:] if found.get(name, "fp32") != "fp32"]
+    if narrow:
+        says["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is taken as fp32"
+    return says
+
+
 def _capacity(found: Mapping[str, Any]) -> Fields:
     if stated(found, "disable-moe-token-dropping"):
         return {}
@@ -114,6 +128,7 @@ FORKS: Final = (
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
     Rule(keys=("lora-r", "lora-alpha", "lora-target-modules"), fields=("adapter_rank",),
          read=lambda found: _adapters(found) if "lora-r" in found else {}),
+    Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),
     Rule(keys=("moe-train-capacity-factor", "disable-moe-token-dropping"), fields=("expert_capacity_factor",),
          read=lambda found: _capacity(found) if "moe-train-capacity-factor" in found else {}),
 )  # fmt: skip

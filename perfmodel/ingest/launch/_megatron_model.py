@@ -369,8 +369,9 @@ MODEL: Final = (
     Rule(keys=("window-size", "window-attn-skip-freq", "sliding-window"), read=_window),
     dropout_rule("hidden-dropout", "attention-dropout"),
     vocabulary_rule(
-        "vocab-size", ("padded-vocab-size", "vocab-size"), ("tokenizer-type",),
+        "vocab-size", ("padded-vocab-size", "pad-vocab-size-to", "vocab-size"), ("tokenizer-type",),
         ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "hf-tokenizer-path", "vocab-file"),
+        ("vocab-extra-ids",),
     ),
     *mixture_rules(argument, "num_experts")[2:],
     Rule(keys=_EXPERTS, read=_experts, optional=_OF_DEEPSPEED, write=lambda fields: {

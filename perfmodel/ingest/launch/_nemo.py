@@ -138,6 +138,17 @@ def _write_activation(fields: Fields) -> Mapping[str, Any]:
     return {"model.activation": words(_ACTIVATIONS).write(wanted)}
 
 
+_KINDS: Final = ("model.bert_binary_head", "model.bert_type", "model.patch_dim", "model.img_h", "model.num_classes")
+
+
+def _nemo_kind(found: Mapping[str, Any]) -> Fields:
+    """What is trained where that is no causal decoder: BERT, or an encoder of images, which is not described here."""
+    if any(name.startswith("model.bert") for name in found):
+        return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
+    named = ", ".join(name.removeprefix("model.") for name in found)
+    return {"doubt.model": f"the model may be wrong: it is an encoder of images ({named}), and is read as a decoder"}
+
+
 _POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "alibi", "none": "none"}
 
 
@@ -173,6 +184,7 @@ NEMO: Final = LaunchFormat(
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.bias", "model.bias", FLAG),
+        Rule(keys=_KINDS, read=_nemo_kind),
         vocabulary_rule("model.tokenizer.vocab_size", ("model.override_vocab_size", "model.tokenizer.vocab_size"),
                         ("model.tokenizer.library",),
                         ("model.tokenizer.type", "model.tokenizer.model", "model.tokenizer.vocab_file")),

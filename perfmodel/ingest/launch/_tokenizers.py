@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perfmodel.ingest.launch._table import WHOLE, Fields, Rule
+from perfmodel.ingest.launch._table import WHOLE, WHOLE_OR_NONE, Fields, Rule
 
 GPT2: Final = 50257
 """Words of GPT-2's tokenizer, which frameworks have where nothing is said."""
@@ -70,7 +70,9 @@ _FAMILIES: Final = (
 """Names of tokenizers, as patterns, and the words of each."""
 
 
-def vocabulary_rule(written: str, sizes: tuple[str, ...], types: tuple[str, ...], names: tuple[str, ...]) -> Rule:
+def vocabulary_rule(
+    written: str, sizes: tuple[str, ...], types: tuple[str, ...], names: tuple[str, ...], added: tuple[str, ...] = ()
+) -> Rule:
     """The vocabulary of a model: its size where that is stated, else that of the tokenizer's type or name.
 
     Args:
@@ -78,24 +80,29 @@ def vocabulary_rule(written: str, sizes: tuple[str, ...], types: tuple[str, ...]
         sizes: keys of the size, those first that count more.
         types: keys of the tokenizer's type.
         names: keys of its name, path or files.
+        added: keys of how many words come to those of the tokenizer.
     """
 
     def read(found: Mapping[str, Any]) -> Fields:
         for key in sizes:
             if key in found:
                 return {"model.vocab": WHOLE.read(found[key])}
+        more = sum(WHOLE_OR_NONE.read(found[key]) for key in added if key in found)
         for key in types:
             size = vocabulary_of_type(found.get(key))
             if size is not None:
-                return {"model.vocab": size}
+                return {"model.vocab": size + more}
         for key in names:
             size = vocabulary_of(found.get(key))
             if size is not None:
-                return {"model.vocab": size, "note.vocabulary": f"a vocabulary of {size:,}, that of {found[key]}"}
+                return {
+                    "model.vocab": size + more,
+                    "note.vocabulary": f"a vocabulary of {size:,}, that of {found[key]}",
+                }
         return {}
 
     return Rule(
-        keys=(*sizes, *types, *names),
+        keys=(*sizes, *types, *names, *added),
         read=read,
         write=lambda fields: {written: fields.get("model.vocab")},
         defaults={"model.vocab": GPT2},
