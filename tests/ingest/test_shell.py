@@ -35,6 +35,13 @@ SAME_AS_BASH = {
     "continued lines in quotes": 'A="--x 1 \\\n  --y 2 \\\n  --z"; run $A; B="a\\\nb"; run $B',
     "comments": "# run no\nrun a#b # c\n#run d",
     "redirections": "run a > out.txt 2>&1; run b &> log; run c 2>/dev/null >>x; run d <<< text",
+    "output of functions and blocks": 'f() { echo "$1-$2"; }; run "$(f a b)" $(for i in 1 2; do echo -n "$i,"; done) '
+                                      '$(if true; then echo 5; else echo 6; fi)',
+    "output of here-documents": "A=$(cat <<EOF\n--a 1\n--b 2\nEOF\n)\nrun $A; run $(printf '%s-%02d' x 7)",
+    "parts of lists": "A=(1 2 3); unset 'A[0]'; run ${A[@]} ${A[@]: -1}; B=(${A[@]/#/--}); run ${B[@]}",
+    "loops that end inside": "A=1; while :; do A=$((A+1)); [ $A -gt 3 ] && break; done; run $A",
+    "octal": "run $((010)) $((0x1f)); A='a:b:c'; run $(echo $A | cut -d: -f2)",
+    "added to nothing": 'A="${A} --x 1"; A="${A} --y 2"; run $A',
     "here-documents": "cat <<EOF > /dev/null\nrun no\nEOF\nrun yes",
     "arithmetic": "N=4; run $((N * 2 + 1)) $(( ($N+2)/2 )) $((N%3)) $((2**N)) $((N>3 ? 7 : 8)) $((-7/2)) $((1<<N))",
     "arithmetic that assigns": "((A = 3 * 2)); ((A++)); ((A += 5)); let B=A*2; run $A $B $((C = 4)) $C",
@@ -104,6 +111,7 @@ def test_scripts_run_what_bash_runs(name: str, tmp_path: Path) -> None:
     ("script", "commands"),
     [
         # What depends on programs, files and the cluster stays as it is written.
+        ("A=$(python size.py --of 3); run --x $A", [["run", "--x", "$(python size.py --of 3)"]]),
         ("run ${UNSET} $(date) $((UNSET + 1))", [["run", "${UNSET}", "$(date)", "$((UNSET + 1))"]]),
         ("if [ -f /data/x ]; then A=1; else A=2; fi; run $A", [["run", "${A}"]]),
         ("A=0; if nvidia-smi; then A=1; fi; run $A", [["run", "0"]]),

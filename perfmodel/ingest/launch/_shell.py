@@ -7,10 +7,10 @@ on files or on the cluster stays as it is written, and conditions on it are not 
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from perfmodel.ingest.launch import _shell_syntax as syntax
@@ -25,9 +25,11 @@ from perfmodel.ingest.launch._shell_expansion import (
     Word,
     next_index,
     pieces,
+    shown,
     unset_as_empty,
     with_braces,
 )
+from perfmodel.ingest.launch._shell_output import pipeline_output
 from perfmodel.ingest.launch._shell_values import Condition, calculate, unknown
 
 SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
@@ -62,6 +64,10 @@ class _Stop(Exception):
     def __init__(self, kind: str, line: int) -> None:
         super().__init__(kind)
         self.kind, self.line = kind, line
+
+
+class _Unknown(Exception):
+    """The output of a command is not known."""
 
 
 def run_script(
@@ -138,6 +144,10 @@ class _Interpreter(Expander):
         self.prefix = prefix
         """Words of the command that started this shell: `srun --nodes 4` of `srun --nodes 4 bash -c '...'`."""
         self.certain = True
+        self.written: list[str] | None = None
+        """What has been written so far, inside `$(...)`."""
+        self.folder = "."
+        """Where a command inside `$(...)` runs."""
         self.locals: list[dict[str, Value | None]] = []
         """Of every function that runs: what its local variables were outside."""
 
@@ -172,6 +182,8 @@ class _Interpreter(Expander):
         return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
 
     def pipeline(self, node: syntax.Pipeline) -> bool | None:
+        if self.written is not None and self.writes(node):
+            return self.write(node)
         printed = None
         status: bool | None = True
         for i, command in enumerate(node.commands):
@@ -186,8 +198,44 @@ class _Interpreter(Expander):
             return not status
         return status
 
+    # Output of commands, `$(...)`.
+
+    def output(self, part: syntax.Part) -> str | None:
+        outer, folder = self.written, self.folder
+        self.written = []
+        try:
+            with self.subshell(), suppress(_Stop):
+                self.inline(part.text, part.line)
+            return "".join(self.written).rstrip("\n")
+        except _Unknown:
+            return None
+        finally:
+            self.written, self.folder = outer, folder
+
+    def writes(self, node: syntax.Pipeline) -> bool:
+        """Whether a pipeline is of programs, which write something, and not of what the shell does itself."""
+        first = node.commands[0]
+        if not isinstance(first, syntax.Simple) or not first.words:
+            return len(node.commands) > 1
+        words = self.expand(first.words[0])
+        head = words[0].text if words else ""
+        is_own = head in self.state.functions or head in syntax.DECLARING or self.builtin(head) is not None
+        return len(node.commands) > 1 or not is_own
+
+    def write(self, node: syntax.Pipeline) -> bool:
+        def expand(raw: syntax.RawWord) -> list[str]:
+            return [word.text for word in self.expand(raw)]
+
+        text = pipeline_output(node, expand, self.text_of, self.variable, self.folder)
+        if text is None or self.written is None:
+            raise _Unknown
+        self.written.append(text)
+        return True
+
     def is_shell(self, node: syntax.Node) -> bool:
-        return isinstance(node, syntax.Simple) and len(node.words) == 1 and self.expand(node.words[0])[0].text in SHELLS
+        if not isinstance(node, syntax.Simple) or len(node.words) != 1:
+            return False
+        return [word.text for word in self.expand(node.words[0])][:1] in [[name] for name in SHELLS]
 
     def printed(self, node: syntax.Node) -> Word | None:
         """What an `echo` writes."""
@@ -296,24 +344,19 @@ class _Interpreter(Expander):
         return True
 
     def while_loop(self, node: syntax.While) -> bool | None:
+        variables, arguments = dict(self.state.variables), list(self.state.arguments)
+        commands = len(self.state.commands)
         for _ in range(MOST_TURNS):
             status = self.sequence(node.condition)
-            if status is None or (status and self.is_endless(node)):
-                self.left_out(node.body, node.line, "the loop is not followed")
-                return None
-            if status is node.until:
+            if status is None:
+                break
+            if status is node.until or not self.turn(node.body):
                 return True
-            if not self.turn(node.body):
-                return True
-        self.state.notes.append(f"line {node.line}: the loop is followed for {MOST_TURNS} turns alone")
-        return True
-
-    @staticmethod
-    def is_endless(node: syntax.While) -> bool:
-        """Whether a loop waits for something outside (`while true`), so that nobody knows how often it turns."""
-        first = node.condition.items[0].first.commands[0] if node.condition.items else None
-        head = first.words[0].parts if isinstance(first, syntax.Simple) and first.words else ()
-        return len(head) == 1 and head[0].text in ("true", ":", "sleep", "read")
+        # A loop that waits for something outside: as if it had not been entered.
+        self.state.variables, self.state.arguments = variables, arguments
+        del self.state.commands[commands:]
+        self.left_out(node.body, node.line, "the loop is not followed")
+        return None
 
     def for_loop(self, node: syntax.For) -> bool | None:
         if node.words is None:
@@ -393,6 +436,8 @@ class _Interpreter(Expander):
                         value[first if i == 0 else str(int(first) + i)] = word
             else:
                 word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
+                # What a script adds to a variable that it has not set is added to nothing.
+                word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
                 at = "0" if assignment.index is None else self.index(assignment.index)
                 if assignment.appends and at in before:
                     word = Word(before[at].text + word.text, before[at].line)
@@ -445,7 +490,7 @@ class _Interpreter(Expander):
             "command": self.prefixed,
             "exec": self.prefixed,
             "builtin": self.prefixed,
-            "cd": lambda node, words: True,
+            "cd": self.change_folder,
         }
         return tables.get(head)
 
@@ -501,7 +546,13 @@ class _Interpreter(Expander):
 
     def unset(self, node: syntax.Simple, words: list[Word]) -> bool:
         for word in words[1:]:
-            self.state.variables.pop(word.text, None)
+            element = re.fullmatch(r"(\w+)\[(.+)\]", word.text)
+            if element and element[1] in self.state.variables:
+                value = dict(self.state.variables[element[1]])
+                value.pop(self.index(element[2]), None)
+                self.state.variables[element[1]] = value
+            else:
+                self.state.variables.pop(word.text, None)
         return True
 
     def evaluate(self, node: syntax.Simple, words: list[Word]) -> bool | None:
@@ -559,6 +610,11 @@ class _Interpreter(Expander):
                 return None
             del rest[0]
         return self.command(node, rest) if rest else True
+
+    def change_folder(self, node: syntax.Simple, words: list[Word]) -> bool:
+        if self.written is not None:
+            self.folder = str(PurePosixPath(self.folder, words[1].text)) if len(words) > 1 else "~"
+        return True
 
     def call(self, name: str, words: Sequence[Word]) -> bool | None:
         """Run a function; what it declares local is forgotten after."""
@@ -712,7 +768,7 @@ class _Interpreter(Expander):
         for word in words:
             # Whole arguments in one word are taken apart, though a shell would not.
             spread += pieces(word) if re.search(r"\s--", word.text) else [word]
-        spread = [Word(word.text.replace(syntax.JOINED, ""), word.line) for word in spread]
+        spread = [Word(shown(word.text), word.line) for word in spread]
         self.state.commands.append(Command((*self.prefix, *spread), certain and self.certain))
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from perfmodel.ingest.launch import _shell_syntax as syntax
 from perfmodel.ingest.launch._entries import broken
-from perfmodel.ingest.launch._shell_output import output_of
 from perfmodel.ingest.launch._shell_values import calculate, replaced, trimmed, unknown
 
 MOST_EXPANDED: Final = 2_000_000
@@ -136,15 +135,8 @@ class Expander:
         return self.parameter(part.text, part.line)
 
     def output(self, part: syntax.Part) -> str | None:
-        """What a command writes, where it is one of the few whose output follows from their arguments."""
-        self.depth += 1
-        try:
-            if self.depth > syntax.DEEPEST:
-                return None
-            tree = syntax.parse(part.text, self.state.where, part.line)
-            return output_of(tree, lambda raw: [word.text for word in self.expand(raw)], self.text_of, self.variable)
-        finally:
-            self.depth -= 1
+        """What a command writes; None where that is not known."""
+        raise NotImplementedError
 
     def variable(self, name: str) -> str | None:
         """The value of a plain variable."""
@@ -319,6 +311,11 @@ def pieces(word: Word) -> list[Word]:
 def _is_list(part: syntax.Part) -> bool:
     """Whether a part stands for any number of words, also when it is quoted (`"$@"`, `"${A[@]}"`)."""
     return part.kind == "parameter" and (part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text)
+
+
+def shown(text: str) -> str:
+    """A text as it was written, without the marks that keep words together and count lines."""
+    return text.replace(syntax.JOINED, "").replace(syntax.HELD, " ")
 
 
 def unset_as_empty(text: str) -> str:

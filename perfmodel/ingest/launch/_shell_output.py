@@ -1,4 +1,4 @@
-"""Output of the few commands whose output follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
+"""What the few commands write whose output follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
 
 Nothing is executed: every command has its meaning written here, and all others have an output that nobody knows.
 """
@@ -16,45 +16,32 @@ MOST_NODES: Final = 100_000
 """Names of nodes that are made up at most."""
 
 
-def output_of(
-    tree: syntax.Sequence,
+def pipeline_output(
+    node: syntax.Pipeline,
     expand: Expand,
     text_of: Callable[[syntax.HereText], str],
     variable: Callable[[str], str | None],
+    folder: str,
 ) -> str | None:
-    """What the commands of `$(...)` write, without the last end of line; None where that is not known.
+    """What a pipeline writes; None where that is not known.
 
     Args:
-        tree: the commands.
+        node: the pipeline.
         expand: words that a word becomes.
         text_of: text of a here-document.
         variable: value of a variable.
+        folder: where it runs.
     """
-    folder = "."
-    output = ""
-    for item in tree.items:
-        for pipeline in (item.first, *(other for _, other in item.others)):
-            first = pipeline.commands[0]
-            words = _words(first, expand)
-            if words[:1] == ["cd"] and len(pipeline.commands) == 1:
-                folder = str(PurePosixPath(folder, words[1])) if len(words) > 1 else "~"
-                continue
-            text: str | None = None
-            for i, command in enumerate(pipeline.commands):
-                words = _words(command, expand)
-                here = command.here if isinstance(command, syntax.Simple) else None
-                given = text if i else (text_of(here) if here is not None else None)
-                text = _of_command(words, given, folder, variable)
-                if text is None:
-                    return None
-            output += text or ""
-    return output.rstrip("\n")
-
-
-def _words(node: syntax.Node, expand: Expand) -> list[str]:
-    if not isinstance(node, syntax.Simple):
-        return []
-    return [word for raw in node.words for word in expand(raw)]
+    text: str | None = None
+    for command in node.commands:
+        if not isinstance(command, syntax.Simple):
+            return None
+        words = [word for raw in command.words for word in expand(raw)]
+        given = text if command.here is None else text_of(command.here)
+        text = _of_command(words, given, folder, variable)
+        if text is None:
+            return None
+    return text
 
 
 def _of_command(words: list[str], given: str | None, folder: str, variable: Callable[[str], str | None]) -> str | None:
@@ -70,7 +57,10 @@ def _of_command(words: list[str], given: str | None, folder: str, variable: Call
     if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
         return None
     if head == "echo":
-        return " ".join(word for word in arguments if word not in ("-e", "-n", "-E")) + "\n"
+        words = [word for word in arguments if word not in ("-e", "-n", "-E")]
+        return " ".join(words) + ("" if "-n" in arguments[:1] else "\n")
+    if head == "printf" and arguments:
+        return _formatted(arguments[0], arguments[1:])
     if head == "expr":
         value = calculate(" ".join(arguments))
         return None if value is None else f"{value}\n"
@@ -92,6 +82,20 @@ def _of_command(words: list[str], given: str | None, folder: str, variable: Call
     return None if given is None else _filtered(head, arguments, given)
 
 
+def _formatted(form: str, values: list[str]) -> str | None:
+    """Output of printf; None for forms that are not known."""
+    form = form.replace("\\n", "\n").replace("\\t", "\t")
+    marks = re.findall(r"%(?:0?\d*d|s)", form)
+    if len(marks) != len(values) or "%" in re.sub(r"%(?:0?\d*d|s)", "", form) or unknown(" ".join(values)):
+        return None
+    try:
+        return form % tuple(
+            value if mark.endswith("s") else int(value) for mark, value in zip(marks, values, strict=True)
+        )
+    except ValueError:
+        return None
+
+
 def _filtered(head: str, arguments: list[str], text: str) -> str | None:
     """What a filter of a pipeline makes of a text."""
     if head == "bc":
@@ -108,6 +112,10 @@ def _filtered(head: str, arguments: list[str], text: str) -> str | None:
         characters = [argument.replace("\\n", "\n") for argument in arguments]
         if len(characters[0]) == len(characters[1]) == 1:
             return text.replace(characters[0], characters[1])
+    cut = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments)) if head == "cut" else None
+    if cut:
+        fields = [line.split(cut[1]) for line in text.splitlines()]
+        return "".join(f"{parts[int(cut[2]) - 1] if len(parts) >= int(cut[2]) else ''}\n" for parts in fields)
     if head in ("sort", "uniq") and not arguments:
         lines = text.splitlines()
         return "".join(f"{line}\n" for line in (sorted(lines) if head == "sort" else dict.fromkeys(lines)))

@@ -35,6 +35,8 @@ _CLOSERS: Final = {
 }
 JOINED: Final = "\v"
 """A blank in place of a continued line inside quotes, so that the lines of what follows can be counted."""
+HELD: Final = "\x01"
+"""A blank in what could not be expanded, at which it is not divided."""
 DECLARING: Final = ("export", "local", "declare", "readonly", "typeset")
 """Commands whose arguments are assignments."""
 DEEPEST: Final = 60
@@ -54,9 +56,9 @@ class Part:
 
     @property
     def written(self) -> str:
-        """The piece as a script has it, for what cannot be expanded."""
+        """The piece as a script has it, for what cannot be expanded; it stays one word."""
         form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[self.kind]
-        return form.format(self.text)
+        return form.format(re.sub(r"\s", HELD, self.text))
 
 
 @dataclass(frozen=True)
@@ -331,7 +333,7 @@ class _Parser:
         items: list[AndOr] = []
         while True:
             self.newlines()
-            if self.at >= len(self.text) or self.char() == ")" or self.text.startswith(";;", self.at):
+            if self.at >= len(self.text) or self.char() == ")" or self.text.startswith((";;", ";&"), self.at):
                 break
             if self.char() in ";&" and not self.text.startswith("&>", self.at):
                 self.at += 1

@@ -76,13 +76,21 @@ def calculate(text: str) -> int | None:
         return None if chosen is None else calculate(condition[2] if chosen else condition[3])
     python = text.replace("&&", " and ").replace("||", " or ")
     python = re.sub(r"!(?!=)", " not ", python)
-    # Numbers of several digits may begin with 0, as in the names of nodes.
-    python = re.sub(r"\b0+(?=\d)", "", python)
+    # Numbers that begin with 0 are octal, and those with a base are written `16#ff`.
+    python = re.sub(r"\b0(\d+)\b", r"0o\1", python)
+    python = re.sub(r"\b(\d+)#(\w+)", _in_base, python)
     try:
         value = _value(ast.parse(" ".join(python.split()), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
     return value if abs(value) < _LARGEST else None
+
+
+def _in_base(match: re.Match[str]) -> str:
+    try:
+        return str(int(match[2], int(match[1])))
+    except ValueError:
+        return "?"
 
 
 def _value(node: ast.AST) -> int:
@@ -118,7 +126,10 @@ def replaced(value: str, text: str) -> str:
     """`${value/text}`: the first match of a pattern is replaced, or all of them where the text begins with a slash."""
     everywhere = text.startswith("/")
     pattern, _, by = text.removeprefix("/").partition("/")
-    expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+    anchor = pattern[:1] if pattern[:1] in ("#", "%") else ""
+    expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern.removeprefix(anchor))
+    if anchor:
+        expression = f"^{expression}" if anchor == "#" else f"{expression}$"
     return re.sub(expression, lambda match: by, value, count=0 if everywhere else 1) if expression else value
 
 
