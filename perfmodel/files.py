@@ -7,10 +7,12 @@ limit it breaks. Every caller turns that into its own exception, which names the
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import lzma
 import os
+import re
 import tomllib
 import zipfile
 import zlib
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import CalibrationError, PerfModelError
 
 LIMIT_VARIABLE: Final = "PERFMODEL_FILE_LIMIT_GB"
 """Environment variable that moves the limit on tables, traces and other data."""
@@ -41,6 +43,9 @@ _MAGIC_BYTES: Final = max(len(magic) for magic, _ in _COMPRESSIONS)
 _ZIP: Final = b"PK\x03\x04"
 _ZIP_RATIO: Final = 4
 """An archive that does not grow by more than this holds what its size on disk shows, such as weights of a model."""
+UNSEALED: Final = "perfmodel-sha256:" + "0" * 64
+"""What a fitted file has as its checksum until `sealed` puts the right one there."""
+_SEAL: Final = re.compile(rb"perfmodel-sha256:[0-9a-f]{64}")
 DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """What a damaged or truncated compressed file raises."""
 
@@ -261,3 +266,35 @@ def _yaml_children(node: Any) -> list[Any]:
 
 def _too_many_nodes() -> TooLargeError:
     return TooLargeError(f"more than {MOST_YAML_NODES:,} keys and values once its aliases are written out")
+
+
+def sealed(content: bytes) -> bytes:
+    """A fitted file with its checksum, SHA-256 of all its bytes, in place of `UNSEALED`, which stands in it once."""
+    return content.replace(UNSEALED.encode(), _seal(content), 1)
+
+
+def require_intact(content: bytes, where: object, *, needed: bool = True) -> None:
+    """Check a fitted file against the checksum in it.
+
+    Args:
+        content: of the whole file.
+        where: names the file.
+        needed: whether a file without a checksum is refused.
+
+    Raises:
+        CalibrationError: the checksum is missing, or is another one.
+    """
+    found = _SEAL.search(content)
+    if found is None and not needed:
+        return
+    if found is None:
+        raise CalibrationError(f"{where}: has no checksum; fit it again, or install perfmodel again if it came with it")
+    if _seal(content[: found.start()] + UNSEALED.encode() + content[found.end() :]) != found[0]:
+        raise CalibrationError(
+            f"{where}: is damaged, for its checksum does not agree with its content; copy or fit it again, or install "
+            "perfmodel again if it came with it"
+        )
+
+
+def _seal(content: bytes) -> bytes:
+    return b"perfmodel-sha256:" + hashlib.sha256(content).hexdigest().encode()

@@ -11,9 +11,10 @@ from jaxtyping import Float64
 
 from perfmodel.cost import EventTimes
 from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
+from perfmodel.display import json_text
 from perfmodel.errors import CalibrationError
-from perfmodel.files import parse_json
-from perfmodel.ingest.tables import write_json
+from perfmodel.files import UNSEALED, parse_json, require_intact, sealed
+from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import FAMILIES, Collective, Op, family_with_bmm
 from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
@@ -138,7 +139,8 @@ def save_adjustments(folder: Path, adjustments: Mapping[str, Adjustment]) -> Pat
     """Write what runs said, by device, into a calibration directory."""
     path = folder / END_TO_END_FILE
     devices = {device: adjustment.to_dict() for device, adjustment in adjustments.items()}
-    write_json(path, {"schema": SCHEMA, "devices": devices})
+    content = {"schema": SCHEMA, "checksum": UNSEALED, "devices": devices}
+    write_bytes(path, sealed(json_text(content, indent=1).encode() + b"\n"))
     return path
 
 
@@ -152,9 +154,11 @@ def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
         return {}
     path = weights.folder / END_TO_END_FILE
     try:
-        content = parse_json(weights.read(END_TO_END_FILE))
+        written = weights.read(END_TO_END_FILE)
+        content = parse_json(written)
         if content["schema"] != SCHEMA:
             raise CalibrationError(f"{path}: schema {content['schema']!r} is not {SCHEMA!r} of this version; fit again")
+        require_intact(written, path)
         return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CalibrationError):

@@ -16,6 +16,7 @@ from perfmodel.calibration._runs import arithmetic_s
 from perfmodel.cli import main
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import CalibrationError, PerfModelError
+from perfmodel.files import UNSEALED, sealed
 from perfmodel.prediction import (
     CLASSES,
     HOST_FACTORS,
@@ -286,7 +287,8 @@ def test_calibration_directory(tmp_path) -> None:
     assert batch_s == pytest.approx(after.step_time_s, rel=1e-5)
     other = [pm.predict("gpt3-1.3b", "dgx-h100", calibration=c, **options).step_time_s for c in (None, tmp_path)]
     assert other[0] == pytest.approx(other[1], rel=1e-6)
-    (tmp_path / "end_to_end.json").write_text('{"schema": "end-to-end/3", "devices": {"x": {"values": {"y": 1}}}}')
+    content = f'{{"schema": "end-to-end/3", "checksum": "{UNSEALED}", "devices": {{"x": {{"values": {{"y": 1}}}}}}}}'
+    (tmp_path / "end_to_end.json").write_bytes(sealed(content.encode()))
     with pytest.raises(CalibrationError, match="unknown parameter y"):
         pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options)
 

@@ -15,7 +15,7 @@ from perfmodel.cost.learn._collective_rows import SeriesKey
 from perfmodel.cost.learn._fabrics import Fabric, names_of_parts
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
 from perfmodel.errors import CalibrationError
-from perfmodel.files import parse_json
+from perfmodel.files import UNSEALED, parse_json, require_intact, sealed
 from perfmodel.ingest.tables import write_bytes
 
 SCHEMA: Final = "perfmodel-collectives/4"
@@ -204,7 +204,8 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
         "notes": dict(weights.notes),
     }
     whole = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    write_bytes(path, save(whole, {"perfmodel": json.dumps(meta, sort_keys=True)}))
+    metadata = {"perfmodel": json.dumps(meta, sort_keys=True), "checksum": UNSEALED}
+    write_bytes(path, sealed(save(whole, metadata)))
 
 
 def collective_weights(weights: WeightFiles) -> CollectiveWeights:
@@ -219,12 +220,14 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
         return collective_weights(weight_files(None))
     path = weights.folder / FILE_NAME
     try:
-        metadata, arrays = parse_weights(weights.read(FILE_NAME))
+        content = weights.read(FILE_NAME)
+        metadata, arrays = parse_weights(content)
         meta = parse_json(metadata.get("perfmodel", "{}"))
     except (SafetensorError, ValueError) as error:
         raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
     if meta.get("schema") != SCHEMA:
         raise CalibrationError(f"{path}: schema {meta.get('schema')!r} is not {SCHEMA!r} of this version; fit it again")
+    require_intact(content, path)
     try:
         return _weights(meta, arrays)
     except (KeyError, IndexError, ValueError, TypeError) as error:

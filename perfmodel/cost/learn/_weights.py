@@ -17,7 +17,7 @@ from perfmodel.cost.learn._regressor import Regressor
 from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.errors import CalibrationError
-from perfmodel.files import parse_json
+from perfmodel.files import UNSEALED, parse_json, require_intact, sealed
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.session import current_session
@@ -50,8 +50,9 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
         "layers": len(regressor.params.kernels),
     }
     metadata = {"format": FORMAT, "schema_version": str(SCHEMA_VERSION), "description": json.dumps(described)}
+    metadata["checksum"] = UNSEALED
     path = Path(directory) / f"{regressor.name}.safetensors"
-    write_bytes(path, save(arrays, metadata))
+    write_bytes(path, sealed(save(arrays, metadata)))
     return path
 
 
@@ -124,11 +125,13 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     """
     from safetensors import SafetensorError
 
+    content = read_weights(path) if content is None else content
     try:
-        metadata, arrays = parse_weights(read_weights(path) if content is None else content)
+        metadata, arrays = parse_weights(content)
     except (SafetensorError, ValueError) as error:
         raise _unreadable(path, error) from None
     described = _described(metadata, path)
+    require_intact(content, path)
     stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
     groups = tuple((int(stack), KernelKind.parse(kind)) for stack, kind in described["groups"])
     family = described["family"]

@@ -27,6 +27,7 @@ from perfmodel.cost.learn._recipe import Stages
 from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._train import _step, train, train_members
 from perfmodel.errors import CalibrationError, TableError
+from perfmodel.files import UNSEALED, sealed
 from perfmodel.ops import Gemm
 
 TINY = Recipe(
@@ -234,14 +235,14 @@ def test_truncated_weights_are_refused(fitted: Path, tmp_path: Path) -> None:
 def rewritten(fitted: Path, path: Path, metadata: dict[str, str], poison: bool = False) -> Path:
     """A copy of fitted weights with changed metadata or a NaN."""
     from safetensors import safe_open
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import load_file, save
 
     arrays = load_file(fitted / "gemm.safetensors")
     with safe_open(fitted / "gemm.safetensors", framework="numpy") as file:
         old = file.metadata()
     if poison:
         arrays["mean"][0] = np.nan
-    save_file(arrays, path, {**old, **metadata})
+    path.write_bytes(sealed(save(arrays, {**old, **metadata, "checksum": UNSEALED})))
     return path
 
 
