@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = Path(__file__).with_suffix(".toml")
 LIMIT_S = 60.0
 """Seconds of processor time after which the tests of a room are stopped."""
-WALL_LIMIT_S = 240.0
+WALL_LIMIT_S = 600.0
 """The same on the clock, for machines that do other work at the same time."""
 
 PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "-m", "not slow")
@@ -367,14 +367,23 @@ class Scratch:
 
 def _exit_status(child: int, deadline: float) -> int | None:
     """Exit code of a process, negative where a signal ended it; None where it had to be ended."""
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
+    try:
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+    except BaseException:
+        _end(child)
+        raise
+    _end(child)
+    return None
+
+
+def _end(child: int) -> None:
+    """End a process and those that it started."""
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return None
 
 
 def _import_what_is_slow() -> None:
@@ -403,6 +412,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants.csv", help="a table of all verdicts")
     parser.add_argument("--list", action="store_true", help="print the mutants without running any test")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the scratch copy goes too
 
     rooms = {room.name: room for room in read_rooms() if not arguments.rooms or room.name in arguments.rooms}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

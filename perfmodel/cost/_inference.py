@@ -125,7 +125,7 @@ def _read_elements(op: Op) -> float:
 def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) -> float:
     """Time of a kernel relative to one whose stored operand is as wide as its other elements: the ratio of rooflines
     with fewer bytes read for the same FLOPs."""
-    if not elements or isinstance(op, Collective):
+    if isinstance(op, Collective):
         return 1.0
     compute_s = op.flops / (COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
     wide_s, own_s = (

@@ -158,6 +158,29 @@ def table_rows() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def measured_rows(model: CollectiveModel) -> pd.DataFrame:
+    """Rows of every series that the weights rest on, inside a node and between nodes, and of every exchange."""
+    rows: list[dict[str, Any]] = []
+    entries = dict.fromkeys(key for key in model.weights.curves if hasattr(key, "software"))
+    for source, device, interconnect, kind, algorithm, way in model.weights.series:
+        run = {"source": source, "device": device, "interconnect": interconnect, "collective": kind}
+        run |= {"algorithm": algorithm, "variant": way, "software": "", "dtype": ""}
+        rows.append(run | {"num_ranks": 4, "num_nodes": 1, "ranks_per_node": 4, "bytes": 2e6})
+        rows.append(run | {"num_ranks": 16, "num_nodes": 2, "ranks_per_node": 8, "bytes": 5e4})
+    for entry in entries:
+        run = dict(
+            zip(("source", "device", "interconnect", "collective", "algorithm", "variant"), entry.series, strict=True)
+        )
+        run |= {"software": entry.software, "dtype": entry.dtype}
+        rows.append(run | {"num_ranks": 24, "num_nodes": 3, "ranks_per_node": 8, "bytes": 1.5e8})
+    for software, device, interconnect, kind, mode, dtype in model.weights.moe.series:
+        run = {"software": software, "device": device, "interconnect": interconnect, "collective": kind, "mode": mode}
+        shape = {"hidden": 7168, "topk": 8, "experts": 256}
+        rows.append(run | shape | {"dtype": dtype, "num_ranks": 8, "num_nodes": 1, "tokens": 128})
+        rows.append(run | shape | {"dtype": dtype, "num_ranks": 32, "num_nodes": 4, "tokens": 4096, "sms": 20})
+    return pd.DataFrame(rows)
+
+
 def answers() -> Iterator[Answer]:
     """What is said now."""
     kernel_model, collective_model = KernelModel.load(), CollectiveModel.load()
@@ -169,7 +192,7 @@ def answers() -> Iterator[Answer]:
         cluster = catalog.cluster(name)
         ops = [op for op in collectives() if op.level < len(cluster.levels)]
         yield from _answers("collective", name, ops, collective_model.times(cluster, ops))
-    rows = table_rows()
+    rows = pd.concat([table_rows(), measured_rows(collective_model)], ignore_index=True)
     for row, found in zip(rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True):
         time_s, lo_s, hi_s, provenance = found
         said = " ".join(f"{key}={value}" for key, value in row.items() if value == value and key != "device")

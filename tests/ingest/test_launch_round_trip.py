@@ -217,6 +217,8 @@ def test_models_that_a_format_cannot_hold_are_left_to_the_user(framework: str) -
         ("megatron-core", "pp=4,schedule=zb-h1", {}, r"schedule=zb-h1 \(Megatron runs 1f1b"),
         ("megatron-core", "dp=2,offload=true", {}, "offload=true"),
         ("torchtitan", "dp=8,zero=1", {}, "take zero=0, 2 or 3"),
+        ("torchtitan", "tp=2,dp=2,zero=0,sequence_parallel=true", {}, "DDP goes with no other parallelism"),
+        ("torchtitan", "cp=2,zero=0", {}, "DDP goes with no other parallelism"),
         ("torchtitan", "tp=2,dp=4,zero=3", {}, r"sequence_parallel=false \(its tensor parallelism always.*take seq"),
         ("torchtitan", "dp=8,zero=3", {"dtype": "fp16"}, "dtype=fp16"),
         ("nanotron", "dp=8,zero=3", {}, "optimizer states only; take zero=0 or 1"),
@@ -233,6 +235,21 @@ def test_what_a_framework_cannot_run_is_refused(framework: str, layout: str, job
         pm.export_launch(
             Layout.parse(layout), framework, model="llama3-8b", job=pm.Job(global_batch=64, seq_len=2048, **job)
         )
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 4), (4, 2)])
+def test_stages_that_nanotron_cuts_so_by_itself_are_not_said(tp: int, pp: int) -> None:
+    serial = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    layout = Layout(tp=tp, pp=pp, dp=2, zero=1, sequence_parallel=True, tp_overlap=True, **serial)
+    cut = partition_by_cost(pm.model("llama3-8b"), pp)
+    said, unsaid = (
+        pm.export_launch(one, "nanotron", model="llama3-8b", job=job_of(layout, 8))
+        for one in (layout.replace(partition=cut), layout)
+    )
+    assert said == unsaid
+    other = (cut[0] - 1, *cut[1:-1], cut[-1] + 1)
+    with pytest.raises(LaunchFileError, match="it balances stages by itself"):
+        pm.export_launch(layout.replace(partition=other), "nanotron", model="llama3-8b", job=job_of(layout, 8))
 
 
 def test_uneven_stages_of_megatron() -> None:

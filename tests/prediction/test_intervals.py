@@ -15,14 +15,18 @@ from perfmodel.prediction import (
     DEGREES,
     GAUSS_90,
     NEUTRAL,
+    Adjustment,
     Belief,
+    FittedRuns,
     Joint,
     Likeness,
     Parts,
     Prediction,
+    StepProblem,
     class_of,
     event_shares,
     explain,
+    factors_of,
     half_width,
     joint_errors,
     joint_of,
@@ -32,6 +36,7 @@ from perfmodel.prediction import (
     priced_events,
     scales,
     shared_errors,
+    step_derivatives,
     step_problem,
     widened,
 )
@@ -162,6 +167,80 @@ def test_events_count_by_their_share_of_the_step_and_their_own_intervals() -> No
         expected[name] = expected.get(name, 0.0) + problem.belief.events * share * half / GAUSS_90
     sources = {name: sd for name, sd in found.error_sources.items() if name.startswith("events: ")}
     assert sources == pytest.approx(expected, rel=1e-6)
+
+
+FITTED = ("gemm", "attention")
+SEEN_HALF_WIDTH = 0.02
+
+
+def with_runs(problem: StepProblem, held: float) -> StepProblem:
+    """The problem after two runs of its site, to which two parameters were fitted."""
+    runs = FittedRuns(
+        at=((0.0,) * 8, (3.0,) + (0.0,) * 7),
+        slopes=((0.6, 0.1), (0.5, 0.2)),
+        error=(0.05, 0.08),
+        weight=(1.0, 1.0),
+        covariance=((0.02, 0.01), (0.01, 0.03)),
+        likeness=Likeness(near=0.05, length=2.0, own=0.02),
+        noise=0.03,
+        scatter=(0.3, 0.5),
+        doubt=1.0,
+        held=held,
+    )
+    seen = (("gemm", SEEN_HALF_WIDTH),)
+    values = tuple((name, 0.05) for name in FITTED)
+    device = problem.cluster.device.name
+    return problem.adjusted(Adjustment(device=device, values=values, half_width=seen, runs=runs))
+
+
+@pytest.mark.parametrize("held", [0.5, 1.0, 50.0])
+def test_after_runs_an_interval_is_what_they_leave_open(held: float) -> None:
+    layout = Layout(tp=2, pp=2, dp=2, zero=1)
+    _, before = predicted(layout)
+    problem = with_runs(before, held)
+    found, runs = explain(problem, layout), problem.adjustment.runs
+
+    # events that are less certain than those of the runs were, by the parameter that moves them
+    events = event_shares(problem, layout)
+    times = priced_events(problem, events.ops)
+    half_widths = (times.hi_s - times.lo_s) / 2 / times.time_s
+    beyond: dict[str, float] = {}
+    for op, seconds, half in zip(events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True):
+        name = factors_of(op)[1]
+        seen = SEEN_HALF_WIDTH if name == "gemm" else 0.0
+        share = seconds / found.step_time_s
+        beyond[name] = beyond.get(name, 0.0) + share * sqrt(max(0.0, half**2 - seen**2)) / GAUSS_90
+    sources = {name[8:]: sd for name, sd in found.error_sources.items() if name.startswith("events: ")}
+    assert sources == pytest.approx(beyond, rel=1e-6)
+
+    derivatives = step_derivatives(problem, [layout], FITTED)
+    slopes = derivatives.by_parameter / derivatives.step_s[:, None]
+    where = np.array([layout_coordinates(problem.setting, layout)])
+    signal = runs.joint(slopes, where, np.array([[*beyond.values()]]))[:, 0, 0]
+    half = float(half_width(signal + runs.noise_variance, runs.known.scales.weight))
+    told = log(found.step_time_hi_s / found.step_time_s)
+    if held <= 1:
+        assert told == pytest.approx(held * half, rel=1e-6)
+    else:  # no wider than before any run
+        assert half < told < held * half
+    of_fit = np.array([sd for name, sd in found.error_sources.items() if name.startswith("fit: ")])
+    assert of_fit @ of_fit == pytest.approx((slopes @ runs.posterior @ slopes.T).item(), rel=1e-6)
+    assert found.error_sources["own"] == pytest.approx(problem.adjustment.noise)
+
+
+def test_after_runs_layouts_share_what_the_runs_say() -> None:
+    layouts = [Layout(tp=8), Layout(dp=8, zero=1), Layout(dp=8, zero=1, micro_batch=2)]
+    problem = with_runs(predicted(layouts[0])[1], 1.0)
+    predictions, runs = [explain(problem, layout) for layout in layouts], problem.adjustment.runs
+    joint = joint_errors(problem, predictions)
+    for i, prediction in enumerate(predictions):
+        own = joint.covariance[:, i, i]
+        half = float(half_width(own, joint.weight))
+        assert log(prediction.step_time_hi_s / prediction.step_time_s) == pytest.approx(half, rel=1e-6)
+    np.testing.assert_allclose(joint.noise, np.repeat(runs.noise_variance[:, None], 3, axis=1))
+    np.testing.assert_allclose(joint.covariance, joint.covariance.transpose(0, 2, 1))
+    apart = joint.covariance[:, 1, 1] + joint.covariance[:, 2, 2] - 2 * joint.covariance[:, 1, 2]
+    assert (apart >= 2 * runs.noise_variance - 1e-12).all()
 
 
 def test_shares_of_a_step_by_class_add_up_to_all_of_it() -> None:
@@ -314,6 +393,8 @@ def test_physics_that_is_certain_of_all_but_events_has_no_other_width() -> None:
     neutral = NEUTRAL.belief(MEGATRON, catalog.device("H100-SXM5-80GB"))
     assert neutral.half_width(dict.fromkeys(CLASSES, 0.1)) == pytest.approx(0.0, abs=1e-5)
     assert neutral.half_width({}, 0.01) == pytest.approx(GAUSS_90 * 0.1)
+    assert (neutral.events, neutral.held, neutral.held_given, neutral.doubt) == (1.0, 1.0, 1.0, 1.0)
+    assert neutral.degrees.tolist() == [0.0] * len(DEGREES)
 
 
 def test_sources_left_out_leave_another_record() -> None:

@@ -13,6 +13,7 @@ import perfmodel
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.schedule import (
     NEVER,
+    PassTimes,
     Phase,
     Schedule,
     check,
@@ -24,6 +25,7 @@ from perfmodel.schedule import (
     register,
     require_valid,
     schedule_names,
+    starts_and_ends,
 )
 
 F, B = Phase.FORWARD, Phase.BACKWARD
@@ -195,3 +197,14 @@ def test_a_schedule_is_one_file_of_the_package(tmp_path: Path) -> None:
     asked = "from perfmodel.schedule import get_schedule; print(get_schedule('reversed')(2, 4).devices)"
     done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "2\n", done.stderr
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 4), (4, 12)])
+def test_messages_take_no_time_unless_told(p: int, m: int) -> None:
+    """(m + p - 1) passes each way, of 1F1B."""
+    schedule = get_schedule("1f1b")(p, m)
+    for times in (PassTimes(np.ones(p), np.ones(p), np.ones(p)), PassTimes.uniform(p, 1.0, 2.0)):
+        assert times.transfer_s == 0
+        assert starts_and_ends(schedule, times)[1].max() == 3 * (m + p - 1)
+    late = PassTimes.uniform(p, 1.0, 2.0, transfer_s=0.5)
+    assert starts_and_ends(schedule, late)[1].max() >= 3 * (m + p - 1) + 2 * (p - 1) * 0.5

@@ -182,6 +182,11 @@ CORE = 2 * BATCH * LAYERS * S * S * 2 * WIDTH
             ("mla_up_proj",),
             2 * BATCH * S * LAYERS * HEADS * (18 * (6 + 4) + 10 * (6 + 8)),
         ),
+        (
+            {"kv_heads": HEADS, "latent_attention": LATENT, "window": 5},
+            ("mla_up_proj",),
+            2 * BATCH * S * LAYERS * HEADS * (18 * (6 + 4) + 10 * (6 + 8)),
+        ),
     ],
 )
 def test_selective_recompute_repeats_its_modules(fields: dict, modules: tuple[str, ...], repeated: int) -> None:
