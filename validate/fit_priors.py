@@ -32,6 +32,10 @@ def main() -> None:
     OUT.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n")
     for choice, strength in fitted["strength"].items():
         print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")
+    for tuning, log in zip(
+        fitted["tunings"], np.sum(list(fitted["tuning_log_likelihood"].values()), axis=0), strict=True
+    ):
+        print(f"tuning {tuning:4g}: log-likelihood {log:.2f}")
     print(f"wrote {OUT}; {np.sum(list(fitted['rows'].values()))} rows")
 
 

@@ -179,6 +179,8 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
         needed = ("cluster",)
     if arguments.command == "report" and of_calibration(arguments):
         needed = ()
+    if getattr(arguments, "open", False) and arguments.devices is not None:
+        needed = tuple(name for name in needed if name != "layout")
     flags = lacking(arguments, *needed)
     if flags and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._show import note
@@ -265,6 +265,22 @@ def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | N
     text of `predict` does by itself."""
     from perfmodel import catalog
 
+    model, framework = catalog.model(arguments.model), framework_of(arguments)
+    job = framework.job(
+        model,
+        cluster.device,
+        global_batch=arguments.global_batch,
+        seq_len=arguments.seq_len,
+        dtype=arguments.dtype,
+        **stated_job(arguments),
+    )
+    if not quiet and (arguments.command != "predict" or arguments.json):
+        note(job.assumed)
+    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)
+
+
+def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the job that flags and files state, but for global batch, sequence length and element type."""
     said = job_fields(arguments) | arguments.of_job
     flags = vars(arguments)  # a command may have some of them only
     if (attention := flags.get("attention")) is not None:
@@ -275,18 +291,7 @@ def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | N
         said["frozen"] = freeze == "all" or bool(lora_rank)
         said["frozen_embedding"] = freeze == "embedding"
         said["adapter_rank"] = lora_rank or 0
-    model, framework = catalog.model(arguments.model), framework_of(arguments)
-    job = framework.job(
-        model,
-        cluster.device,
-        global_batch=arguments.global_batch,
-        seq_len=arguments.seq_len,
-        dtype=arguments.dtype,
-        **said,
-    )
-    if not quiet and (arguments.command != "predict" or arguments.json):
-        note(job.assumed)
-    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)
+    return said
 
 
 def _calibration(text: str) -> Path | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, stated_job
 from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import breakdown, emit, new_console, note, written
 from perfmodel.cli._show_search import memory_words, run_lines
@@ -17,6 +17,7 @@ from perfmodel.units import GIB, duration
 
 if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
+    from perfmodel.validation import JobRun, RunPrediction
 
 
 def add_predict(commands: Any) -> None:
@@ -30,6 +31,11 @@ def add_predict(commands: Any) -> None:
     command.add_argument(
         "--price", dest="price_per_device_hour", type=float, metavar="USD",
         help="per device and hour (default: the list price)",
+    )  # fmt: skip
+    command.add_argument(
+        "--open", action="store_true",
+        help="predict the mixture of all that the run may have been, over every setting that is not stated, as "
+        "'validate cases' does (default: the framework's defaults); --layout may be left out with --devices",
     )  # fmt: skip
     add_reliability(command)
     command.set_defaults(run=_predict)
@@ -116,13 +122,82 @@ def write_pictures(
     return [str(path) for _, path in wanted if path]
 
 
+def described(arguments: argparse.Namespace) -> "JobRun":
+    """What the flags state of a run.
+
+    Raises:
+        PerfModelError: bad input.
+    """
+    from perfmodel.validation import described_job
+
+    return described_job(
+        arguments.model,
+        arguments.cluster,
+        arguments.layout or "",
+        framework=arguments.framework or "",
+        devices=arguments.devices,
+        global_batch=arguments.global_batch,
+        seq_len=arguments.seq_len,
+        dtype=arguments.dtype,
+        **stated_job(arguments),
+    )
+
+
+def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[str]:
+    """Names of the settings that the flags leave open, and `predict` takes at their defaults."""
+    from perfmodel.validation import name_open_choices
+
+    if result.kinds or result.layout.devices != (arguments.devices or result.layout.devices):
+        return []
+    try:
+        return name_open_choices(described(arguments))
+    except PerfModelError:
+        # What the flags state is predicted as it stands, though it is not described as published runs are.
+        return []
+
+
+def _predict_open(arguments: argparse.Namespace) -> int:
+    from perfmodel.validation import predict_run
+
+    for flag, given in (("--strict", arguments.strict), ("--tokens", arguments.tokens is not None)):
+        if given:
+            raise PerfModelError(f"predict: {flag} is for one layout with every setting stated; leave --open or it out")
+    run = predict_run(described(arguments), arguments.calibration)
+    emit(arguments, run.to_dict(), lambda: _show_open(run))
+    return 0
+
+
+def _show_open(run: "RunPrediction") -> None:
+    """Step time and memory of the mixture, and what moves them most."""
+    console = new_console()
+    case = run.case
+    console.print(
+        f"{case.model.name} on {case.layout.devices} devices of {case.cluster.name}, global batch "
+        f"{case.job.global_batch}, sequence {case.job.seq_len}: {len(run.completions)} ways to fill in what is open"
+    )
+    console.print(
+        f"step time {duration(run.step_time_s)} (90 %: {duration(run.step_time_lo_s)} to "
+        f"{duration(run.step_time_hi_s)}); probability to fit, before it ran: {run.fits_probability:.2f}"
+    )
+    console.print(f"likeliest: {case.framework.label}, layout {case.layout}")
+    rows = [(effect.name, f"{effect.lowest:+.0%}", f"{effect.highest:+.0%}") for effect in run.effects]
+    if rows:
+        console.print(table("what is open, and the step time that its values lead to", ("choice", "from", "to"), rows))
+
+
 def _predict(arguments: argparse.Namespace) -> int:
+    if arguments.open:
+        return _predict_open(arguments)
     result = predicted(arguments)
     run = run_of(arguments, problem_of(arguments, quiet=True), result)
+    names = _open_choices(arguments, result)
+    lines = list(run_lines(run)) if run else []
+    if names:
+        lines.append(f"not stated, taken at their defaults: {', '.join(names)} (--open integrates over them)")
     emit(
         arguments,
-        result.to_dict() | (run.to_dict() if run else {}),
-        lambda: _show(result, run_lines(run) if run else ()),
+        result.to_dict() | (run.to_dict() if run else {}) | {"not_stated": names},
+        lambda: _show(result, lines),
     )
     return 0
 

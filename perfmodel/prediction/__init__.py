@@ -68,6 +68,7 @@ from perfmodel.prediction._mixture import (
     choice_effects,
     posterior_weights,
     representatives,
+    tuned_weights,
     weighted_median,
 )
 from perfmodel.prediction._phases import Phase

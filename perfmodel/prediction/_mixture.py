@@ -4,7 +4,7 @@ A run that leaves choices open has several completions. Each completion has a pr
 in memory, and a step time with a 90 % interval of its own. The run's step time is the mixture of the completions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import Final
@@ -31,6 +31,35 @@ def posterior_weights(
     if weight.sum() <= 0:
         weight = np.asarray(prior, float)
     return weight / weight.sum()
+
+
+def tuned_weights(
+    weight: Float[np.ndarray, " completions"],
+    time: Float[np.ndarray, " completions"],
+    alike: Sequence[Hashable],
+    exponent: float,
+) -> Float[np.ndarray, " completions"]:
+    """Weights of people who prefer what is faster: times `time` to the power of minus `exponent` (a logit model of
+    discrete choice, McFadden 1974).
+
+    People choose among completions that they could run alike: on the same network with the same software. So only
+    completions of one group share their weight out anew, and what a group weighs as a whole stays.
+
+    Args:
+        weight: sums to 1.
+        time: step time of every completion.
+        alike: of every completion, its group.
+        exponent: 0 for people who do not care, large for those who run nothing but the fastest.
+    """
+    tuned = np.zeros(len(weight))
+    for group in dict.fromkeys(alike):
+        inside = np.array([each == group for each in alike])
+        total = weight[inside].sum()
+        # Relative to the fastest of the group, so that no power of a time overflows.
+        preferred = weight[inside] * (time[inside] / time[inside].min()) ** -exponent
+        if total > 0:
+            tuned[inside] = total * preferred / preferred.sum()
+    return tuned
 
 
 @dataclass(frozen=True, eq=False)

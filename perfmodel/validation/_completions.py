@@ -14,8 +14,9 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import representatives
-from perfmodel.spec import Device, Framework, Model
-from perfmodel.validation._case_rows import Case, framework_of, read_case
+from perfmodel.spec import Device, Framework
+from perfmodel.validation._case_rows import Case, framework_of
+from perfmodel.validation._described_run import DescribedRun
 from perfmodel.validation._open_cells import (
     DEGREE_CHAIN,
     MICRO_BATCH_CHAIN,
@@ -26,11 +27,7 @@ from perfmodel.validation._open_cells import (
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, OpenChoice
 from perfmodel.validation._priors import ChoicePriors
-from perfmodel.validation._row_cells import Row, number, text
-from perfmodel.validation._row_model import model_of
-from perfmodel.validation._row_recipe import with_shards_of_recipe
-from perfmodel.validation._row_words import framework_name, seq_len_of
-from perfmodel.validation._run_features import RunFeatures, case_features, model_features
+from perfmodel.validation._run_features import case_features, model_features
 
 FRAMEWORK_CHAIN: Final = (("vendor",), ("vendor", "kind"), ("vendor", "era"), ("vendor", "kind", "era"))
 MOST_FRAMEWORKS: Final = 8
@@ -38,6 +35,11 @@ MOST_FRAMEWORKS: Final = 8
 MOST_WEIGHED: Final = 48
 """Completions of which the memory is computed."""
 GENERIC: Final = Framework().name
+
+
+_TUNABLE_CELLS: Final = ("degrees", "micro_batch", "vpp", "replicate")
+"""Choices of `_open_cells` that who runs it makes freely."""
+TUNABLE: Final = frozenset({*_TUNABLE_CELLS, *(choice.name for choice in OPEN_CHOICES if choice.tunable)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,37 +52,30 @@ class Completion:
     chosen: dict[str, str] = field(default_factory=dict)
     """By open choice, the value that was filled in."""
 
-
-def year_of(row: Row) -> int | None:
-    """The year of a row: of its column, else of its framework; None where neither says it."""
-    year = number(row, "year")
-    if year is not None:
-        return int(year)
-    _, _, stated = framework_name(row).partition("@")
-    return int(stated) if stated.isdecimal() else None
+    @property
+    def given(self) -> tuple[tuple[str, str], ...]:
+        """What of `chosen` nobody can tune."""
+        return tuple((name, value) for name, value in self.chosen.items() if name not in TUNABLE)
 
 
-def features_of(row: Row, framework: Framework, model: Model, device: Device) -> RunFeatures:
-    """Features of the run of a row."""
-    return model_features(model, device, seq_len_of(row, model)[0], framework, year_of(row))
-
-
-def completions(row: Row, framework: Framework | None, priors: ChoicePriors) -> tuple[list[Completion], list[str]]:
-    """Completions of a row but for the choices that take no memory, at most `MOST_WEIGHED`, and why others cannot be.
+def completions(
+    run: DescribedRun, framework: Framework | None, priors: ChoicePriors
+) -> tuple[list[Completion], list[str]]:
+    """Completions of a run but for the choices that take no memory, at most `MOST_WEIGHED`, and why others cannot be.
 
     Args:
-        framework: instead of the row's own, if given.
+        framework: instead of the run's own, if given.
 
     Raises:
-        Unusable, PerfModelError: the row cannot be read under any framework.
+        Unusable, PerfModelError: the run cannot be read under any framework.
     """
-    frameworks = [(framework, 1.0)] if framework is not None else frameworks_of(row, priors)
+    frameworks = [(framework, 1.0)] if framework is not None else frameworks_of(run, priors)
     found: list[Completion] = []
     refused: list[PerfModelError] = []
     for candidate, weight in frameworks:
         chosen = {"framework": candidate.label} if len(frameworks) > 1 else {}
         try:
-            for completion in _read(row, candidate, priors, refused):
+            for completion in _read(run, candidate, priors, refused):
                 prior = weight * completion.prior
                 found.append(Completion(completion.case, prior, chosen | completion.chosen))
         except PerfModelError as error:
@@ -89,8 +84,24 @@ def completions(row: Row, framework: Framework | None, priors: ChoicePriors) -> 
         raise refused[0]
     if len(frameworks) > 1:
         found = [replace(each, case=_assuming(each.case, "framework")) for each in found]
-    with_choices = with_open_choices(thinned(found, MOST_WEIGHED), row, priors, takes_memory=True)
+    with_choices = with_open_choices(thinned(found, MOST_WEIGHED), run.year, priors, takes_memory=True)
     return with_choices, list(dict.fromkeys(str(error) for error in refused))
+
+
+def open_choices(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> list[str]:
+    """Names of what a run leaves open under a framework, the framework first if nobody names it.
+
+    Raises:
+        Unusable, PerfModelError: the run cannot be read.
+    """
+    names = [] if run.framework_name else ["framework"]
+    found = _read(run, framework, priors, [])
+    names += dict.fromkeys(name for completion in found for name in completion.chosen)
+    likeliest = max(found, key=lambda completion: completion.prior)
+    for choice in OPEN_CHOICES:
+        if len(_expanded(likeliest, choice, run.year, priors)) > 1:
+            names.append(choice.name)
+    return names
 
 
 def _assuming(case: Case, name: str) -> Case:
@@ -104,22 +115,22 @@ def thinned(found: Sequence[Completion], most: int) -> list[Completion]:
 
 
 def with_open_choices(
-    found: Sequence[Completion], row: Row, priors: ChoicePriors, *, takes_memory: bool, most: int = MOST_WEIGHED
+    found: Sequence[Completion], year: int | None, priors: ChoicePriors, *, takes_memory: bool, most: int = MOST_WEIGHED
 ) -> list[Completion]:
     """Completions with the choices filled in that take memory, or with those that take none, at most `most`."""
     for choice in OPEN_CHOICES:
         if choice.takes_memory == takes_memory:
             expanded = []
             for completion in found:
-                expanded += _expanded(completion, choice, row, priors)
+                expanded += _expanded(completion, choice, year, priors)
             found = thinned(expanded, most)
     return list(found)
 
 
-def _expanded(completion: Completion, choice: OpenChoice, row: Row, priors: ChoicePriors) -> list[Completion]:
+def _expanded(completion: Completion, choice: OpenChoice, year: int | None, priors: ChoicePriors) -> list[Completion]:
     """A completion with every value of a choice that it leaves open and can have; itself where it has none."""
     case = completion.case
-    features = case_features(case, year_of(row))
+    features = case_features(case, year)
     possible: list[Completion] = []
     for variant, chance in choice.weighted(case, features, priors):
         try:
@@ -134,32 +145,32 @@ def _expanded(completion: Completion, choice: OpenChoice, row: Row, priors: Choi
     return [replace(each, prior=completion.prior * each.prior / total) for each in possible]
 
 
-def _read(row: Row, framework: Framework, priors: ChoicePriors, refused: list[PerfModelError]) -> list[Completion]:
-    """Completions of a row under one framework, with degrees and batch filled in; their priors sum to 1."""
-    row = with_shards_of_recipe(row, framework)
-    device = catalog.device(text(row, "device"))
-    model = model_of(row, framework).model
-    features = features_of(row, framework, model, device)
+def _read(
+    run: DescribedRun, framework: Framework, priors: ChoicePriors, refused: list[PerfModelError]
+) -> list[Completion]:
+    """Completions of a run under one framework, with degrees and batch filled in; their priors sum to 1."""
+    device, model = run.device(), run.model(framework)
+    features = model_features(model, device, run.seq_len(model), framework, run.year)
     usual = framework.micro_batch if framework.micro_batch != Framework.micro_batch else None
-    rows = filled_rows(row, features, priors, usual, _narrow_dtype(device, framework))
+    rows = filled_rows(run.cells_for(framework), features, priors, usual, _narrow_dtype(device, framework))
     # A row is read before it is known whether its layout is possible, so more are read than are kept.
     kept, weight = representatives(np.array([each.weight for each in rows]), 2 * MOST_WEIGHED)
     found: list[Completion] = []
     for i, prior in zip(kept.tolist(), weight.tolist(), strict=True):
         try:
-            case = _read_filled(rows[i], framework)
+            case = _read_filled(run, rows[i], framework)
         except PerfModelError as error:
             refused.append(error)
             continue
         found.append(Completion(case, prior, rows[i].chosen))
-    # What the framework cannot run is no choice, unless the row states it.
+    # What the framework cannot run is no choice, unless the run states it.
     able = [each for each in found if not framework.cannot_run(each.case.layout)] or found
     total = sum(each.prior for each in able)
     return [replace(each, prior=each.prior / total) for each in able]
 
 
-def _read_filled(filled: FilledRow, framework: Framework) -> Case:
-    case = read_case(filled.cells, framework)
+def _read_filled(run: DescribedRun, filled: FilledRow, framework: Framework) -> Case:
+    case = run.read(filled.cells, framework)
     for name in filled.chosen:
         case = _assuming(case, name)
     return case
@@ -176,30 +187,29 @@ def _narrow_dtype(device: Device, framework: Framework) -> str | None:
 # --- the framework ---------------------------------------------------------------------------------
 
 
-def frameworks_of(row: Row, priors: ChoicePriors) -> list[tuple[Framework, float]]:
-    """The frameworks that may have run a row, with their probabilities.
+def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framework, float]]:
+    """The frameworks that may have run a run, with their probabilities.
 
-    A framework of the catalog is itself: the version of its year, of the row's year where it states none, or the first
+    A framework of the catalog is itself: the version of its year, of the run's year where it states none, or the first
     one for a year before that. A name that begins with one of the catalog's and a hyphen (`pytorch-rocm`) is a kind of
     that. Any other name, and none, may be any framework of the catalog that published runs have used: how likely each
-    is follows from the hardware, the kind of network and the year, and from what the row states beside (a run that
+    is follows from the hardware, the kind of network and the year, and from what the run states beside (one that
     states ZeRO 3 is likelier one of a framework whose runs mostly use it).
     """
-    name = framework_name(row)
-    plain, _, stated_year = name.partition("@")
+    plain, _, stated_year = run.framework_name.partition("@")
     known = _catalog_name(plain)
-    year = stated_year or (str(year_of(row)) if year_of(row) else "")
+    year = stated_year or (str(run.year) if run.year else "")
     if known:
         return [(framework_of(f"{known}@{year}" if year else known)[0], 1.0)]
-    device = catalog.device(text(row, "device"))
     names = [each for each in catalog.frameworks() if each != GENERIC]
     generic = catalog.framework(GENERIC)
-    features = features_of(row, generic, model_of(row, generic).model, device)
+    model = run.model(generic)
+    features = model_features(model, run.device(), run.seq_len(model), generic, run.year)
     weights = priors.probabilities("framework", features.contexts(FRAMEWORK_CHAIN), tuple(names))
     found = []
     for i, weight in zip(*(each.tolist() for each in representatives(weights, 2 * MOST_FRAMEWORKS)), strict=True):
         candidate = framework_of(f"{names[i]}@{year}" if year else names[i])[0]
-        found.append((candidate, weight * _likelihood(row, candidate, priors)))
+        found.append((candidate, weight * _likelihood(run, candidate, priors)))
     kept, shares = representatives(np.array([weight for _, weight in found]), MOST_FRAMEWORKS)
     return [(found[i][0], share) for i, share in zip(kept.tolist(), shares.tolist(), strict=True)]
 
@@ -219,16 +229,16 @@ _IMPOSSIBLE: Final = 1e-6
 """Likelihood of a framework that does not run what a row states."""
 
 
-def _likelihood(row: Row, framework: Framework, priors: ChoicePriors) -> float:
-    """Probability with which runs of a framework state what a row states."""
+def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> float:
+    """Probability with which runs of a framework state what a run states."""
     try:
-        completion = max(_read(row, framework, priors, []), key=lambda each: each.prior)
+        completion = max(_read(run, framework, priors, []), key=lambda each: each.prior)
     except (PerfModelError, ValueError):
         return _IMPOSSIBLE
     case = completion.case
     if framework.cannot_run(case.layout):
         return _IMPOSSIBLE
-    features = case_features(case, year_of(row))
+    features = case_features(case, run.year)
     likelihood = 1.0
     for choice in OPEN_CHOICES:
         if not choice.matters(case) or not choice.stated(case):
@@ -238,7 +248,7 @@ def _likelihood(row: Row, framework: Framework, priors: ChoicePriors) -> float:
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
     degrees = tuple(map(str, powers_of_two(_LARGEST_DEGREE)))
-    for name, value in stated_degrees(row).items():
+    for name, value in stated_degrees(run.cells).items():
         chain = MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN
         if value in degrees:
             likelihood *= float(priors.probabilities(name, features.contexts(chain), degrees)[degrees.index(value)])

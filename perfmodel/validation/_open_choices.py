@@ -56,6 +56,8 @@ class OpenChoice(ABC):
     chain: Chain = OF_FRAMEWORK
     takes_memory: bool = True
     """Whether the choice decides how much memory a run needs."""
+    tunable: bool = True
+    """Whether who runs it can choose freely, and so prefers what is faster."""
 
     @abstractmethod
     def matters(self, case: Case) -> bool:
@@ -201,6 +203,7 @@ class FlashAttention(OpenChoice):
     """Whether attention is fused."""
 
     name = "flash_attention"
+    tunable = False
     chain = (("era",), ("era", "kind"), ("framework", "era"))
 
     def matters(self, case: Case) -> bool:
@@ -308,6 +311,7 @@ class Network(OpenChoice):
     """Rate of the network between nodes, where the run names no network or none of known rate."""
 
     name = "network"
+    tunable = False
     chain = (("vendor",), ("architecture",), ("scale",), ("fabric",))
     takes_memory = False
 

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.catalog import frameworks
+from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import source_group
+from perfmodel.prediction import Site, source_group
 from perfmodel.spec import Transformer
 from perfmodel.validation._case_rows import Case, framework_of, read_case
-from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, year_of
+from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC
+from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._open_cells import (
     CHUNKS_CHAIN,
     DEGREE_CHAIN,
@@ -27,6 +30,7 @@ from perfmodel.validation._priors import DEFAULT, EVERYWHERE, ChoicePriors, Obse
 from perfmodel.validation._row_cells import Row, read_tables, rows_of, text
 from perfmodel.validation._row_words import data_parallel_overlaps, framework_name, launch_flags
 from perfmodel.validation._run_features import case_features
+from perfmodel.validation._run_mixture import probability_of_value
 
 STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """That are tried."""
@@ -35,17 +39,31 @@ _USUAL: Final = 2.0
 _FEWEST: Final = 5
 
 
-def fit_choice_priors(files: Sequence[Path]) -> dict[str, Any]:
+TUNINGS: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+"""Exponents that are tried."""
+ROWS_OF_TEAM: Final = 3
+"""From which it is learned how much people prefer what is faster."""
+MASKED: Final = {
+    "recompute": ("recompute", "recompute_detail"),
+    "micro_batch": ("micro_batch", "num_microbatches"),
+    "degrees": ("tp", "pp", "dp", "cp"),
+}
+"""Choices that are learned from, and the cells that state them; the first one must."""
+
+
+@shows_progress("priors")
+def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) -> dict[str, Any]:
     """Count the choices that the rows of published tables state, and fit how strongly they are smoothed.
 
     Returns:
-        `counts` and `strength` (`ChoicePriors`); `teams`: by choice, how many teams state it; `rows`: by table, how
-            many rows were read; `made_by`.
+        `counts` and `strength` (`ChoicePriors`); `tunings` and `tuning_log_likelihood` (`likeliest_tuning`);
+            `teams`: by choice, how many teams state it; `rows`: by table, how many rows were read; `made_by`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
     """
     seen: list[tuple[Observation, str | None]] = []
+    stating: list[Row] = []
     read: Counter[str] = Counter()
     for file in files:
         try:
@@ -57,12 +75,78 @@ def fit_choice_priors(files: Sequence[Path]) -> dict[str, Any]:
                 observations = list(_observations(row))
                 read[file.parent.name + "/" + file.name] += bool(observations)
                 seen += observations
+                stating += [row] if observations else []
     counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
     choices = [choice for choice in counts if DEFAULT not in choice]
     strength = {choice: _strength(choice, counts, seen) for choice in choices}
     teams = {choice: len({each.team for each, _ in seen if each.choice == choice}) for choice in choices}
     made_by = "validate/fit_priors.py, from the rows of both collections that state each choice"
-    return {"made_by": made_by, "strength": strength, "teams": teams, "rows": dict(read), "counts": counts}
+    log_likelihood = _tuning_log_likelihood(stating, counts, strength, progress)
+    return {
+        "made_by": made_by,
+        "strength": strength,
+        "tunings": list(TUNINGS),
+        "tuning_log_likelihood": log_likelihood,
+        "teams": teams,
+        "rows": dict(read),
+        "counts": counts,
+    }
+
+
+def _tuning_log_likelihood(
+    rows: Sequence[Row], counts: dict[str, Any], strength: dict[str, float], progress: Report | None
+) -> dict[str, list[float]]:
+    """By team, the log-likelihood of what its rows state under each of `TUNINGS`.
+
+    Of up to `ROWS_OF_TEAM` rows of every team, each of `MASKED` that a row states is emptied in turn, and the mixture
+    of what it may have been is asked for the probability of what it was. A team counts once.
+    """
+    by_team: dict[str, list[Row]] = {}
+    for row in rows:
+        by_team.setdefault(source_group(str(row["source"])), []).append(row)
+    found: dict[str, list[float]] = {}
+    for done, (team, own) in enumerate(sorted(by_team.items())):
+        if progress:
+            progress("tuning", done, len(by_team))
+        priors = ChoicePriors(counts=counts, strength=strength, without=team)
+        drawn = np.random.default_rng(0).permutation(len(own))[:ROWS_OF_TEAM].tolist()
+        logs = []
+        for i in drawn:
+            for choice, cells in MASKED.items():
+                log = _masked_log_likelihood(own[i], choice, cells, priors)
+                if log is not None:
+                    logs.append(log)
+        if logs:
+            found[team] = np.mean(logs, axis=0).round(4).tolist()
+    return found
+
+
+def _masked_log_likelihood(
+    row: Row, choice: str, cells: tuple[str, ...], priors: ChoicePriors
+) -> Float[np.ndarray, " tunings"] | None:
+    """Log-likelihood of what a row states of a choice under each of `TUNINGS`; None where it does not state it or where
+    what it states is not among what it may have been."""
+    if text(row, cells[0]) == "":
+        return None
+    masked = {**row, **dict.fromkeys(cells)}
+    try:
+        case = read_case(row)
+        value = _value_of(choice, case)
+        site = Site.without(str(row["source"]))
+        probability = probability_of_value(RowRun(masked), choice, value, TUNINGS, site, priors)
+    except PerfModelError:
+        return None
+    return np.log(probability) if (probability > 0).all() and (probability < 1 - 1e-9).all() else None
+
+
+def _value_of(choice: str, case: Case) -> str:
+    """The value of one of `MASKED` that a row states, as completions name it."""
+    layout = case.layout
+    if choice == "degrees":
+        return f"tp={layout.tp},pp={layout.pp},cp={layout.cp}"
+    if choice == "micro_batch":
+        return str(layout.micro_batch)
+    return "full" if layout.recompute_full_layers else layout.recompute
 
 
 def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
@@ -72,7 +156,7 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
     except PerfModelError:
         return
     team = source_group(str(row["source"]))
-    features = case_features(case, year_of(row))
+    features = case_features(case, RowRun(row).year)
 
     def seen(choice: str, chain: Chain, value: str) -> Observation:
         return Observation(team, choice, features.contexts(chain), value)

@@ -42,6 +42,8 @@ class ChoicePriors:
     """By choice, the number of teams that a context's parent counts as."""
     without: str = ""
     """Team that is left out."""
+    tuning: float = 0.0
+    """Exponent of the step time by which people prefer what is faster (`tuned_weights`)."""
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def probabilities(
@@ -123,4 +125,17 @@ def _shipped() -> dict[str, Any]:
 def choice_priors(without: str = "") -> ChoicePriors:
     """Priors from both collections of published runs, but for those of the team `without`."""
     shipped = _shipped()
-    return ChoicePriors(counts=shipped["counts"], strength=shipped["strength"], without=without)
+    tuning = likeliest_tuning(shipped["tunings"], shipped["tuning_log_likelihood"], without)
+    return ChoicePriors(shipped["counts"], shipped["strength"], without, tuning)
+
+
+def likeliest_tuning(tunings: Sequence[float], log_likelihood: Mapping[str, Sequence[float]], without: str) -> float:
+    """The exponent with which stated choices are likeliest, of all teams but one.
+
+    Args:
+        tunings: that were tried.
+        log_likelihood: of what each team states, for each of them.
+        without: team that is left out.
+    """
+    teams = [values for team, values in log_likelihood.items() if team != without]
+    return float(tunings[int(np.argmax(np.sum(teams, axis=0)))]) if teams else 0.0

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata
 
 from perfmodel.display import folded, frame_html
 from perfmodel.errors import TableError
@@ -26,6 +25,8 @@ def errors(
         values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo where lo is above 0; both None
         without an interval); None where n is 0.
     """
+    from scipy.stats import rankdata  # takes long to import, and predictions import this module
+
     y, p = np.asarray(measured, float), np.asarray(predicted, float)
     n = len(y)
     if n == 0:

@@ -2,16 +2,18 @@
 
 Every completion of the description (`_completions`) has a prior probability, learned from how people run. A run that
 ended well has fitted into memory, so each completion is weighted by its probability to fit: what cannot have fitted
-vanishes. A run that ran out of memory is not conditioned on anything. The step time is the median of the mixture of the
-completions' log-normal distributions, and the interval its 5 % and 95 % quantiles.
+vanishes. A run that ran out of memory is not conditioned on anything. People tune: among completions that differ in
+what they can choose freely, the faster ones are likelier (`tuned_weights`). The step time is the median of the mixture
+of the completions' log-normal distributions, and the interval its 5 % and 95 % quantiles.
 
 Two probabilities to fit must not be mixed up. `fits_probability` is that of the description, before the run is known to
 have fitted: it may be scored against whether runs fitted. The weights of the mixture use that the run fitted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
@@ -30,22 +32,23 @@ from perfmodel.prediction import (
     posterior_weights,
     rank_devices,
     step_problem,
+    tuned_weights,
     weighted_median,
 )
 from perfmodel.spec import Framework
 from perfmodel.units import GIB
-from perfmodel.validation._case_rows import Case
-from perfmodel.validation._completions import Completion, completions, thinned, with_open_choices
-from perfmodel.validation._priors import choice_priors
-from perfmodel.validation._row_cells import Row, text
+from perfmodel.validation._case_rows import Case, framework_of
+from perfmodel.validation._completions import Completion, completions, open_choices, thinned, with_open_choices
+from perfmodel.validation._described_run import DescribedRun, RowRun
+from perfmodel.validation._priors import ChoicePriors, choice_priors
+from perfmodel.validation._row_cells import Row
 
-MOST_MEMORY: Final = 12
+MOST_MEMORY: Final = 16
 """Completions that differ in memory and are timed."""
-MOST_TIMED: Final = 16
+MOST_TIMED: Final = 24
 """Completions that are timed."""
 UNLIKELY_TO_FIT: Final = 0.1
 """Probability to fit below which a run that fitted contradicts its description, which is said."""
-_RAN_OUT: Final = ("oom", "oom_or_crash")
 _NOTICEABLE: Final = 0.005
 """Relative change of the step time below which an open choice is not worth a figure."""
 
@@ -78,6 +81,20 @@ class RunPrediction:
     weights: Float[np.ndarray, " completions"]
     """Posterior probabilities of `completions`."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: those of the likeliest completion, with time, interval and memory of the mixture."""
+        return self.prediction.to_dict() | {
+            "step_time_s": self.step_time_s,
+            "step_time_lo_s": self.step_time_lo_s,
+            "step_time_hi_s": self.step_time_hi_s,
+            "memory_counted_bytes": self.memory_counted_bytes,
+            "fits": self.fits,
+            "fits_probability": self.fits_probability,
+            "assumed": list(self.assumed),
+            "completions": len(self.completions),
+            "open_choices": [vars(effect) for effect in self.effects],
+        }
+
     @property
     def open_deviation(self) -> float:
         """Standard deviation of the log step time between completions."""
@@ -98,22 +115,145 @@ class _Weighed:
 
 
 def predict_run(
-    row: Row, calibration: Path | None = None, site: Site | None = None, framework: Framework | None = None
+    run: DescribedRun | Row,
+    calibration: Path | None = None,
+    site: Site | None = None,
+    framework: Framework | None = None,
 ) -> RunPrediction:
-    """Predict the run that a row describes.
+    """Predict a run of which some settings are stated, as the mixture of all that it may have been.
+
+        predict_run(described_job("llama3-8b", "dgx-h100", devices=64, global_batch=256))
 
     Args:
-        row: cells of one run, as `validate cases` reads them.
+        run: a job (`described_job`), or the cells of one run as `validate cases` reads them.
         calibration: directory made by `perfmodel fit`.
         site: constants of the place, which also say what source the priors are learned without.
-        framework: instead of the row's.
+        framework: instead of the run's.
 
     Raises:
-        PerfModelError: the row cannot be read, or none of its completions can be laid out.
+        PerfModelError: the run cannot be read, or none of its completions can be laid out.
     """
+    run = run if isinstance(run, DescribedRun) else RowRun(run)
     site = site or Site()
     priors = choice_priors(site.left_out)
-    found, _ = completions(row, framework, priors)
+    timed = _timed(run, calibration, site, framework, priors)
+    times_s = np.array([each.step_time_s for each in timed.predictions])
+    weight = tuned_weights(timed.weight, times_s, [each.given for each in timed.completions], priors.tuning)
+    mixture = LogNormalMixture(
+        weight=weight,
+        median=times_s,
+        lo=np.array([each.step_time_lo_s for each in timed.predictions]),
+        hi=np.array([each.step_time_hi_s for each in timed.predictions]),
+    )
+    step_s = mixture.quantile(0.5)
+    effects = choice_effects(weight, times_s, [each.chosen for each in timed.completions], step_s)
+    cases = [each.case for each in timed.completions]
+    likeliest = int(np.argmax(weight))
+    fits_probability = timed.memory.fits_probability
+    return RunPrediction(
+        case=cases[likeliest],
+        prediction=timed.predictions[likeliest],
+        step_time_s=step_s,
+        step_time_lo_s=mixture.quantile(0.05),
+        step_time_hi_s=mixture.quantile(0.95),
+        memory_counted_bytes=_median_peaks(timed.predictions, weight),
+        fits=timed.predictions[0].fits if len(timed.memory.completions) == 1 else fits_probability >= 0.5,
+        fits_probability=fits_probability,
+        effects=tuple(effects),
+        assumed=(
+            *_assumed(cases, effects),
+            *cases[likeliest].contradictions,
+            *timed.memory.contradiction,
+        ),
+        completions=tuple(cases),
+        weights=weight,
+    )
+
+
+def name_open_choices(run: DescribedRun) -> list[str]:
+    """Names of what a run leaves open, under its framework or `generic` if it names none.
+
+    Raises:
+        PerfModelError: the run cannot be read.
+    """
+    framework, _ = framework_of(run.framework_name)
+    return open_choices(run, framework, choice_priors())
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedRun:
+    """Completions of a run with their step times."""
+
+    completions: list[Completion]
+    predictions: list[Prediction]
+    weight: Float[np.ndarray, " completions"]
+    """Of the completions given that they fitted, before it counts that people prefer what is faster."""
+    memory: "_MemoryOfRun"
+
+
+def _timed(
+    run: DescribedRun, calibration: Path | None, site: Site, framework: Framework | None, priors: ChoicePriors
+) -> _TimedRun:
+    """The completions that stand for a run, timed.
+
+    Raises:
+        PerfModelError: as `predict_run`.
+    """
+    found, _ = completions(run, framework, priors)
+    memory = _memory_of_run(found, calibration, site, ran_out=run.ran_out_of_memory)
+    likely = []
+    for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):
+        if weight > 0:
+            likely.append(replace(weighed.completion, prior=weight))
+    chosen = with_open_choices(thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, most=MOST_TIMED)
+    predictions = []
+    for completion in chosen:
+        case = completion.case
+        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+        predictions.append(explain(problem, case.layout))
+    return _TimedRun(chosen, predictions, np.array([each.prior for each in chosen]), memory)
+
+
+def probability_of_value(
+    run: DescribedRun, choice: str, value: str, tunings: Sequence[float], site: Site, priors: ChoicePriors
+) -> Float[np.ndarray, " tunings"]:
+    """With how much people prefer what is faster, the probability that a run which leaves a choice open has a value.
+
+    Raises:
+        PerfModelError: as `predict_run`.
+    """
+    timed = _timed(run, None, site, None, priors)
+    times_s = np.array([each.step_time_s for each in timed.predictions])
+    groups = [each.given for each in timed.completions]
+    # Values that are counted as one begin with the same word (`full in 8 of 32 layers`).
+    has_value = np.array([each.chosen.get(choice, "").partition(" ")[0] == value for each in timed.completions])
+    found = [float(tuned_weights(timed.weight, times_s, groups, tuning)[has_value].sum()) for tuning in tunings]
+    return np.array(found)
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _MemoryOfRun:
+    """What is known of a run by the memory of its completions."""
+
+    completions: list["_Weighed"]
+    """Those that can be laid out."""
+    posterior: Float[np.ndarray, " completions"]
+    """Their probabilities given that the run fitted, or before anything is known where it did not."""
+    fits_probability: float
+    """Of the description, before it is known whether the run fitted."""
+    contradiction: tuple[str, ...]
+    """A sentence where a run that fitted is not predicted to."""
+
+
+def _memory_of_run(found: list[Completion], calibration: Path | None, site: Site, *, ran_out: bool) -> _MemoryOfRun:
+    """Weigh completions by whether they can have fitted.
+
+    Raises:
+        PerfModelError: none can be laid out.
+    """
     weighed, refused = _weighed(found, calibration, site)
     if not weighed:
         raise refused[0]
@@ -121,51 +261,10 @@ def predict_run(
     prior = prior / prior.sum()
     # Rounding may carry a sum of probabilities past 1.
     fits_probability = min(1.0, float(prior @ np.array([each.fits_probability for each in weighed])))
-
     # Completions that cannot have fitted vanish, those that hardly fit lose weight.
-    ran_out = text(row, "status") in _RAN_OUT
     can_fit = np.array([1.0 if ran_out else each.can_fit for each in weighed])
-    posterior = posterior_weights(prior, can_fit)
-    likely = [replace(each.completion, prior=weight) for each, weight in zip(weighed, posterior.tolist(), strict=True)]
-    timed = with_open_choices(
-        thinned([each for each in likely if each.prior > 0], MOST_MEMORY), row, priors, takes_memory=False,
-        most=MOST_TIMED,
-    )  # fmt: skip
-    cases, predictions = [], []
-    for completion in timed:
-        case = completion.case
-        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
-        cases.append(case)
-        predictions.append(explain(problem, case.layout))
-    weight = np.array([each.prior for each in timed])
-
-    mixture = LogNormalMixture(
-        weight=weight,
-        median=np.array([each.step_time_s for each in predictions]),
-        lo=np.array([each.step_time_lo_s for each in predictions]),
-        hi=np.array([each.step_time_hi_s for each in predictions]),
-    )
-    step_s = mixture.quantile(0.5)
-    effects = choice_effects(weight, mixture.median, [each.chosen for each in timed], step_s)
-    chosen = int(np.argmax(weight))
-    return RunPrediction(
-        case=cases[chosen],
-        prediction=predictions[chosen],
-        step_time_s=step_s,
-        step_time_lo_s=mixture.quantile(0.05),
-        step_time_hi_s=mixture.quantile(0.95),
-        memory_counted_bytes=_median_peaks(predictions, weight),
-        fits=predictions[0].fits if len(weighed) == 1 else fits_probability >= 0.5,
-        fits_probability=fits_probability,
-        effects=tuple(effects),
-        assumed=(
-            *_assumed(cases, effects),
-            *cases[chosen].contradictions,
-            *_memory_contradiction(weighed, can_fit, prior, ran_out),
-        ),
-        completions=tuple(cases),
-        weights=weight,
-    )
+    contradiction = () if float(prior @ can_fit) >= UNLIKELY_TO_FIT else (_memory_contradiction(weighed),)
+    return _MemoryOfRun(weighed, posterior_weights(prior, can_fit), fits_probability, contradiction)
 
 
 def _weighed(
@@ -211,15 +310,10 @@ def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
     return found
 
 
-def _memory_contradiction(
-    weighed: list[_Weighed], can_fit: Float[np.ndarray, " n"], prior: Float[np.ndarray, " n"], ran_out: bool
-) -> list[str]:
-    """What in the description cannot be, in words: a run that ran, but is not predicted to have fitted."""
-    likeliest_fit = float(prior @ can_fit)
-    if ran_out or likeliest_fit >= UNLIKELY_TO_FIT:
-        return []
-    best = max(weighed, key=lambda each: each.can_fit)
-    case = best.completion.case
-    memory = needed_memory(best.problem, case.layout)
+def _memory_contradiction(weighed: list[_Weighed]) -> str:
+    """What in the description of a run that ran cannot be: that even its smallest completion hardly fits."""
+    smallest = max(weighed, key=lambda each: each.can_fit)
+    case = smallest.completion.case
+    memory = needed_memory(smallest.problem, case.layout)
     peak, capacity = max(rank.peak for rank in memory), case.cluster.device.memory_bytes
-    return [f"memory: predicted to need {peak / GIB:.0f} of {capacity / GIB:.0f} GiB although the run fitted"]
+    return f"memory: predicted to need {peak / GIB:.0f} of {capacity / GIB:.0f} GiB although the run fitted"

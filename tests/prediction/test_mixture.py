@@ -12,6 +12,7 @@ from perfmodel.prediction import (
     choice_effects,
     posterior_weights,
     representatives,
+    tuned_weights,
     weighted_median,
 )
 
@@ -70,6 +71,29 @@ def test_weights_are_prior_times_likelihood():
     assert weights == pytest.approx([0, 1 / 3, 2 / 3])
     # Evidence against everything leaves the prior.
     assert posterior_weights(np.array([1.0, 3.0]), np.zeros(2)) == pytest.approx([0.25, 0.75])
+
+
+def test_people_prefer_what_is_faster():
+    weight, times = np.array([0.5, 0.5]), np.array([1.0, 2.0])
+    assert tuned_weights(weight, times, ["a", "a"], 0.0) == pytest.approx(weight)
+    assert tuned_weights(weight, times, ["a", "a"], 1.0) == pytest.approx([2 / 3, 1 / 3])
+    assert tuned_weights(weight, times, ["a", "a"], 1e4) == pytest.approx([1, 0])
+    # Nobody can choose between networks: what they weigh stays.
+    assert tuned_weights(weight, times, ["slow network", "fast network"], 8.0) == pytest.approx(weight)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.sampled_from("abc")), min_size=1, max_size=8),
+    st.floats(0, 12),
+)
+def test_what_a_group_weighs_stays_and_preference_makes_it_no_slower(completions, exponent):
+    weight, times, groups = zip(*completions, strict=True)
+    weight, times = np.array(weight) / np.sum(weight), np.array(times)
+    tuned = tuned_weights(weight, times, groups, exponent)
+    for group in set(groups):
+        inside = np.array([each == group for each in groups])
+        assert tuned[inside].sum() == pytest.approx(weight[inside].sum())
+    assert tuned @ np.log(times) <= weight @ np.log(times) + 1e-9
 
 
 def test_weighted_median():

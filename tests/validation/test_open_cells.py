@@ -5,6 +5,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._completions import completions
+from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._open_cells import filled_rows
 from perfmodel.validation._priors import choice_priors
 from perfmodel.validation._run_features import model_features
@@ -93,10 +94,11 @@ def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_h
         assert filled(row | told, narrow="fp8") == ([row | told], [])
     frameworks = {"nemo@2024": {"bf16", "fp8"}, "torchtitan@2024": {"bf16"}}
     for framework, dtypes in frameworks.items():
-        found, _ = completions(row | {"framework": framework}, None, choice_priors())
+        found, _ = completions(RowRun(row | {"framework": framework}), None, choice_priors())
         assert {each.case.job.dtype for each in found} == dtypes
         assert all("dtype" in each.case.assumed for each in found)
-    on_a100, _ = completions(row | {"framework": "nemo@2024", "device": "A100-SXM4-80GB"}, None, choice_priors())
+    on_a100 = RowRun(row | {"framework": "nemo@2024", "device": "A100-SXM4-80GB"})
+    on_a100, _ = completions(on_a100, None, choice_priors())
     assert {each.case.job.dtype for each in on_a100} == {"bf16"}
 
 

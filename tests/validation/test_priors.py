@@ -15,6 +15,7 @@ from perfmodel.validation._priors import (
     Observation,
     choice_priors,
     count_teams,
+    likeliest_tuning,
 )
 
 
@@ -66,6 +67,13 @@ def test_a_framework_s_default_counts_as_often_as_it_is_used():
     usual = priors.probabilities("recompute", ("", "framework x"), ("full", "none"), default="none")
     share = 3.5 / 5
     assert usual == pytest.approx(share * np.array([0, 1]) + (1 - share) * plain)
+
+
+def test_tuning_is_where_the_other_teams_are_likeliest():
+    log_likelihood = {"a": [-1.0, -3.0], "b": [-2.0, -1.0]}
+    assert likeliest_tuning((0.0, 4.0), log_likelihood, "") == 0.0
+    assert likeliest_tuning((0.0, 4.0), log_likelihood, "a") == 4.0
+    assert likeliest_tuning((0.0, 4.0), {}, "") == 0.0
 
 
 def test_the_shipped_priors_are_whole():

@@ -7,6 +7,7 @@ from perfmodel import catalog
 from perfmodel.catalog import recipe
 from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._completions import completions
+from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._priors import choice_priors
 
 IN_RECIPE = "release {}; task pre-training; recompute, offload and overlap flags are in the recipe, not in the table"
@@ -143,7 +144,7 @@ def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded
     row |= {"dtype": "fp8", "seq_len": 2048, "zero_stage": 3, "sharding": "FSDP", "devices_per_node": 8}
     row |= {"url_or_repo": f"paxml/README_5b.md (tag {tag})", "flash_attention": None}
     row |= {"notes": "recompute lives in the launch scripts of the tag; GPT5B (FSDP+DP, MBS=4)"}
-    found = [completion.case for completion in completions(row, None, choice_priors())[0]]
+    found = [completion.case for completion in completions(RowRun(row), None, choice_priors())[0]]
     assert {case.layout.replicate for case in found} == replicas
     assert {case.layout.overlap_param_gather for case in found} == {not sharded}
     assert all(("replicate" in case.assumed) != sharded for case in found)

@@ -1,0 +1,181 @@
+"""A run of which not everything is stated: what it may have been, whoever describes it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from perfmodel import catalog
+from perfmodel.cli import main
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import Site, explain, step_problem
+from perfmodel.validation import described_job, predict_cases, predict_run, read_case
+
+ROW = {
+    "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
+    "device": "H100-SXM5-80GB", "n_devices": 16, "devices_per_node": 8, "inter_link": "8x400 Gb/s InfiniBand",
+    "dtype": "bf16", "seq_len": 8192, "tp": 2, "pp": 1, "dp": 8, "cp": 1, "ep": 1, "vpp": 1, "micro_batch": 1,
+    "global_batch": 64, "recompute": "none", "zero_stage": 1, "sequence_parallel": 1, "flash_attention": 1,
+    "launch_and_overlap": "overlap_grad_reduce=1; overlap_param_gather=1; tp_comm_overlap=0; layer_cuda_graph=0",
+}  # fmt: skip
+EMPTIED = {
+    "recompute": "recompute", "zero_stage": "zero", "sequence_parallel": "sequence_parallel",
+    "flash_attention": "flash_attention", "micro_batch": "micro_batch", "inter_link": "network",
+    "framework": "framework",
+}  # fmt: skip
+"""Cells, and the choice that each leaves open."""
+
+
+def test_a_run_that_states_all_is_one_prediction():
+    run = predict_run(ROW)
+    case = read_case(ROW)
+    alone = explain(step_problem(case.model, case.cluster, case.job, None, case.framework, Site()), case.layout)
+    assert len(run.completions) == 1
+    assert (run.step_time_s, run.step_time_lo_s, run.step_time_hi_s) == (
+        alone.step_time_s, alone.step_time_lo_s, alone.step_time_hi_s,
+    )  # fmt: skip
+    assert (run.fits, run.fits_probability) == (alone.fits, alone.fits_probability)
+    assert run.memory_counted_bytes == alone.memory_counted_bytes
+    assert (run.effects, run.open_deviation) == ((), 0.0)
+
+
+@pytest.mark.parametrize(("cell", "choice"), EMPTIED.items())
+def test_an_emptied_cell_is_integrated_over_and_named(cell, choice):
+    whole, emptied = predict_run(ROW), predict_run(ROW | {cell: None})
+    assert choice in {effect.name for effect in emptied.effects}
+    assert any(text.split(" (")[0] == choice for text in emptied.assumed)
+    assert len(emptied.completions) > 1
+    assert emptied.weights.sum() == pytest.approx(1)
+    assert emptied.step_time_lo_s < emptied.step_time_s < emptied.step_time_hi_s
+    # Not to say it never narrows what is known by much.
+    width = np.log(emptied.step_time_hi_s / emptied.step_time_lo_s)
+    assert width > 0.9 * np.log(whole.step_time_hi_s / whole.step_time_lo_s)
+
+
+def test_the_choice_that_moves_most_comes_first():
+    run = predict_run(ROW | {"recompute": None, "flash_attention": None, "inter_link": None})
+    variances = [effect.variance for effect in run.effects]
+    assert variances == sorted(variances, reverse=True)
+    assert [text.split(" (")[0] for text in run.assumed[: len(run.effects)]] == [each.name for each in run.effects]
+
+
+def test_the_same_question_has_the_same_answer():
+    row = ROW | {"framework": None, "recompute": None, "micro_batch": None}
+    first, again = predict_run(row), predict_run(dict(row))
+    assert (first.step_time_s, first.assumed, first.weights.tolist()) == (
+        again.step_time_s, again.assumed, again.weights.tolist(),
+    )  # fmt: skip
+
+
+def test_no_framework_is_a_mixture_of_the_known_ones():
+    run = predict_run(ROW | {"framework": None, "year": 2024, "launch_and_overlap": None})
+    names = {case.framework.name for case in run.completions}
+    assert len(names) >= 3
+    assert "generic" not in names
+    assert (
+        "maxtext" not in names
+        or run.weights[[case.framework.name == "maxtext" for case in run.completions]].max() < 0.5
+    )
+    named = predict_run(ROW | {"framework": "pytorch-rocm@2024", "launch_and_overlap": None, "tp": 1, "dp": 16})
+    assert {case.framework.name for case in named.completions} == {"pytorch"}
+
+
+def test_a_framework_without_a_year_is_that_of_the_row_s_year():
+    row = ROW | {"framework": "megatron-lm", "launch_and_overlap": None}
+    assert predict_run(row | {"year": 2021}).case.framework.since == 2021
+    assert predict_run(row | {"year": 2023}).case.framework.since == 2023
+
+
+def test_a_run_that_ran_but_cannot_have_fitted_says_so():
+    run = predict_run(ROW | {"micro_batch": 8, "seq_len": 65536, "n_devices": 8, "dp": 4})
+    assert run.fits_probability < 0.1
+    assert any(text.startswith("memory: predicted to need") for text in run.assumed)
+    assert "memory" not in " ".join(predict_run(ROW).assumed)
+
+
+WORDS = {
+    "global_batch": 64, "seq_len": 8192, "dtype": "bf16", "devices": 16, "framework": "megatron-core@2025",
+    "flash_attention": True, "cuda_graphs": "none",
+}  # fmt: skip
+LAYOUT = {
+    "tp": 2, "pp": 1, "dp": 8, "cp": 1, "micro_batch": 1, "recompute": "none", "zero": 1, "sequence_parallel": "true",
+    "overlap_grad_reduce": "true", "overlap_param_gather": "true", "tp_overlap": "false",
+}  # fmt: skip
+OF_WORDS = {"zero_stage": "zero", "inter_link": ""}
+"""Names of cells in the notation of layouts, where they differ."""
+
+
+def described(without: str = ""):
+    """The run of `ROW` in the words of a job, without one of its settings."""
+    words = {name: value for name, value in WORDS.items() if name != without}
+    layout = ",".join(f"{name}={value}" for name, value in LAYOUT.items() if name != OF_WORDS.get(without, without))
+    return described_job("llama3-8b", read_case(ROW).cluster, layout, **words)
+
+
+@pytest.mark.parametrize("cell", ["", "recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch"])
+def test_a_job_and_a_row_describe_one_run_alike(cell):
+    row, job = predict_run(ROW | {cell: None} if cell else ROW), predict_run(described(cell))
+    assert (row.step_time_s, row.step_time_lo_s, row.step_time_hi_s, row.fits_probability) == (
+        job.step_time_s, job.step_time_lo_s, job.step_time_hi_s, job.fits_probability,
+    )  # fmt: skip
+    assert row.assumed == job.assumed
+
+
+def test_validate_cases_says_what_predict_run_says():
+    import pandas as pd
+
+    row = ROW | {"recompute": None}
+    told = predict_cases(pd.DataFrame([row])).iloc[0]
+    site = Site(unstated=told["unstated_share"])
+    run = predict_run(row, None, site)
+    assert (told["predicted_iter_time_s"], told["lo_s"], told["hi_s"]) == (
+        run.step_time_s, run.step_time_lo_s, run.step_time_hi_s,
+    )  # fmt: skip
+    assert told["assumed"] == ", ".join(run.assumed)
+
+
+def test_the_command_line_integrates_over_what_flags_leave_open(capsys):
+    argv = ["predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--open"]
+    assert main([*argv, "--devices", "16", "--framework", "torchtitan@2025", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["completions"] > 1
+    assert {"degrees", "recompute"} <= {choice["name"] for choice in told["open_choices"]}
+    run = predict_run(described_job("llama3-8b", "dgx-h100", framework="torchtitan@2025", devices=16, global_batch=64))
+    assert (told["step_time_s"], told["assumed"]) == (run.step_time_s, list(run.assumed))
+    assert main([*argv, "--layout", "tp=2,dp=8"]) == 0
+    assert "what is open" in capsys.readouterr().out
+
+
+def test_a_point_prediction_names_what_it_takes_at_its_defaults(capsys):
+    argv = ["predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "64"]
+    assert main([*argv, "--layout", "tp=2,dp=8", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)["not_stated"]
+    assert names[0] == "framework"
+    assert {"recompute", "zero", "micro_batch"} <= set(names)
+    stated = "tp=2,dp=8,micro_batch=1,recompute=none,zero=1"
+    assert main([*argv, "--layout", stated, "--framework", "megatron-core@2025", "--json"]) == 0
+    fewer = json.loads(capsys.readouterr().out)["not_stated"]
+    assert not {"framework", "recompute", "zero", "micro_batch"} & set(fewer)
+    assert main([*argv, "--layout", "tp=2,dp=8"]) == 0
+    assert "not stated, taken at their defaults: framework" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--devices", "16", "--strict"], "--strict is for one layout"),
+        (["--devices", "16", "--tokens", "1e12"], "--tokens is for one layout"),
+        ([], "--layout"),
+    ],
+)
+def test_what_does_not_go_with_open_is_refused(more, reason, capsys):
+    argv = ["predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--open", *more]
+    assert main(argv) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_described_job_names_what_is_wrong():
+    with pytest.raises(PerfModelError, match="global_batch is needed"):
+        described_job("llama3-8b", "dgx-h100")
+    with pytest.raises(PerfModelError, match="unknown word of a job 'batch'"):
+        described_job("llama3-8b", catalog.cluster("dgx-h100"), global_batch=8, batch=1)
