@@ -106,6 +106,10 @@ KEY: Final = "PERFMODEL_LAUNCH_KEY"
 """Variable with the secret that all processes share; without it, process 0 makes one and writes it into the folder."""
 NAME: Final = ".launch.json"
 MIN_KEY: Final = 16
+MOST_WAITING: Final = 64
+"""Connections that wait to be looked at; more are refused by the system."""
+MOST_TURNED_AWAY: Final = 100
+"""Connections without the secret, after which process 0 gives up."""
 HANDSHAKE_S: Final = 10
 KEEPALIVE_S: Final = 60
 
@@ -133,9 +137,13 @@ class Server:
 
     def __enter__(self) -> Self:
         try:
-            self._socket = socket.create_server(("", self._meeting.port))
+            address = listening_address(self._meeting.host)
+            self._socket = socket.create_server((address, self._meeting.port), backlog=MOST_WAITING)
         except OSError as error:
-            raise CalibrationError(f"port {self._meeting.port} on this node: {error.strerror or error}") from None
+            raise CalibrationError(
+                f"{self._meeting.host}:{self._meeting.port} cannot be listened on: {error.strerror or error}; give an "
+                "address of this node as --coordinator HOST:PORT"
+            ) from None
         _write_private(self._path, replace(self._meeting, port=self._socket.getsockname()[1]))
         return self
 
@@ -159,6 +167,21 @@ class Server:
             if (connection := _authenticated(peer, self._meeting.key, first=True)) is not None:
                 return connection
             self._turned_away += 1
+            if self._turned_away >= MOST_TURNED_AWAY:
+                raise CalibrationError(
+                    f"{self._turned_away} connections to {self._meeting.host} did not know the launch's secret; is "
+                    f"{KEY} the same on all nodes, and may only these reach the port?"
+                )
+
+
+def listening_address(host: str) -> str:
+    """The one address of this node that process 0 listens on; empty, for all of them, where the name does not tell.
+
+    Many systems have their own name stand for a loopback address that other nodes cannot reach.
+    """
+    address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    named_loopback = host == "localhost" or host.startswith("127.")
+    return "" if str(address).startswith("127.") and not named_loopback else str(address)
 
 
 def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, str]:

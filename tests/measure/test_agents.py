@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,10 +19,10 @@ from test_collectives import collective
 
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table
-from perfmodel.measure import EmulatedHosts, Launch, find_launch, gathered, read_card, serve_agent
+from perfmodel.measure import EmulatedHosts, Launch, _launch, find_launch, gathered, read_card, serve_agent
 from perfmodel.measure._agents import Agent, Hello, members
 from perfmodel.measure._hosts import unavailable
-from perfmodel.measure._launch import KEY, NAME, forget_launcher
+from perfmodel.measure._launch import KEY, NAME, Meeting, Server, forget_launcher
 from perfmodel.measure._rank import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -373,3 +374,22 @@ def test_collectives_between_nodes_name_their_network(out: Path):
     (out / "plan.toml").write_text(PLAN.replace("interconnect", "# interconnect"))
     with pytest.raises(CalibrationError, match="name the network in the plan"):
         run_plan(read_plan(out / "plan.toml"), out, agents=agents("a", "b"))
+
+
+def test_process_0_listens_on_the_address_that_it_is_given_alone(tmp_path: Path) -> None:
+    meeting = Meeting("127.0.0.1", 0, "k" * 20)
+    with Server(meeting, tmp_path) as server:
+        assert server._socket.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(CalibrationError, match="give an address of this node"):
+        Server(replace(meeting, host="192.0.2.1"), tmp_path).__enter__()
+
+
+def test_connections_without_the_secret_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_launch, "MOST_TURNED_AWAY", 3)
+    meeting = Meeting("127.0.0.1", 0, "k" * 20)
+    with Server(meeting, tmp_path) as server:
+        strangers = [socket.create_connection(server._socket.getsockname()) for _ in range(3)]
+        for stranger in strangers:
+            stranger.close()
+        with pytest.raises(CalibrationError, match=r"3 connections to .* did not know"):
+            server.accept([1], launch(0), 5.0)
