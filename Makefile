@@ -9,7 +9,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow smoke-bounds grid mutations lint format docs bench validate papers gate live distir clean
+.PHONY: plan test slow smoke-bounds grid mutations lint format docs bench validate blind papers gate live distir clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -49,6 +49,10 @@ bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 
 validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md and .json, out/report.html
 	$(BIN)/python validate/run.py --data $(DATA)
+
+blind: $(VENV)/.plan ## record the first look at new sources of published runs, then score it beside today's predictions: validate/blind
+	$(BIN)/python validate/blind.py --data $(DATA) --record
+	$(BIN)/python validate/blind.py --data $(DATA)
 
 papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them, runs on ranks as measured; 10 minutes
 	$(BIN)/python validate/papers.py

@@ -19,6 +19,7 @@ MADE = ("notebooks", "accuracy", "reference")
 _COPIES = {"notebooks/*.ipynb": "notebooks", "validate/*.md": "accuracy"}
 _RENAMED = {
     "training/report.md": "accuracy/kernels.md",
+    "validate/blind/README.md": "accuracy/blind.md",
     "training/kinds_left_out.md": "accuracy/kinds_left_out.md",
     "training/collectives_report.md": "accuracy/collectives.md",
 }

@@ -2,8 +2,11 @@
 
     python training/readme_tables.py
 
-The figures are those that training/report.py, training/fit_collectives.py, validate/live.py and validate/run.py wrote;
-each row names the report that has the rest. The plan is searched anew.
+The figures are those that training/report.py, training/fit_collectives.py, validate/live.py, validate/blind.py and
+validate/run.py wrote; each row names the report that has the rest. The plan is searched anew.
+
+One rule for all: every source of runs, op family and series of collectives counts the same, however many rows it has;
+where the mean over rows is another figure, it stands beside.
 """
 
 import io
@@ -13,6 +16,7 @@ import re
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +31,34 @@ GROUPS = {
     "mixtures of experts": "steps of mixtures of experts", "context parallelism": "steps with context parallelism",
 }  # fmt: skip
 COLLECTIVES = {
+    ("devices", "all"): "collectives inside a node of devices never seen",
     ("fabrics between nodes", "1 MiB and more"): "collectives from 1 MiB on fabrics never seen",
     ("fabrics between nodes", "below 1 MiB"): "collectives below 1 MiB on fabrics never seen",
     ("rank counts beyond", "1 MiB and more"): "collectives from 1 MiB over more ranks than were measured",
 }
 
 
+def blind() -> list[str]:
+    """Runs of sources that nobody had looked at: as first predicted, and today."""
+    figures = json.loads((ROOT / "validate" / "blind" / "blind.json").read_text())
+    first, today, report = figures["first"], figures["today"], "`validate/blind/README.md`"
+
+    def words(of: dict[str, Any]) -> str:
+        return (
+            f"median row {of['median_row']:.1%}; {of['inside']:.0%} inside the 90 % interval, whose ends are a factor "
+            f"{of['ratio']:.2f} apart"
+        )
+
+    runs = f"{first['predicted']} runs of {first['sources']} sources that nobody had looked at"
+    again = f"those sources today, {today['predicted']} runs, their teams left out of what is fitted"
+    return [
+        row(f"**steps of {runs}, first look**", first["mean_over_sources"], words(first), report),
+        row(again, today["mean_over_sources"], words(today), report),
+    ]
+
+
 def steps() -> list[str]:
-    """Published runs, equal weight for every source."""
+    """Published runs that were looked at while the model was built, equal weight for every source."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     mean, groups = cases["over_sources"], cases["groups"]
     worst = max((of["mean_ape"], name) for name, of in cases["sources"].items() if of["n"])
@@ -42,9 +66,10 @@ def steps() -> list[str]:
     report = "`validate/report.md`"
     return [
         row(
-            f"**steps of {cases['all']['n']:,} published runs, mean over {mean['sources']} sources**", mean["mean_ape"],
-            f"bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the 90 % interval, whose ends are a factor "
-            f"{mean['width_90']:.2f} apart", report,
+            f"steps of {cases['all']['n']:,} runs of {mean['sources']} sources known from the beginning",
+            mean["mean_ape"],
+            f"by row {cases['all']['mean_ape']:.1%}; bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the "
+            f"90 % interval, whose ends are a factor {mean['width_90']:.2f} apart", report,
         ),
         row("the source that is worst", worst[0], worst[1], report),
         *(
@@ -72,8 +97,8 @@ def collectives() -> list[str]:
     for line in (ROOT / "training" / "collectives_report.md").read_text().splitlines():
         cells = [c.strip() for c in line.strip("| ").split("|")]
         if len(cells) == 10 and cells[2] == "all" and (words := COLLECTIVES.get((cells[0], cells[1]))):
-            rows = f"{int(cells[3]):,} rows, median {cells[5]} %"
-            out.append(row(words, float(cells[4].strip("*")) / 100, rows, "`training/collectives_report.md`"))
+            by_row = f"{int(cells[3]):,} rows, by row {cells[4].strip('*')} %, median {cells[5]} %"
+            out.append(row(words, float(cells[6]) / 100, by_row, "`training/collectives_report.md`"))
     return out
 
 
@@ -90,7 +115,7 @@ def row(what: str, error: float, more: str, report: str) -> str:
 
 def accuracy() -> str:
     head = ["| predicted | mean error | | all figures |", "|---|--:|---|---|"]
-    return "\n".join([*head, *steps(), *kernels(), *collectives(), *live()])
+    return "\n".join([*head, *blind(), *steps(), *kernels(), *collectives(), *live()])
 
 
 def plan(rows: int = 4) -> str:

@@ -23,6 +23,7 @@ from perfmodel.prediction._compose import (
     pass_s,
     weighted_programs,
 )
+from perfmodel.prediction._coverage import NOTHING_UNKNOWN, UNKNOWNS, Coverage, Seen, model_kind
 from perfmodel.prediction._durations import durations, pass_times
 from perfmodel.prediction._evaluate import (
     StepDerivatives,
@@ -51,6 +52,7 @@ from perfmodel.prediction._grid_costs import GridCosts, lower_bounds_s, pass_wor
 from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors, joint_of, shared_errors
 from perfmodel.prediction._known_runs import (
     OUTLIERS,
+    Coordinates,
     KnownRuns,
     Likeness,
     Parts,
@@ -75,7 +77,17 @@ from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._placement import Placement, placement_on_network, rank_strides
 from perfmodel.prediction._population import CARD_NAME as POPULATION_CARD
-from perfmodel.prediction._population import CLASSES, DEGREES, NEUTRAL, Belief, Population, class_of, key, population
+from perfmodel.prediction._population import (
+    CLASSES,
+    DEGREES,
+    GENERIC,
+    NEUTRAL,
+    Belief,
+    Population,
+    class_of,
+    key,
+    population,
+)
 from perfmodel.prediction._population import FILE_NAME as POPULATION_FILE
 from perfmodel.prediction._predict import explain, predict
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart, Prediction, StageMemory
@@ -89,7 +101,6 @@ from perfmodel.prediction._site_constants import (
     SKEW_FILE,
     SUSTAINED_FILE,
     skew_from,
-    source_group,
     source_skews,
     sustained,
     sustained_from,
@@ -97,6 +108,7 @@ from perfmodel.prediction._site_constants import (
 from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
 from perfmodel.prediction._stages import by_layer, is_layer, layer_count, segment_sizes, stage_blocks
 from perfmodel.prediction._step_costs import beside_loss, layout_coordinates
+from perfmodel.prediction._teams import keys_share_a_team, share_a_team, source_of_submitter, team_key, teams_of
 from perfmodel.prediction._terms import STEP_TERMS, StepTerm, without
 from perfmodel.prediction._zero import checkpoint_bytes
 

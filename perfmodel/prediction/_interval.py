@@ -54,7 +54,12 @@ def _before_runs(
     sources |= {f"site: {name}": float(load) for name, load in zip(CLASSES, loads, strict=True)}
     sources |= {f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, belief.degrees, strict=True)}
     apart = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
-    half = belief.half_width(shares, apart)
+    unknown = {
+        "settings_unstated": degrees["unstated"],
+        "extrapolated": degrees["extrapolated"],
+        "contradictions": float(problem.site.contradictions),
+    }
+    half = belief.half_width(shares, apart, unknown)
     return (exp(-half), exp(half)), sources | {OWN: belief.noise}
 
 

@@ -9,8 +9,8 @@ posterior for each framework and architecture.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -19,10 +19,12 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.errors import PerfModelError
 from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
+from perfmodel.prediction._coverage import NOTHING_UNKNOWN, Coverage, Seen, model_kind
 from perfmodel.prediction._known_runs import Likeness, Scales, half_width, scales
-from perfmodel.prediction._site_constants import source_group
-from perfmodel.spec import Device, Framework
+from perfmodel.prediction._teams import teams_of
+from perfmodel.spec import Device, Framework, Model
 
 CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")
 """Of a step's seconds: matrix products; attention; kernels bound by memory; collectives inside a node and between
@@ -66,13 +68,15 @@ class Belief:
     """Standard deviation of the noise of one run."""
     scatter: tuple[float, float]
     """Standard deviations over sites of the logs of the two scales of `Scales`."""
-    held: float
-    """By what half-widths are multiplied to hold nine tenths of the runs of sources left out."""
+    coverage: Coverage
+    """Makes half-widths those of intervals that hold nine tenths of the runs of teams left out."""
+    unknown: Mapping[str, float]
+    """How much of each driver of `coverage` the site has before anything is known of a run's settings."""
     doubt: float
     """By what the variance of the noise of known runs is multiplied for what they say of others, so that few of them
     seldom make a site worse."""
     held_given: float
-    """As `held`, once some runs of the site are known."""
+    """Multiplies half-widths once some runs of the site are known, to the same end."""
 
     @cached_property
     def scales(self) -> Scales:
@@ -84,16 +88,20 @@ class Belief:
         """Lower triangular root of the covariance."""
         return np.linalg.cholesky(self.covariance + 1e-12 * np.eye(len(self.covariance)))
 
-    def half_width(self, shares: Mapping[str, float], more: float = 0.0) -> float:
+    def half_width(
+        self, shares: Mapping[str, float], more: float = 0.0, unknown: Mapping[str, float] = NOTHING_UNKNOWN
+    ) -> float:
         """Of the 90 % interval of a run's log step time with these shares by class.
 
         Args:
             more: variance from its events' own errors and the site's settings.
+            unknown: how much of each driver of `coverage` the run has beside the site's.
         """
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
         within, own = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
         scales = self.scales
-        return self.held * float(half_width(loads @ loads + within * scales.within + own * scales.own, scales.weight))
+        of_model = float(half_width(loads @ loads + within * scales.within + own * scales.own, scales.weight))
+        return self.coverage.half_width(of_model, {**self.unknown, **unknown})
 
     def expected(self, device: Device) -> Adjustment:
         """The parameters of runs at the mean of the factors."""
@@ -110,20 +118,28 @@ class Population:
     """What is the same for every site, by the names of `Belief`."""
     of: Mapping[str, Mapping[str, list[float]]]
     """By `key`, `mean` and the lower triangle of `covariance`."""
+    seen: Seen = field(default_factory=Seen)
+    """What the runs are of that it was fitted to."""
 
-    def belief(self, framework: Framework, device: Device) -> Belief:
-        """Of a site with this framework and device; what the record has nothing of is as in all of it."""
+    def belief(self, framework: Framework, device: Device, model: Model | None = None) -> Belief:
+        """Of a site with this framework and device; what the record has nothing of is as in all of it.
+
+        Args:
+            model: what the site trains; None where that is open.
+        """
         name, architecture = framework.name, device.architecture
+        kind = "" if model is None else model_kind(model)
+        unknown = self.seen.unknown(name, architecture, framework.since, kind, generic=GENERIC)
         if name == GENERIC:  # physics is its median, which the record's offset from it makes less certain
-            found = self._belief(self._first(key("", architecture)))
+            found = self._belief(self._first(key("", architecture)), unknown)
             shift = np.outer(found.mean, found.mean)
             return replace(found, mean=0 * found.mean, covariance=found.covariance + shift)
-        return self._belief(self._first(key(name, architecture), key(name, ""), key("", architecture)))
+        return self._belief(self._first(key(name, architecture), key(name, ""), key("", architecture)), unknown)
 
     def _first(self, *keys: str) -> str:
         return next((one for one in keys if one in self.of), key("", ""))
 
-    def _belief(self, which: str) -> Belief:
+    def _belief(self, which: str, unknown: Mapping[str, float]) -> Belief:
         told, size = self.of[which], len(CLASSES)
         lower = np.zeros((size, size))
         lower[np.tril_indices(size)] = told["covariance"]
@@ -136,7 +152,8 @@ class Population:
             likeness=Likeness(near=common["near"], length=common["length"], own=common["layout"]),
             noise=common["noise"],
             scatter=tuple(common["scatter"]),
-            held=common["held"],
+            coverage=Coverage(**common["coverage"]),
+            unknown=unknown,
             doubt=common["doubt"],
             held_given=common["held_given"],
         )
@@ -145,7 +162,7 @@ class Population:
 NEUTRAL: Final = Population(
     common={
         "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
-        "scatter": [0.0, 0.0], "held": 1.0, "doubt": 1.0, "held_given": 1.0,
+        "scatter": [0.0, 0.0], "coverage": {}, "doubt": 1.0, "held_given": 1.0,
     },
     of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
 )  # fmt: skip
@@ -159,13 +176,37 @@ def key(framework: str, architecture: str) -> str:
 
 @lru_cache
 def _fitted() -> Mapping[str, Any]:
-    """By group of sources that was left out ("" for none) the numbers; made by `perfmodel fit --sites`."""
+    """By teams that were left out ("" for none) the numbers; made by `perfmodel fit --sites`."""
     return MappingProxyType(json.loads((files("perfmodel.prediction") / FILE_NAME).read_text()))
 
 
 @lru_cache
 def population(without: str = "") -> Population:
-    """Fitted to all published sources but the group that `without` is of."""
-    group = source_group(without) if without else ""
-    told = _fitted().get(group, _fitted()[""])
-    return Population(common=told["common"], of=told["of"])
+    """Fitted to all published sources but those that share a team with the source `without`."""
+    numbers = _fitted()[fit_without(without, _fitted())]
+    return Population(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
+
+
+def fit_without(source: str, fits: Collection[str]) -> str:
+    """Which fit no run of a source's teams took part in: "" where none of its teams measured any run of the record.
+
+    Args:
+        source: a source's name; empty for nobody's.
+        fits: by the teams that were left out, joined by `+`.
+
+    Raises:
+        PerfModelError: every fit has runs of some of its teams.
+    """
+    if not source:
+        return ""
+    teams_left_out = {name: frozenset(name.split("+")) for name in fits if name}
+    fitted_teams = frozenset[str]().union(*teams_left_out.values()) & teams_of(source)
+    if not fitted_teams:
+        return ""
+    covering = [name for name, teams in teams_left_out.items() if fitted_teams <= teams]
+    if not covering:
+        raise PerfModelError(
+            f"no constants of sites were fitted without the runs of {' and '.join(sorted(fitted_teams))}; fit them "
+            "with `perfmodel fit --sites`, a source of these teams among the tables"
+        )
+    return min(covering, key=lambda name: (len(teams_left_out[name]), name))

@@ -89,7 +89,7 @@ class StepProblem:
     @cached_property
     def belief(self) -> Belief:
         """What is believed of the site's runs before any of them."""
-        return self.site.belief(self.framework, self.cluster.device)
+        return self.site.belief(self.framework, self.cluster.device, self.model)
 
     @cached_property
     def flops(self) -> float:

@@ -10,15 +10,9 @@ from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Op, Pass
 from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._population import GENERIC, Belief, Population, population
-from perfmodel.prediction._site_constants import (
-    MemorySpread,
-    Sustained,
-    memory_spread,
-    skew_s,
-    source_group,
-    sustained,
-)
-from perfmodel.spec import AttentionKernel, Device, Framework, Job
+from perfmodel.prediction._site_constants import MemorySpread, Sustained, memory_spread, skew_s, sustained
+from perfmodel.prediction._teams import team_key
+from perfmodel.spec import AttentionKernel, Device, Framework, Job, Model
 
 EAGER: Final = Framework()
 """What predictions take where no framework is named."""
@@ -46,18 +40,21 @@ class Site:
     """How far measured peaks of memory lie from predicted ones; None for what all published sources say."""
     unstated: float = 0.0
     """Share of the run's settings that nobody stated."""
+    contradictions: bool = False
+    """Whether statements about the run contradict one another."""
     left_out: str = ""
-    """Team of published sources (`source_group`) that the constants were fitted without."""
+    """Teams that the constants were fitted without (`team_key`)."""
 
     @classmethod
     def without(cls, source: str) -> "Site":
-        """Constants fitted without a published source, for reports that hold its own runs against them."""
+        """Constants fitted without the runs of a published source's teams, for reports that hold its own runs against
+        them."""
         return cls(
             sustained=sustained(source),
             skew_s=skew_s(source),
             population=population(source),
             memory=memory_spread(without=source),
-            left_out=source_group(source),
+            left_out=team_key(source),
         )
 
     def memory_spread(self) -> MemorySpread:
@@ -78,10 +75,10 @@ class Site:
             return framework.collective_skew_s
         return framework.collective_skew_s + (skew_s() if self.skew_s is None else self.skew_s)
 
-    def belief(self, framework: Framework, device: Device) -> Belief:
-        """What is believed of the site's runs before any of them."""
+    def belief(self, framework: Framework, device: Device, model: Model | None = None) -> Belief:
+        """What is believed of the site's runs before any of them; of a model that is named, where one is."""
         known = population() if self.population is None else self.population
-        return known.belief(framework, device)
+        return known.belief(framework, device, model)
 
     def expected(self, framework: Framework, device: Device) -> Adjustment | None:
         """What the published record makes of the cost models for a framework and device: the median site. None for

@@ -1,7 +1,7 @@
 """Constants of a site of which nothing is known, from all published sources of measured runs: clocks under load, how
 far ranks are apart, how far peaks of memory lie from predicted ones.
 
-What the sources show differs between sites and frameworks. So a constant is the median over groups of sources, with the
+What the sources show differs between sites and frameworks. So a constant is the median over teams, with the
 tables' own 0 among them (of memory, where it is no correction, the spread counts too): one source cannot move it far,
 and a source can be left out of the constant that its own rows are held against.
 """
@@ -17,6 +17,8 @@ from statistics import NormalDist, mean, median, pstdev
 from types import MappingProxyType
 from typing import Any, Final
 
+from perfmodel.prediction._teams import share_a_team, team_key
+
 Sustained = tuple[tuple[str, float], ...]
 """(architecture, log of the time in training over the time alone)."""
 Figures = Mapping[str, tuple[float, float]]
@@ -30,23 +32,18 @@ _FEWEST: Final = 3
 """Sources from which a spread between sources is told."""
 
 
-def source_group(source: str) -> str:
-    """Sources of one team and framework, which count as one: they are named by the first word of the title."""
-    return source.lower().replace("-", " ").split()[0]
-
-
 def _fitted(name: str) -> Mapping[str, Any]:
     """A file that `perfmodel fit --sites` makes."""
     return json.loads((files("perfmodel.prediction") / name).read_text())
 
 
-def _median_of_groups(of_source: Mapping[str, float], without: str) -> float:
-    """The median over groups of sources, and 0, without the group of a source; never below 0."""
-    by_group: dict[str, list[float]] = defaultdict(list)
-    for name, value in of_source.items():
-        by_group[source_group(name)].append(value)
-    by_group.pop(source_group(without) if without else "", None)
-    return max(0.0, median([0.0, *(median(values) for values in by_group.values())]))
+def _median_over_teams(by_source: Mapping[str, float], without: str) -> float:
+    """The median over teams, with 0 among them and without the teams of a source; never below 0."""
+    by_team: dict[str, list[float]] = defaultdict(list)
+    for name, value in by_source.items():
+        if not share_a_team(name, without):
+            by_team[team_key(name)].append(value)
+    return max(0.0, median([0.0, *(median(values) for values in by_team.values())]))
 
 
 # --- clocks under load --------------------------------------------------------------------------------
@@ -64,15 +61,15 @@ def sustained(without: str = "") -> Sustained:
 
     Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
     after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
-    energy of a die were measured. This is what published runs show elsewhere, but for those of the group that
-    `without` is of.
+    energy of a die were measured. This is what published runs show elsewhere, but for those of the teams of the source
+    `without`.
     """
     return sustained_from(source_medians(), without)
 
 
 def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
-    """`sustained` of medians by architecture and source, without a group of sources."""
-    return tuple((architecture, _median_of_groups(of, without)) for architecture, of in sorted(medians.items()))
+    """`sustained` of medians by architecture and source, without the teams of a source."""
+    return tuple((architecture, _median_over_teams(of, without)) for architecture, of in sorted(medians.items()))
 
 
 # --- how far ranks are apart --------------------------------------------------------------------------
@@ -89,14 +86,14 @@ def skew_s(without: str = "") -> float:
     """How far apart the ranks of a group reach a collective, where hosts drive them one operator at a time.
 
     A collective begins when the last of its ranks is there. Tables time it with all ranks at hand; in a step each rank
-    comes from kernels and a host of its own. Without the runs of the group that `without` is of.
+    comes from kernels and a host of its own. Without the runs of the teams of the source `without`.
     """
     return skew_from(source_skews(), without)
 
 
 def skew_from(skews: Mapping[str, float], without: str = "") -> float:
-    """`skew_s` of spreads by source, without a group of sources."""
-    return _median_of_groups(skews, without)
+    """`skew_s` of spreads by source, without the teams of a source."""
+    return _median_over_teams(skews, without)
 
 
 # --- peaks of memory ----------------------------------------------------------------------------------
@@ -134,8 +131,8 @@ def source_figures() -> Figures:
 
 @lru_cache
 def memory_spread(without: str = "") -> MemorySpread:
-    """How far measured peaks of a new source lie from predicted ones, fitted on all published sources but the group
-    that `without` is of."""
+    """How far measured peaks of a new source lie from predicted ones, fitted on all published sources but those of the
+    teams of `without`."""
     return spread_from(source_figures(), without)
 
 
@@ -144,10 +141,9 @@ def spread_from(figures: Figures, without: str = "") -> MemorySpread:
 
     Args:
         figures: of every source.
-        without: a source whose group is left out.
+        without: a source whose teams are left out.
     """
-    left_out = source_group(without) if without else None
-    kept = [figure for name, figure in figures.items() if source_group(name) != left_out]
+    kept = [figure for name, figure in figures.items() if not share_a_team(name, without)]
     between = pstdev([at for at, _ in kept]) if len(kept) >= _FEWEST else max(abs(at) for at, _ in kept)
     inside = mean((_NORMAL_MAD * spread) ** 2 for _, spread in kept)
     return MemorySpread(median(at for at, _ in kept), sqrt(between**2 + inside))

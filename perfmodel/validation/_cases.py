@@ -23,6 +23,7 @@ from perfmodel.validation._case_rows import Case
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
 from perfmodel.validation._row_cells import Unusable, read_tables, rows_of
 from perfmodel.validation._run_mixture import predict_run
+from perfmodel.validation._run_sources import source_of_run
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
@@ -95,7 +96,7 @@ def predict_cases(
     results = []
     for done, row in enumerate(rows):
         kept = None if keep is None else partial(keep, done)
-        results.append(_predict_one(row, calibration, chosen, site_of(str(row["source"])), kept))
+        results.append(_predict_one(row, calibration, chosen, site_of(source_of_run(row)), kept))
         if progress and done % 20 == 0:
             progress("predicting", done, len(rows))
     return pd.DataFrame(results, columns=list(COLUMNS))

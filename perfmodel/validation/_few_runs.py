@@ -53,17 +53,20 @@ def given(
     return residual[others] - weight @ found.shift(across), half
 
 
-def off_by(
-    of: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
-) -> Float[np.ndarray, " own"]:
-    """How far every run lies off, none being known, in half-widths."""
-    left, half = given(of, scales, residual, index[:0], index)
-    return np.abs(left) / half
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A source's other runs once some are known."""
+
+    left: Float[np.ndarray, " others"]
+    """What is left of their residuals (`given`)."""
+    half: Float[np.ndarray, " others"]
+    """Half-widths of their 90 % intervals."""
+    others: Int[np.ndarray, " others"]
+    """Their places among the source's runs."""
 
 
-Draws = dict[int, list[tuple[Float[np.ndarray, " others"], ...]]]
-"""By the number of a source's runs that are known, what is left of its others, their half-widths (`given`), and those
-before any run."""
+Draws = dict[int, list[Draw]]
+"""By the number of a source's runs that are known."""
 
 
 def draws(
@@ -72,37 +75,42 @@ def draws(
     """Of each of `FEW` that leaves runs to predict, the known ones drawn at random, each in turn where it is one, and
     of `OTHERS`."""
     rng, found, size = np.random.default_rng(0), {}, len(index)
-    before = given(of, scales, residual, index[:0], index)
     turns = [np.roll(np.arange(size), -at) for at in range(size)]
 
-    def told(order: Int[np.ndarray, " own"], k: int) -> tuple[Float[np.ndarray, " others"], ...]:
-        if not k:
-            return *before, before[1]
-        return *given(of, scales, residual, index[order[:k]], index[order[k:]]), before[1][order[k:]]
+    def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
+        left, half = given(of, scales, residual, index[order[:k]], index[order[k:]])
+        return Draw(left, half, order[k:])
 
     for k in FEW:
         if size > k:
             drawn = {0: turns[:1], 1: turns}.get(k) or [rng.permutation(size) for _ in range(_DRAWS)]
-            found[k] = [told(order, k) for order in drawn]
+            found[k] = [draw(order, k) for order in drawn]
     if size > 1:
-        found[OTHERS] = [told(order, size - 1) for order in turns]
+        found[OTHERS] = [draw(order, size - 1) for order in turns]
     return found
 
 
-def mean_error(of_draws: list[tuple[Float[np.ndarray, " others"], ...]]) -> float:
+def mean_error(draws: list[Draw]) -> float:
     """Mean relative error over draws."""
-    return float(np.mean([np.abs(np.expm1(-left)).mean() for left, *_ in of_draws]))
+    return float(np.mean([np.abs(np.expm1(-draw.left)).mean() for draw in draws]))
 
 
-def few_runs(drawn: Draws, held: float, held_given: float) -> dict[int, FewRuns]:
+def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float) -> dict[int, FewRuns]:
     """By the number of a source's runs that are known, how well its others are predicted, half-widths as predictions
-    have them (`Belief.held`, `widened`)."""
+    have them (`widened`).
+
+    Args:
+        drawn: draws of the known runs.
+        before: half-widths of the intervals of the source's runs while none of them is known.
+        held_given: as in `Belief`.
+    """
     found = {}
     for k, each in drawn.items():
-        told = []
-        for left, half, before in each:
-            wide = widened(half, held_given, held * before) if k else held * before
-            told.append(((np.abs(left) <= wide).mean(), np.median(np.exp(2 * wide))))
-        inside, width = np.mean(told, axis=0).tolist()
+        inside_and_width = []
+        for draw in each:
+            unknown = before[draw.others]
+            wide = widened(draw.half, held_given, unknown) if k else unknown
+            inside_and_width.append(((np.abs(draw.left) <= wide).mean(), np.median(np.exp(2 * wide))))
+        inside, width = np.mean(inside_and_width, axis=0).tolist()
         found[k] = FewRuns(error=mean_error(each), inside=inside, width=width)
     return found

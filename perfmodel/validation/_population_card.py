@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90
+from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90, UNKNOWNS, Coverage
+from perfmodel.validation._coverage_fit import TEAM, covered_half_widths
 from perfmodel.validation._few_runs import FEW, OTHERS, FewRuns
 from perfmodel.validation._population_fit import PopulationFit
 from perfmodel.validation._population_score import LEVELS
@@ -20,7 +21,7 @@ def population_card(fit: PopulationFit) -> str:
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
         f"{len(fit.score.sources)} published sources, at most as many of each as the fit draws. Logs are given as per "
         "cents of the time. What it is for: the step time of a site of which no run is known, its interval, and where "
-        "a user's own runs start from. What it is not: a statement about any single source; sources of one team are "
+        "a user's own runs start from. What it is not: a statement about any single source; runs that share a team are "
         "left out together.",
         "## What events take beyond the physics\n\nThe median site of all, of a framework on any architecture, and of "
         "an architecture under any framework; of both, their logs add, less that of all. The last column: half-width "
@@ -46,20 +47,21 @@ def population_card(fit: PopulationFit) -> str:
                 f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} "
                 f"times more or less than the typical one, of what is a layout's or a run's own "
                 f"{np.exp(hyper['scatter'][1]):.2f} times (standard deviations of the logs)",
-                f"half-widths of intervals are multiplied by {common['held']:.2f}, and once runs of the site are known "
-                f"by {common['held_given']:.2f} (but to no more than before them), with which they hold nine tenths of "
-                "the runs of sources left out, every source counting the same",
+                f"half-widths are multiplied by {common['held_given']:.2f} once runs of the site are known "
+                "(but to no more than before them), with which they hold nine tenths of the runs of teams left out, "
+                "every source counting the same",
                 f"the variance of the noise of runs that are known counts {common['doubt']:g} times, with which a few "
                 "of them tell most of the others of sources left out, what they make worse counting twice",
             ]
         )
         + ".",
+        *_coverage(fit),
         "## What each source taught\n\n`off`: median of log(measured / predicted) by physics alone, and with the other "
-        "groups' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
+        "teams' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
         "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
-        "other sources of its group.\n\n"
+        "other sources of its teams.\n\n"
         + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
-        "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean "
+        "## What a few runs are worth\n\nEvery source left out with its teams, then given some of its own runs: mean "
         "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
         "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
         "predicted. What bounds it: the error with all other runs of the source known, and, in the last column, with "
@@ -67,6 +69,35 @@ def population_card(fit: PopulationFit) -> str:
         + _table(("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"), _few(fit)),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _coverage(fit: PopulationFit) -> list[str]:
+    """How wide intervals are by what is unknown, and whether they hold what they promise with whole groups left out."""
+    coverage, runs = Coverage(**fit.parameters[""]["common"]["coverage"]), fit.coverage
+    half = covered_half_widths(coverage, runs)
+    inside, weight = (np.abs(runs.error) <= half).astype(float), runs.weight
+    rows = []
+    for left_out in dict.fromkeys([TEAM, *runs.left_out.tolist()]):
+        chosen = runs.left_out == left_out
+        rows.append(
+            (
+                left_out.replace("_", " "),
+                str(int(chosen.sum())),
+                f"{100 * np.average(inside[chosen], weights=weight[chosen]):.0f} %",
+                f"{np.exp(2 * np.median(half[chosen])):.2f}",
+                _percent(float(np.median(np.abs(runs.error[chosen])))),
+            )
+        )
+    of_drivers = [f"{_percent(log)} wider per unit of: {UNKNOWNS[name]}" for name, log in coverage.log_per_unit.items()]
+    drivers = "; ".join(of_drivers) or "nothing that is unknown of a run makes it wider than the model of sites has it"
+    return [
+        "## How wide intervals are",
+        f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}; {drivers}. "
+        "Fitted to every run with its team left out, and with its whole framework, device generation, year and kind of "
+        "model left out. Facts of frameworks that were looked up with a source's results in view are undone there; "
+        "sources where that is not possible of all facts count half. Every source counts the same.",
+        _table(("left out", "runs", "inside 90 %", "ends apart", "median error"), rows),
+    ]
 
 
 def _not_both(names: Iterable[str]) -> list[str]:
@@ -86,8 +117,7 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     runs, everything = fit.score.runs, np.mean(fit.parameters[""]["of"]["|"]["mean"])
     for at, source in enumerate(fit.score.sources.tolist()):
         own = np.flatnonzero(runs.words["source"] == source)
-        group = str(runs.words["group"][own[0]])
-        without = fit.everywhere[group]
+        without = fit.everywhere[str(runs.words["group"][own[0]])]
         yield (
             source, str(len(own)), _signed(np.median(runs.log[own])), _signed(np.median(fit.left_out[own])),
             f"{fit.state.scale[at]:.1f}", str(int((fit.state.weight[own] < 0.5).sum())),

@@ -11,24 +11,16 @@ from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
 from perfmodel.display import Report
-from perfmodel.prediction import CLASSES, key, scales
-from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, mean_error, off_by
-from perfmodel.validation._population_score import (
-    LEVELS,
-    SHARED,
-    Score,
-    SiteRuns,
-    State,
-    factors,
-    own_parts,
-    unpack,
-)
+from perfmodel.prediction import CLASSES, DEGREES, GENERIC, UNKNOWNS, Seen, half_width, key, keys_share_a_team, scales
+from perfmodel.validation._coverage_fit import TEAM, LeftOutRuns, conformal_scale, covered_half_widths, fit_coverage
+from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, mean_error
+from perfmodel.validation._folds import Folds, folds_of
+from perfmodel.validation._population_score import LEVELS, SHARED, Score, SiteRuns, State, factors, own_parts, unpack
 
-INSIDE: Final = 0.9
-"""Share of runs inside their intervals."""
 _ROUNDS: Final = 2
 """After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
-_ITERATIONS: Final = 30
+_ITERATIONS: Final = 10
+"""Of each round: variances then move by less than a tenth of their spread over teams left out."""
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
 DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
@@ -40,17 +32,19 @@ class PopulationFit:
     """The model, and what it was fitted to."""
 
     parameters: dict[str, dict[str, Any]]
-    """What `perfmodel.prediction.Population` is made of, by the group left out ("" for none). With a group left out the
-    variances, and what is known of frameworks and architectures, are of the others alone; it holds only what the
-    group's own runs need."""
+    """What `perfmodel.prediction.Population` is made of, by the teams left out ("" for none). With teams left out the
+    variances, and what is known of frameworks and architectures, are of the others alone; it holds only what their
+    own runs need."""
     score: Score
     state: State
     left_out: Float[np.ndarray, " runs"]
-    """Residual of every run when its group is left out."""
+    """Residual of every run when its teams are left out."""
     everywhere: Mapping[str, float]
-    """By group, the mean log factor of the median site of everywhere without it."""
+    """By teams, the mean log factor of the median site of everywhere without them."""
     few: Mapping[str, Mapping[int, FewRuns]]
     """By source and number of its own runs that are known."""
+    coverage: LeftOutRuns
+    """Every run with its teams left out, and with each whole group left out."""
 
     @property
     def hyperparameters(self) -> dict[str, Float[np.ndarray, " values"]]:
@@ -59,7 +53,7 @@ class PopulationFit:
 
 
 def fit_population(runs: SiteRuns, progress: Report | None = None) -> PopulationFit:
-    """Fit the model to runs, and to those of all groups of sources but one."""
+    """Fit the model to runs, and to those of all teams but one, for every team."""
     import jax
 
     with jax.enable_x64(True):
@@ -69,57 +63,126 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
             progress("variances", 0, 1)
         everything = np.ones(len(runs.log), bool)
         state = _fitted(compiled, score, everything)
-        found = {"": posterior(runs, score, state, everything, None)}
+        parameters = {"": posterior(runs, score, state, everything, None)}
+        left_out_runs = [left_out_of(runs, score, state, kind, folds) for kind, folds in folds_of(runs.words).items()]
         everywhere: dict[str, float] = {}
         drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
-        off: dict[str, Float[np.ndarray, " own"]] = {}
-        for done, group in enumerate(score.groups.tolist()):
+        for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
             if progress:
-                progress("groups left out", done, len(score.groups))
-            kept = runs.words["group"] != group
-            own = set(zip(*(runs.words[name][~kept].tolist() for name in SHARED[1:]), strict=True)) | {("", "")}
+                progress("teams left out", done, len(score.teams.names))
+            kept, of_team = ~left_out, runs.words["group"] == team
+            own = set(zip(*(runs.words[name][of_team].tolist() for name in SHARED[1:]), strict=True)) | {("", "")}
             own |= {("", architecture) for _, architecture in own}  # where no framework is named
             without = _fitted(compiled, score, kept)
-            found[group] = posterior(runs, score, without, kept, own)
-            everywhere[group] = float(np.mean(found[group]["of"][key("", "")]["mean"]))
-            _draw(score, without, group, off, drawn)
+            parameters[team] = posterior(runs, score, without, kept, own)
+            everywhere[team] = float(np.mean(parameters[team]["of"][key("", "")]["mean"]))
+            _draw(score, without, team, drawn)
+            left_out_runs.append(left_out_of(runs, score, without, TEAM, score.teams, team))
         residual = np.asarray(score.left_out(state)[0])
-    groups = {str(runs.words["source"][at]): str(group) for at, group in enumerate(runs.words["group"])}
+    coverage = LeftOutRuns.joined(left_out_runs)
+    few = _with_teams_left_out(score, coverage, drawn, parameters)
+    return PopulationFit(parameters, score, state, residual, everywhere, few, coverage)
+
+
+def _with_teams_left_out(
+    score: Score,
+    coverage: LeftOutRuns,
+    drawn: Mapping[float, Mapping[str, Draws]],
+    parameters: dict[str, dict[str, Any]],
+) -> dict[str, dict[int, FewRuns]]:
+    """Put what makes intervals cover 90 % into every fit's parameters, learned from the runs of other teams; what some
+    runs of every source then say of its others."""
+    team_of = dict(zip(score.runs.words["source"].tolist(), score.runs.words["group"].tolist(), strict=True))
     few: dict[str, dict[int, FewRuns]] = {}
-    for group, told in found.items():
-        others = [source for source in off if groups[source] != group]
-        held, (doubt, given) = _held([off[source] for source in others]), _given(drawn, others)
-        told["common"] |= {"held": held, "doubt": doubt, "held_given": given}
-        few |= {source: few_runs(drawn[doubt][source], held, given) for source in off if groups[source] == group}
-    return PopulationFit(found, score, state, residual, everywhere, few)
+    for team, numbers in parameters.items():
+        others = [source for source in team_of if not keys_share_a_team(team_of[source], team)]
+        known = coverage.take(np.isin(coverage.source, others))
+        fitted, (doubt, held_given) = fit_coverage(known), _given(drawn, others)
+        numbers["common"] |= {"coverage": fitted.to_dict(), "doubt": doubt, "held_given": held_given}
+        for source in (name for name in team_of if team_of[name] == team):
+            runs = coverage.take((coverage.source == source) & (coverage.left_out == TEAM))
+            few[source] = few_runs(drawn[doubt][source], covered_half_widths(fitted, runs), held_given)
+    return few
+
+
+def left_out_of(
+    runs: SiteRuns, score: Score, state: State, kind: str, folds: Folds, only: str | None = None
+) -> LeftOutRuns:
+    """Every run that some folds are for (or only one of them), predicted without its fold.
+
+    Where a framework's facts were looked up with a run's error in view, it counts without them (`SiteRuns.log_undone`):
+    they would make it an easy run, and not one of a framework that nobody ever held against runs.
+    """
+    residual, shared, (of_site, within, repeats), noise = score.left_out(state, folds)
+    first, second = np.asarray(unpack(state.vector)["scatter"]).tolist()
+    nodes = scales((first, second))
+    # Predictions add what a run leaves open after the width is fitted (`perfmodel.validation.predict_run`).
+    fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(of_site)) - runs.open_deviation**2
+    scattered = nodes.within[:, None] * np.diag(np.asarray(within))
+    single = nodes.own[:, None] * (np.diag(np.asarray(repeats)) + float(noise))
+    half = half_width(np.maximum(fixed + scattered + single, 0.0), nodes.weight)
+    error = np.asarray(residual) + runs.log_undone - runs.log
+    counted = folds if only is None else folds.only(only)
+    chosen = counted.predicted.any(axis=0)
+    return LeftOutRuns(
+        left_out=np.full(int(chosen.sum()), kind),
+        source=runs.words["source"][chosen],
+        error=error[chosen],
+        half_width=half[chosen],
+        unknown=unknown_of(runs, counted)[chosen],
+        open_deviation=runs.open_deviation[chosen],
+        looked_at=runs.looked_at[chosen],
+    )
+
+
+def seen_in(words: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"]) -> Seen:
+    """What some runs are of."""
+    return Seen(
+        frameworks=frozenset(words["framework"][chosen].tolist()),
+        architectures=frozenset(words["architecture"][chosen].tolist()),
+        years=frozenset(int(year) for year in words["year"][chosen].tolist()),
+        model_kinds=frozenset(words["model_kind"][chosen].tolist()),
+    )
+
+
+def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
+    """How much of each of `UNKNOWNS` every run has, its fold being left out; 0 of runs that no fold is for."""
+    names, words = list(UNKNOWNS), runs.words
+    unknown = np.zeros((len(runs.log), len(names)))
+    for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
+        seen = seen_in(words, ~left_out)
+        for run in np.flatnonzero(predicted):
+            of_site = seen.unknown(
+                str(words["framework"][run]),
+                str(words["architecture"][run]),
+                int(words["year"][run]),
+                str(words["model_kind"][run]),
+                generic=GENERIC,
+            )
+            degrees = dict(zip(DEGREES, runs.degrees[run].tolist(), strict=True))
+            of_run = {
+                "settings_unstated": degrees["unstated"],
+                "extrapolated": degrees["extrapolated"],
+                "contradictions": float(runs.contradictions[run]),
+            }
+            unknown[run] = [{**of_site, **of_run}[name] for name in names]
+    return unknown
 
 
 def parameters_text(fit: PopulationFit) -> str:
     """The parameters as JSON, a posterior per line."""
-    groups = []
-    for group, told in fit.parameters.items():
-        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in told["of"].items())
-        common = json.dumps(told["common"])
-        groups.append(f' {json.dumps(group)}: {{"common": {common}, "of": {{\n{rows}}}}}')
-    return "{\n" + ",\n".join(groups) + "\n}\n"
-
-
-def _held(off: Sequence[Float[np.ndarray, " own"]]) -> float:
-    """By what half-widths are multiplied so that intervals hold `INSIDE` of the runs of sources left out, of every
-    source the same weight (split conformal prediction, Lei et al., JASA 113, 2018, section 2.2, with weights)."""
-    every = np.concatenate([np.zeros(0), *off])
-    if not len(every):
-        return 1.0
-    order = np.argsort(every)
-    heavy = np.concatenate([np.full(len(of), 1 / len(of)) for of in off])[order]
-    at = np.searchsorted(np.cumsum(heavy), INSIDE * heavy.sum())
-    return round(float(every[order][min(int(at), len(every) - 1)]), 3)
+    fits = []
+    for teams, numbers in fit.parameters.items():
+        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in numbers["of"].items())
+        common, seen = json.dumps(numbers["common"]), json.dumps(numbers["seen"])
+        fits.append(f' {json.dumps(teams)}: {{"common": {common}, "seen": {seen}, "of": {{\n{rows}}}}}')
+    return "{\n" + ",\n".join(fits) + "\n}\n"
 
 
 def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
     """Of `DOUBTS` the one with which some runs of sources tell most of their others: least mean relative error plus
     what it is worse by than without runs, where it is; and by what half-widths given runs are then multiplied
-    (`_held`). Every source counts the same."""
+    (`conformal_scale`). Every source counts the same."""
 
     def error(doubt: float) -> float:
         of_source = []
@@ -130,26 +193,28 @@ def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -
         return float(np.mean(of_source)) if of_source else 0.0
 
     best = min(DOUBTS, key=error)
-    known = [[each for k, some in drawn[best][source].items() if k > 0 for each in some] for source in sources]
-    return best, _held([np.concatenate([np.abs(left) / half for left, half, _ in some]) for some in known if some])
+    over, weight = [np.zeros(0)], [np.zeros(0)]
+    for source in sources:
+        known = [draw for k, draws in drawn[best][source].items() if k > 0 for draw in draws]
+        if known:
+            off = np.concatenate([np.abs(draw.left) / draw.half for draw in known])
+            over.append(off)
+            weight.append(np.full(len(off), 1 / len(off)))
+    return best, conformal_scale(np.concatenate(over), np.concatenate(weight))
 
 
-def _draw(
-    score: Score, without: State, group: str, off: dict[str, np.ndarray], drawn: dict[float, dict[str, Draws]]
-) -> None:
-    """For every source of a group that a state has not seen, what some of its runs say of the others into `drawn`, and
-    how far its runs lie off in half-widths into `off`."""
+def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, Draws]]) -> None:
+    """For every source of a team that a state has not seen, what some of its runs say of the others into `drawn`."""
     residual, shared, parts, noise = score.left_out(without)
     of_site, within, repeats = map(np.asarray, parts)
     first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
     nodes, left = scales((first, second)), np.asarray(residual)
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
-        if score.runs.words["group"][index[0]] != group:
+        if score.runs.words["group"][index[0]] != team:
             continue
         for doubt in DOUBTS:
             of = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), doubt)
             drawn[doubt][source] = draws(of, nodes, left, index[there])
-        off[source] = off_by(of, nodes, left, index[there])
 
 
 def _fitted(compiled: Any, score: Score, kept: Bool[np.ndarray, " runs"]) -> State:
@@ -203,4 +268,4 @@ def posterior(
     common: dict[str, Any] = {name: round(float(hyper[name][0]), 4) for name in ("events", "near", "length", "layout")}
     common |= {"noise": round(float(hyper["noise"][0]), 4), "degrees": np.round(hyper["degrees"], 4).tolist()}
     common |= {"scatter": np.round(hyper["scatter"], 4).tolist()}
-    return {"common": common, "of": of}
+    return {"common": common, "seen": seen_in(runs.words, kept).to_dict(), "of": of}

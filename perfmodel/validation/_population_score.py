@@ -1,4 +1,4 @@
-"""How likely the published runs of every source are when its group is left out, under the hierarchical model of sites.
+"""How likely the published runs of every source are when its teams are left out, under the hierarchical model of sites.
 
 log(measured / predicted) of runs is a Gaussian process: factors of classes of events, weighted by their shares of the
 step, that all sites have in common, that a framework's and a device's have, and that are a site's own; what a site adds
@@ -6,26 +6,27 @@ per unit of `DEGREES` and per half-width of its events; what layouts near one an
 has of its own. Beyond its factors a site scatters by scales of its own (`perfmodel.prediction.Scales`), which are
 integrated over: one that scatters much says little of itself by one run, and its intervals stay wide.
 
-The variances are those under which the runs of every source are likeliest when its group is left out: from the other
+The variances are those under which the runs of every source are likeliest when its teams are left out: from the other
 sources alone, and given 1, 3 and 8 of its own runs. Every source counts the same. The score is of what users ask, and
 is not misled where the model is wrong of one source, as the marginal likelihood is.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction import CLASSES, DEGREES, OUTLIERS, standard_nodes
+from perfmodel.validation._folds import Folds, team_folds
 
 LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
 SHARED: Final = LEVELS[:3]
 """What other sources tell of; the rest is a source's own, and of its frameworks and devices."""
-MOST: Final = 20
-"""Runs of a source that the score is of."""
+MOST: Final = 10
+"""Runs of a source that are fitted to; every source counts the same however many it has."""
 GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
@@ -52,6 +53,10 @@ class SiteRuns:
 
     log: Float[np.ndarray, " runs"]
     """log(measured / predicted)."""
+    log_undone: Float[np.ndarray, " runs"]
+    """The same, predicted without the facts of frameworks that were looked up with the run's error in view."""
+    looked_at: Bool[np.ndarray, " runs"]
+    """Whether facts were ever looked up with the errors of the run's source in view."""
     shares: Float[np.ndarray, "runs classes"]
     degrees: Float[np.ndarray, "runs degrees"]
     events: Float[np.ndarray, " runs"]
@@ -59,8 +64,13 @@ class SiteRuns:
     at: Float[np.ndarray, "runs coordinates"]
     layout: Int[np.ndarray, " runs"]
     """The same number for repeats of one run."""
+    open_deviation: Float[np.ndarray, " runs"]
+    """Standard deviation of the log step time between all that the run may have been (`RunPrediction`)."""
+    contradictions: Float[np.ndarray, " runs"]
+    """1 where statements about the run contradict one another, else 0."""
     words: Mapping[str, np.ndarray]
-    """`framework`, `architecture`, `source` and `group` of every run."""
+    """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and `model_kind` of every run.
+    """
 
     @cached_property
     def levels(self) -> dict[str, Int[np.ndarray, " runs"]]:
@@ -74,12 +84,13 @@ class SiteRuns:
     def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
         """Some of the runs."""
         words = {name: values[index] for name, values in self.words.items()}
-        arrays = {name: getattr(self, name)[index] for name in ("log", "shares", "degrees", "events", "at", "layout")}
-        return replace(self, **arrays, words=words)
+        names = (field.name for field in fields(self) if field.name != "words")
+        return replace(self, **{name: getattr(self, name)[index] for name in names}, words=words)
 
     def arrays(self) -> dict[str, Any]:
         """What covariances are computed from."""
-        named = {name: getattr(self, name) for name in ("shares", "degrees", "events", "at", "layout")}
+        names = ("shares", "degrees", "events", "at", "layout", "open_deviation")
+        named = {name: getattr(self, name) for name in names}
         return named | {"levels": self.levels}
 
 
@@ -101,9 +112,9 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
 
 
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Covariances of runs by what is their source's own, noise left out: its factors; what settings, events and layouts
-    near one another share; what repeats of a layout do. Arrays of JAX or of NumPy, of which none is compiled for a
-    number of runs of its own."""
+    """Covariances of runs by what is their source's own, noise left out: its factors, and what each run leaves open;
+    what settings, events and layouts near one another share; what repeats of a layout do. Arrays of JAX or of NumPy, of
+    which none is compiled for a number of runs of its own."""
     xp = hyper["near"].__array_namespace__()
     source, site = (runs["levels"][name] for name in ("source", "site"))
     apart = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
@@ -113,7 +124,8 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, A
     same_source = source[:, None] == source
     repeats = (runs["layout"][:, None] == runs["layout"]) * hyper["layout"] ** 2
     within = same_source * near + (site[:, None] == site) * of_site
-    return factors(hyper, runs, ("source", "site")), within, same_source * repeats
+    left_open = xp.eye(len(source)) * runs["open_deviation"] ** 2
+    return factors(hyper, runs, ("source", "site")) + left_open, within, same_source * repeats
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,15 +141,14 @@ class State:
 
 
 class Score:
-    """How likely the runs of sources are when their groups are left out."""
+    """How likely the runs of sources are when their teams are left out."""
 
     def __init__(self, runs: SiteRuns) -> None:
         self.runs = runs
         self.sources, of_source = np.unique(runs.words["source"], return_inverse=True)
-        self.groups, of_group = np.unique(runs.words["group"], return_inverse=True)
-        self.of_source, self.of_group = of_source, of_group
+        self.of_source = of_source
         self.members, self.there = _padded(of_source, len(self.sources))
-        self.group_members, self.group_there = _padded(of_group, len(self.groups))
+        self.teams = team_folds(runs.words["group"].tolist())
         rng, self.given = np.random.default_rng(0), {}
         for k in GIVEN:
             drawn = [[rng.permutation(max(n, k))[:k] for _ in range(DRAWS)] for n in self.there.sum(axis=1)]
@@ -148,20 +159,20 @@ class Score:
         vector = np.log(np.concatenate([*START.values()]))
         return State(vector, np.ones(len(self.sources)), np.ones(len(self.runs.log)))
 
-    def left_out(self, state: State) -> tuple[Any, Any, Any, Any]:
-        """Every run's residual when its group is left out, and by group the covariance of that by what is shared; the
-        covariances of all by what is their own (`own_parts`); the variance of noise. Blocks of one inverse (Rasmussen
-        and Williams 2006, section 5.4.2, for blocks)."""
-        return self._left_out(state.vector, state.scale, state.weight)
+    def left_out(self, state: State, folds: Folds | None = None) -> tuple[Any, Any, Any, Any]:
+        """Every run's residual when its fold is left out (that of its teams, where none is given), and by fold the
+        covariance of that by what is shared; the covariances of all by what is their own (`own_parts`); the variance
+        of noise. Blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks)."""
+        return self._left_out(state.vector, state.scale, state.weight, (folds or self.teams).padded())
 
     @cached_property
     def _left_out(self) -> Callable[..., tuple[Any, Any, Any, Any]]:
         """`left_out` of what a state is made of, compiled."""
         import jax
 
-        return jax.jit(self._of_groups)
+        return jax.jit(self._of_folds)
 
-    def _of_groups(self, vector: Any, scale: Any, weight: Any) -> tuple[Any, Any, Any, Any]:
+    def _of_folds(self, vector: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
         import jax
         import jax.numpy as jnp
 
@@ -172,16 +183,17 @@ class Score:
         inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
         solved = inverse @ self.runs.log
 
-        def of_group(index: Any, there: Any) -> tuple[Any, Any]:
+        def of_fold(index: Any, there: Any) -> tuple[Any, Any]:
             both = there[:, None] & there
             total = jnp.linalg.inv(jnp.where(both, inverse[index][:, index], jnp.eye(len(index))))
             residual = total @ jnp.where(there, solved[index], 0.0)
             return residual, total - jnp.where(both, scaled[index][:, index], 0.0)
 
-        residuals, shared = jax.vmap(of_group)(self.group_members, self.group_there)
-        flat = jnp.zeros(len(self.runs.log)).at[self.group_members.ravel()].add((residuals * self.group_there).ravel())
-        rows, columns = self.group_members[:, :, None], self.group_members[:, None]
-        both = self.group_there[:, :, None] & self.group_there[:, None]
+        members, there, predicted = (jnp.asarray(part) for part in folds)
+        residuals, shared = jax.vmap(of_fold)(members, there)
+        flat = jnp.zeros(len(self.runs.log)).at[members.ravel()].add((residuals * predicted).ravel())
+        rows, columns = members[:, :, None], members[:, None]
+        both = predicted[:, :, None] & predicted[:, None]
         together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
         return flat, together, parts, noise
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from perfmodel.catalog import frameworks
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Site, source_group
+from perfmodel.prediction import Site, team_key
 from perfmodel.spec import Transformer
 from perfmodel.validation._case_rows import Case, framework_of, read_case
 from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC
@@ -31,6 +31,7 @@ from perfmodel.validation._row_cells import Row, read_tables, rows_of, text
 from perfmodel.validation._row_words import data_parallel_overlaps, framework_name, launch_flags
 from perfmodel.validation._run_features import case_features
 from perfmodel.validation._run_mixture import probability_of_value
+from perfmodel.validation._run_sources import source_of_run
 
 STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """That are tried."""
@@ -103,7 +104,7 @@ def _tuning_log_likelihood(
     """
     by_team: dict[str, list[Row]] = {}
     for row in rows:
-        by_team.setdefault(source_group(str(row["source"])), []).append(row)
+        by_team.setdefault(team_key(source_of_run(row)), []).append(row)
     found: dict[str, list[float]] = {}
     for done, (team, own) in enumerate(sorted(by_team.items())):
         if progress:
@@ -132,7 +133,7 @@ def _masked_log_likelihood(
     try:
         case = read_case(row)
         value = _value_of(choice, case)
-        site = Site.without(str(row["source"]))
+        site = Site.without(source_of_run(row))
         probability = probability_of_value(RowRun(masked), choice, value, TUNINGS, site, priors)
     except PerfModelError:
         return None
@@ -155,7 +156,7 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
         case = read_case(row)
     except PerfModelError:
         return
-    team = source_group(str(row["source"]))
+    team = team_key(source_of_run(row))
     features = case_features(case, RowRun(row).year)
 
     def seen(choice: str, chain: Chain, value: str) -> Observation:

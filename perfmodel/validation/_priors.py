@@ -19,6 +19,8 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.prediction import keys_share_a_team
+
 PRIORS_FILE: Final = "choice_priors.json"
 """Made by `validate/fit_priors.py`."""
 EVERYWHERE: Final = ""
@@ -27,7 +29,7 @@ DEFAULT: Final = "as the framework's default"
 """Name of the table that counts how often a stated choice is its framework's default."""
 
 TeamCounts = Mapping[str, float]
-"""By team."""
+"""By team, or teams joined by `+` that measured together."""
 Counts = Mapping[str, Mapping[str, TeamCounts]]
 """By context and value."""
 
@@ -41,7 +43,7 @@ class ChoicePriors:
     strength: Mapping[str, float]
     """By choice, the number of teams that a context's parent counts as."""
     without: str = ""
-    """Team that is left out."""
+    """Teams that are left out, joined by `+` (`perfmodel.prediction.team_key`)."""
     tuning: float = 0.0
     """Exponent of the step time by which people prefer what is faster (`tuned_weights`)."""
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
@@ -81,7 +83,7 @@ class ChoicePriors:
         totals = []
         for value in values:
             teams = by_value.get(value, {})
-            totals.append(sum(count for team, count in teams.items() if team != self.without))
+            totals.append(sum(count for team, count in teams.items() if not keys_share_a_team(team, self.without)))
         return np.array(totals)
 
     def _usual_share(self, choice: str) -> float:
@@ -123,19 +125,19 @@ def _shipped() -> dict[str, Any]:
 
 @lru_cache
 def choice_priors(without: str = "") -> ChoicePriors:
-    """Priors from both collections of published runs, but for those of the team `without`."""
+    """Priors from both collections of published runs, but for those that share a team with `without`."""
     shipped = _shipped()
     tuning = likeliest_tuning(shipped["tunings"], shipped["tuning_log_likelihood"], without)
     return ChoicePriors(shipped["counts"], shipped["strength"], without, tuning)
 
 
 def likeliest_tuning(tunings: Sequence[float], log_likelihood: Mapping[str, Sequence[float]], without: str) -> float:
-    """The exponent with which stated choices are likeliest, of all teams but one.
+    """The exponent with which stated choices are likeliest, of all teams but some.
 
     Args:
         tunings: that were tried.
         log_likelihood: of what each team states, for each of them.
-        without: team that is left out.
+        without: teams that are left out, joined by `+`.
     """
-    teams = [values for team, values in log_likelihood.items() if team != without]
+    teams = [values for team, values in log_likelihood.items() if not keys_share_a_team(team, without)]
     return float(tunings[int(np.argmax(np.sum(teams, axis=0)))]) if teams else 0.0

@@ -209,7 +209,8 @@ def _timed(
     predictions = []
     for completion in chosen:
         case = completion.case
-        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+        of_case = replace(site, contradictions=bool(case.contradictions))
+        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, of_case)
         predictions.append(explain(problem, case.layout))
     return _TimedRun(chosen, predictions, np.array([each.prior for each in chosen]), memory)
 

@@ -15,8 +15,6 @@ from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.prediction import (
-    CLASSES,
-    DEGREES,
     MEMORY_FILE,
     NEUTRAL,
     POPULATION_CARD,
@@ -24,21 +22,21 @@ from perfmodel.prediction import (
     SKEW_FILE,
     SUSTAINED_FILE,
     Site,
-    layout_coordinates,
     skew_from,
-    source_group,
     source_skews,
     step_problem,
     step_times_s,
     sustained_from,
+    team_key,
 )
 from perfmodel.validation._case_rows import Case, read_case
-from perfmodel.validation._cases import memory_bytes, predict_cases, unstated_share
+from perfmodel.validation._cases import memory_bytes, predict_cases
 from perfmodel.validation._population_card import population_card
 from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
-from perfmodel.validation._population_score import MOST, SiteRuns
+from perfmodel.validation._population_score import MOST
 from perfmodel.validation._row_cells import missing_column, read_rows, read_tables, rows_of
-from perfmodel.validation._run_mixture import predict_run
+from perfmodel.validation._run_sources import with_submitters
+from perfmodel.validation._site_runs import Undo, nothing_in_view, site_runs
 
 Medians = dict[str, dict[str, float]]
 """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
@@ -64,6 +62,8 @@ def fit_sites(
     *,
     unstated: Sequence[str] = (),
     skew: bool = False,
+    undo: Undo = nothing_in_view,
+    looked_at: Callable[[str], bool] = lambda _: False,
     more: Callable[[PopulationFit], str] | None = None,
     progress: Report | None = None,
 ) -> dict[str, Any]:
@@ -71,38 +71,44 @@ def fit_sites(
 
     First the time of products under load, then how far apart ranks reach collectives where that is asked for, then,
     with predictions that take both, the hierarchical model of sites (`fit_population`); the runs of a source are held
-    against constants that were fitted without its group. The package's own files are in `perfmodel/prediction`.
+    against constants that were fitted without its teams. The package's own files are in `perfmodel/prediction`.
 
     Args:
         files: tables of runs (columns of `validate cases`); files of other kinds are named in the answer.
         unstated: beginnings of names of sources whose tables leave recompute or the kernels to recipes, or whose
             device was never measured: they say nothing of products.
         skew: fit also how far apart ranks reach collectives; else it is what the package has. Its median jumps between
-            few groups of sources, and the model of sites has waits of its own: fitted anew each time, the two trade
+            few teams, and the model of sites has waits of its own: fitted anew each time, the two trade
             against one another.
+        undo: a framework without the facts that were looked up with a source's results in view; intervals are fitted
+            to errors without them.
+        looked_at: whether facts of any kind were ever looked up with a source's results in view. Such sources count
+            half for the width of intervals, since not all of these facts can be undone.
         more: a further section of the card.
 
     Returns:
         `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `population`: the
-            model of sites by the group left out ("" for none); `memory`: spreads of peaks by source; `skipped_files`.
+            model of sites by the teams left out ("" for none); `memory`: spreads of peaks by source; `skipped_files`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
     """
     runs, ignored = read_tables(files)
+    runs = with_submitters(runs)
     timed = pd.DataFrame(runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()]).reset_index(drop=True)
     if timed.empty:
         raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
     clocked = lambda source: Site(  # noqa: E731
-        sustained=sustained_from(medians, source), population=NEUTRAL, left_out=source_group(source)
+        sustained=sustained_from(medians, source), population=NEUTRAL, left_out=team_key(source)
     )
     skews: Mapping[str, float] = dict(source_skews())
     if skew:
         skews = fit_skew(drawn, unstated=unstated, site_of=clocked, progress=progress)
     sites = lambda source: replace(clocked(source), skew_s=skew_from(skews, source))  # noqa: E731
-    fitted = fit_population(site_runs(of_sources(timed, MOST), sites, progress), progress)
+    known = site_runs(of_sources(timed, MOST), sites, progress, undo=undo, looked_at=looked_at)
+    fitted = fit_population(known, progress)
     with_memory = pd.DataFrame(timed[np.isfinite(memory_bytes(timed))])
     memory = fit_memory(with_memory, predict_cases(with_memory, progress=progress, site_of=sites))
     write_json(Path(out) / MEMORY_FILE, memory)
@@ -121,7 +127,7 @@ def drawn_runs(file: Path) -> pd.DataFrame:
         return pd.DataFrame()
     table = table[(table["status"] == "ok") & table["measured_iter_time_s"].notna()]
     table = table[table["n_devices"] <= MOST_NODES * table["devices_per_node"].fillna(DEVICES_PER_NODE)]
-    return of_sources(table, MOST_ROWS)
+    return of_sources(with_submitters(pd.DataFrame(table)), MOST_ROWS)
 
 
 def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -203,44 +209,6 @@ def _of_collectives(case: Case, measured_s: float, site: Site) -> tuple[str, flo
 def _step_s(case: Case, site: Site) -> float:
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     return float(step_times_s(problem, [case.layout])[0])
-
-
-def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Report | None = None) -> SiteRuns:
-    """What physics alone makes of runs: the median of what each may have been, and shares of the likeliest.
-
-    Args:
-        runs: timed rows; those that cannot be predicted are left out.
-        sites: constants for the runs of a source, without any of `Population`.
-    """
-    found: list[tuple[Any, ...]] = []
-    for done, row in enumerate(rows_of(runs)):
-        if progress:
-            progress("runs of sites", done, len(runs))
-        source = str(row["source"])
-        site = replace(sites(source), unstated=unstated_share(row))
-        try:
-            run = predict_run(row, None, site)
-        except PerfModelError:
-            continue
-        case, p = run.case, run.prediction
-        setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
-        at = layout_coordinates(setting, case.layout)
-        words = (case.framework.name, case.cluster.device.architecture, source, source_group(source))
-        degrees = {"unstated": site.unstated, "extrapolated": p.unknown_shares["extrapolated"]}
-        degrees |= {"bubble": p.bubble_fraction}
-        found.append((
-            float(np.log(float(row["measured_iter_time_s"]) / run.step_time_s)),
-            [p.class_shares[name] for name in CLASSES],
-            [degrees[name] for name in DEGREES],
-            sum(sd**2 for name, sd in p.error_sources.items() if name.startswith("events")) ** 0.5,
-            at, repr((source, case.model.name, case.job, at, case.layout.schedule)), words,
-        ))  # fmt: skip
-    log, shares, degrees, events, at, same, words = zip(*found, strict=True)
-    columns: dict[str, np.ndarray] = dict(
-        zip(("framework", "architecture", "source", "group"), np.array(words).T, strict=True)
-    )
-    _, layout = np.unique(np.array(same), return_inverse=True)
-    return SiteRuns(np.array(log), np.array(shares), np.array(degrees), np.array(events), np.array(at), layout, columns)
 
 
 def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[float, float]]:

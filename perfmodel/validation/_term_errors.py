@@ -13,6 +13,7 @@ from perfmodel.spec import Layout
 from perfmodel.validation._cases import measured_times_s
 from perfmodel.validation._row_cells import Row, rows_of
 from perfmodel.validation._run_mixture import predict_run
+from perfmodel.validation._run_sources import source_of_run
 
 EVERY_TERM: Final = "all of them"
 """Name of the last column: every term off, that is, kernels and collectives timed alone."""
@@ -46,7 +47,7 @@ def term_errors(
     by_source: dict[str, list[np.ndarray]] = {}
     for done, row in enumerate(rows_of(timed)):
         try:
-            times_s = _times_s(row, site_of(str(row["source"])))
+            times_s = _times_s(row, site_of(source_of_run(row)))
         except PerfModelError:
             times_s = None
         if times_s is not None:

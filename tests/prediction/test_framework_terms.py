@@ -28,7 +28,8 @@ from perfmodel.prediction._blocks import GRAPH_OPERATORS
 from perfmodel.prediction._overlap import time_phases
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._site import FORWARD_SHARE
-from perfmodel.prediction._site_constants import source_group, source_medians
+from perfmodel.prediction._site_constants import source_medians
+from perfmodel.prediction._teams import share_a_team, team_key
 from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks, is_cast
 
@@ -68,13 +69,14 @@ def test_a_lower_power_limit_slows_products_and_nothing_else() -> None:
     assert times_s[4] < times_s[3] * sqrt((300 - 66) / (200 - 66))
 
 
-def test_sustained_is_the_median_of_other_groups_with_the_tables_own_zero() -> None:
+def test_sustained_is_the_median_of_other_teams_with_the_tables_own_zero() -> None:
     values = source_medians()["Volta"]
-    groups: dict[str, list[float]] = {}
-    for name, value in values.items():
-        groups.setdefault(source_group(name), []).append(value)
     for left_out in ("", *values):
-        kept = [np.median(v) for g, v in groups.items() if not left_out or g != source_group(left_out)]
+        by_team: dict[str, list[float]] = {}
+        for name, value in values.items():
+            if not share_a_team(name, left_out):
+                by_team.setdefault(team_key(name), []).append(value)
+        kept = [np.median(of_team) for of_team in by_team.values()]
         assert dict(sustained(left_out))["Volta"] == pytest.approx(max(0.0, float(np.median([0.0, *kept]))))
 
 

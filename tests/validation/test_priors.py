@@ -96,5 +96,5 @@ def test_the_shipped_priors_are_whole():
 def test_leaving_a_team_out_of_the_shipped_priors_changes_what_it_states():
     values = ("0", "1", "2", "3")
     with_all = choice_priors().probabilities("zero", ("", "framework nanotron"), values)
-    without = choice_priors("ultrascale").probabilities("zero", ("", "framework nanotron"), values)
+    without = choice_priors("hugging face").probabilities("zero", ("", "framework nanotron"), values)
     assert not np.allclose(with_all, without)

@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.catalog import device, framework
 from perfmodel.cli import main
-from perfmodel.prediction import CLASSES, NEUTRAL, Population, Site, key, population, step_problem, step_times_s
+from perfmodel.prediction import CLASSES, NEUTRAL, Population, Seen, Site, key, population, step_problem, step_times_s
 from perfmodel.spec import Framework
 from perfmodel.validation import read_case
 from perfmodel.validation._population_fit import fit_population
@@ -54,7 +54,7 @@ def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, cap
     assert report["sustained"]["Volta"] == {"our lab": pytest.approx(SLOWER, abs=0.02)}
     assert json.loads((tmp_path / "out" / "sustained.json").read_text()) == report["sustained"]
     assert json.loads((tmp_path / "out" / "population.json").read_text()) == report["population"]
-    assert set(report["population"]) == {"", "our", "their"}
+    assert set(report["population"]) == {"", "our lab", "their recipes"}
     assert "| our lab | 3 |" in (tmp_path / "out" / "population.md").read_text()
 
 
@@ -96,16 +96,22 @@ def drawn_runs() -> SiteRuns:
     named = np.array([f"s{at} lab" for at in source])
     return SiteRuns(
         log=common + site + noise,
+        log_undone=common + site + noise,
+        looked_at=np.zeros(len(source), bool),
         shares=shares,
         degrees=np.zeros((len(source), 3)),
         events=np.zeros(len(source)),
         at=rng.standard_normal((len(source), 8)) * 20,
         layout=np.arange(len(source)),
+        open_deviation=np.zeros(len(source)),
+        contradictions=np.zeros(len(source)),
         words={
             "framework": np.array([f"f{at % 2}" for at in source]),
             "architecture": np.full(len(source), "X"),
             "source": named,
-            "group": np.array([name.split()[0] for name in named]),
+            "group": named,
+            "year": np.array([str(2020 + at % 2) for at in source]),
+            "model_kind": np.full(len(source), "decoder"),
         },
     )
 
@@ -119,7 +125,7 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: 
     inside = []
     for at in range(len(source)):
         told = fit.parameters[str(runs.words["group"][at])]
-        belief = Population(told["common"], told["of"]).belief(
+        belief = Population(told["common"], told["of"], Seen.from_dict(told["seen"])).belief(
             Framework(name=str(runs.words["framework"][at])), device("V100-SXM2-32GB")
         )
         half = belief.half_width(dict(zip(CLASSES, runs.shares[at].tolist(), strict=True)))
@@ -130,7 +136,7 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: 
 
 def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns) -> None:
     """Not even by the variances: whatever they measured."""
-    other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.words["group"] == "s1", 0.5, 0.0))
+    other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.words["group"] == "s1 lab", 0.5, 0.0))
     before, after = (fit_population(runs).parameters for runs in (drawn_runs, other))
 
     def learned(fit: dict[str, dict[str, Any]], group: str) -> np.ndarray:
@@ -139,8 +145,8 @@ def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns) -> 
         return np.concatenate([common, *(told["of"]["|X"][name] for name in ("mean", "covariance"))])
 
     # what runs weigh that are not seen is not quite nothing, for the inverse of a covariance
-    np.testing.assert_allclose(learned(after, "s1"), learned(before, "s1"), atol=5e-4)
-    assert np.abs(learned(after, "s2") - learned(before, "s2")).max() > 0.05
+    np.testing.assert_allclose(learned(after, "s1 lab"), learned(before, "s1 lab"), atol=5e-4)
+    assert np.abs(learned(after, "s2 lab") - learned(before, "s2 lab")).max() > 0.05
 
 
 def test_a_source_is_left_out_with_its_group():

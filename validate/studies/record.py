@@ -1,6 +1,7 @@
 """The whole record of published runs in one structure: errors, bars, other predictors, ranking, memory, fits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from studies.bars import BARS, Bar, group_means, playbook
+from studies.blind_record import KnownSources, looked_at
 from studies.excess import by_devices, pipeline_excess
 from studies.pairs import NANOTRON, PredictedRun, choices, next_run, pairs_report, predicted_run, ranking
+from studies.reliability import interval_scores, width_deciles
 
 from perfmodel.prediction import Prediction, Site
 from perfmodel.validation import (
@@ -18,8 +21,11 @@ from perfmodel.validation import (
     errors,
     measured_times_s,
     memory_bytes,
+    missing_column,
     predict_cases,
+    read_rows,
     read_tables,
+    source_of_run,
     term_errors,
 )
 
@@ -41,7 +47,7 @@ def published_record(
     Returns:
         What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
         and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`,
-        `pairs` (`pairs_report`, and `next_run`), `intervals` (`interval_scores`), `excess` (of the
+        `pairs` (`pairs_report`, and `next_run`), `intervals` (`interval_scores`), `width_deciles`, `excess` (of the
         sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs with `measured_s`,
         `measured_bytes` and the columns of the predictions.
 
@@ -52,7 +58,7 @@ def published_record(
     told: dict[int, PredictedRun] = {}
 
     def keep(at: int, case: Case, prediction: Prediction) -> None:
-        told[at] = predicted_run(case, prediction, Site.without(str(runs["source"].iloc[at])))
+        told[at] = predicted_run(case, prediction, Site.without(source_of_run(runs.iloc[at].to_dict())))
 
     predicted = predict_cases(runs, None, progress, site_of=Site.without, keep=keep)
     generic = predict_cases(runs, None, progress, framework="generic", site_of=Site.without)
@@ -66,9 +72,11 @@ def published_record(
         theirs[name] = frame["time_s"].to_numpy(float), frame["peak_bytes"].to_numpy(float)
     frame = pd.concat([runs, predicted.drop(columns="case_id")], axis=1)
     frame["measured_s"], frame["measured_bytes"] = measured_s, measured_bytes
+    times_s = [np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")]
     record = cases_report(runs, predicted) | {
         "generic": _of_generic(cases_report(runs, generic)),
         "skipped_files": ignored,
+        "looked_at": sources_looked_at(files),
         "groups": group_means(frame),
         "terms": term_errors(runs, site_of=Site.without, progress=progress),
         "bars": {bar.name: _reached(bar, frame) for bar in BARS if bar.rows(runs).any()},
@@ -76,10 +84,22 @@ def published_record(
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
         "ranking": ranking(runs, measured_s, time_s),
         "pairs": pairs_report(some := choices(runs, measured_s, told), (NANOTRON,)) | {"next_run": next_run(some)},
-        "intervals": interval_scores(runs["source"], measured_s, predicted),
+        "intervals": interval_scores(runs["source"].to_numpy(str), measured_s, *times_s),
+        "width_deciles": [asdict(decile) for decile in width_deciles(measured_s, *times_s)],
         "excess": pipeline_excess(own := frame.loc[playbook(frame)]) | {"by_devices": by_devices(own)},
     }
     return record, frame
+
+
+def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
+    """By source of the tables of runs among some files, whether anybody ever looked at its errors (`looked_at`)."""
+    known, words = KnownSources.read(), {}
+    for file in map(Path, files):
+        table = read_rows(file)
+        if missing_column(table) is None:
+            for source in table["source"].unique().tolist():
+                words.setdefault(source, looked_at(source, file.parent.name, known))
+    return words
 
 
 def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
@@ -159,24 +179,3 @@ def reference_predictions(folder: Path, case_ids: Any) -> dict[str, pd.DataFrame
         str(name): pd.DataFrame(part.set_index("case_id")[columns].reindex(case_ids))
         for name, part in frame.groupby("predictor")
     }
-
-
-def interval_scores(source: Any, measured_s: np.ndarray, predicted: pd.DataFrame) -> dict[str, float]:
-    """Interval scores of log step times (Gneiting and Raftery, JASA 102, 2007, equation 43, at 90 %), means over
-    sources: `ours`; and `fixed`, of the one factor above and below our predictions that scores best on the same runs,
-    which is told what ours is not."""
-    names = ("predicted_iter_time_s", "lo_s", "hi_s")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at, lo, hi = (np.log(np.asarray(predicted[name], float)) for name in names)
-        y = np.log(measured_s)
-    good = np.isfinite(y) & np.isfinite(lo) & np.isfinite(hi)
-    named = np.asarray(source, str)[good]
-    y, at, lo, hi = (part[good] for part in (y, at, lo, hi))
-
-    def score(lower: np.ndarray, upper: np.ndarray) -> float:
-        each = upper - lower + 20 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
-        return float(pd.Series(each).groupby(named).mean().mean())
-
-    fixed = {half: score(at - half, at + half) for half in np.linspace(0.05, 0.6, 111).tolist()}
-    best = min(fixed, key=fixed.__getitem__)
-    return {"ours": score(lo, hi), "fixed": fixed[best], "fixed_ratio": float(np.exp(2 * best))}

@@ -5,12 +5,16 @@ from typing import Any
 from studies.excess import excess_text
 from studies.not_blind import NOT_BLIND
 from studies.pairs import LEAST, pairs_text
+from studies.reliability import WidthDecile, deciles_table
 from studies.tables import percent, rows_table
 
 from perfmodel.validation import MOST_TERM_ROWS as MOST_ROWS
 
 FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
-STEPS = ("source", "framework", "n", "mean error", "as `generic`", "median", "bias", "Spearman", "inside 90 %", "width")
+STEPS = (
+    "source", "framework", "n", "mean error", "as `generic`", "median", "bias", "Spearman", "inside 90 %", "width",
+    "looked at",
+)  # fmt: skip
 
 
 def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str, Any]) -> str:
@@ -28,9 +32,11 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         "says; `generic` is the same without the framework. What is fitted to published runs (`perfmodel fit "
         "--sites`: how much longer products take on devices whose power nobody measured, how far apart ranks meet, "
         "spread of peak memory, and what sites add by framework and device, with their spread) leaves out the "
-        "source that it is held against and those of its team; nothing else knows sources. What was looked up with "
-        "results in view is listed at the end. Errors are relative to the measured time; width: the interval's "
-        "upper end over its lower, the median of the runs.",
+        "source that it is held against and all runs that share a team with it (`perfmodel/prediction/teams.toml`; "
+        "of a benchmark, by submitter); nothing else knows sources. `looked at` says whether anything was looked up "
+        "with a source's results in view: it flatters the model, and is listed at the end. What a stranger meets is in "
+        "`validate/blind`. Errors are relative to the measured time; width: the interval's upper end over its lower, "
+        "the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",
@@ -59,7 +65,10 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
             ),
         ),
         *pairs_text(record["pairs"]),
+        "## Whether intervals are wide where errors are large",
         _intervals(record["intervals"]),
+        "From the narrowest intervals to the widest, a tenth of all runs each.",
+        deciles_table([WidthDecile(**decile) for decile in record["width_deciles"]]),
         "## Peak memory of published runs",
         _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
         _others(record["others_memory"]),
@@ -89,7 +98,7 @@ def _steps(record: dict[str, Any]) -> str:
         (
             f"mean over {mean['sources']} sources", "", "", percent(mean["mean_ape"]),
             percent(generic["over_sources"]["mean_ape"]), percent(mean["median_ape"]),
-            percent(mean["bias"], sign=True), "", percent(mean["coverage_90"]), _ratio(mean["width_90"]),
+            percent(mean["bias"], sign=True), "", percent(mean["coverage_90"]), _ratio(mean["width_90"]), "",
         )
     ]  # fmt: skip
     for name, of in [*record["sources"].items(), ("all", record["all"])]:
@@ -100,7 +109,7 @@ def _steps(record: dict[str, Any]) -> str:
                     name, ", ".join(of.get("frameworks", ())), f"{of['n']:,}", percent(of["mean_ape"]),
                     percent(alike), percent(of["median_ape"]), percent(of["bias"], sign=True),
                     "-" if of["spearman"] is None else f"{of['spearman']:.2f}", percent(of["coverage_90"]),
-                    _ratio(of["width_90"]),
+                    _ratio(of["width_90"]), record["looked_at"].get(name, ""),
                 )
             )  # fmt: skip
     return rows_table(STEPS, rows)

@@ -68,8 +68,9 @@ def test_shared_errors_cancel(case, predictions):
     assert first.step_time_s < last.step_time_s < first.step_time_hi_s
     assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.8
     joint = joint_errors(case.step_problem, [first, last])
-    belief = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device)
-    half = belief.held * half_width(joint.covariance[:, 0, 0], joint.weight)
+    belief = case.step_problem.belief
+    unknown = {**belief.unknown, "extrapolated": first.unknown_shares["extrapolated"]}
+    half = belief.coverage.half_width(float(half_width(joint.covariance[:, 0, 0], joint.weight)), unknown)
     assert half == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s), rel=0.01)
 
 

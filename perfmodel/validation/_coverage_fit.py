@@ -1,0 +1,137 @@
+"""How wide intervals must be for runs of which little is known: `perfmodel.prediction.Coverage`, fitted.
+
+Every run is predicted with its team left out, and again with its whole framework, device generation, year and kind of
+model left out. Its error over the half-width that the model of sites gives then says how much wider the interval has
+to be, and what that depends on. The scale of the errors is fitted as that of Student's t, which a few runs far off do
+not rule; intervals are then scaled so that they hold nine tenths of the runs of teams left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.optimize import minimize
+
+from perfmodel.prediction import GAUSS_90, UNKNOWNS, Coverage
+
+INSIDE: Final = 0.9
+"""Share of runs inside their intervals."""
+_DEGREES_OF_FREEDOM: Final = 4.0
+"""Of Student's t, as `perfmodel.prediction.OUTLIERS`."""
+_PRIOR_SD: Final = 0.5
+"""Standard deviation of the power around 1 and of each log factor around 0, which count as one source."""
+_MOST_LOG: Final = 3.0
+"""Largest log factor of a driver."""
+_BISECTIONS: Final = 40
+_WHOLE_GROUP_WEIGHT: Final = 0.25
+"""Of the errors with a whole group left out, of four kinds, relative to those with a team left out."""
+_LOOKED_AT_WEIGHT: Final = 0.5
+"""Of sources whose errors were in view when facts were looked up, since not all of these facts can be undone."""
+TEAM: Final = "team"
+"""What was left out where it was no whole group."""
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutRuns:
+    """Runs predicted without what they are held against."""
+
+    left_out: np.ndarray
+    """`TEAM`, or which of `WHOLE_GROUPS`, for every run."""
+    source: np.ndarray
+    error: Float[np.ndarray, " runs"]
+    """log(measured / predicted)."""
+    half_width: Float[np.ndarray, " runs"]
+    """That the model of sites gives."""
+    unknown: Float[np.ndarray, "runs drivers"]
+    """How much of each of `UNKNOWNS` the run has, given what was left out."""
+    open_deviation: Float[np.ndarray, " runs"]
+    """Standard deviation of the log step time between all that the run may have been, which predictions add."""
+    looked_at: Bool[np.ndarray, " runs"]
+    """Whether facts were ever looked up with the errors of the run's source in view."""
+
+    def take(self, chosen: Bool[np.ndarray, " runs"]) -> "LeftOutRuns":
+        """Some of the runs."""
+        return LeftOutRuns(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence["LeftOutRuns"]) -> "LeftOutRuns":
+        """All runs of some parts."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    @property
+    def weight(self) -> Float[np.ndarray, " runs"]:
+        """Every source counts the same with its team left out, less with each whole group left out, and less where it
+        was looked at."""
+        names = np.char.add(np.char.add(self.left_out.astype(str), " "), self.source.astype(str))
+        _, place, count = np.unique(names, return_inverse=True, return_counts=True)
+        of_fold = np.where(self.left_out == TEAM, 1.0, _WHOLE_GROUP_WEIGHT)
+        return of_fold * np.where(self.looked_at, _LOOKED_AT_WEIGHT, 1.0) / count[place]
+
+
+def fit_coverage(runs: LeftOutRuns) -> Coverage:
+    """What makes intervals hold nine tenths of the runs of teams left out, wide where errors are large."""
+    if not len(runs.error):
+        return Coverage()
+    names = tuple(UNKNOWNS)
+    log_half = np.log(np.maximum(runs.half_width, 1e-9) / GAUSS_90)
+    features = np.column_stack([np.ones(len(log_half)), log_half, runs.unknown])
+    centre = np.array([0.0, 1.0, *np.zeros(len(names))])
+    precision = np.array([0.0, *np.full(1 + len(names), _PRIOR_SD**-2)])
+    weight, freedom = runs.weight, _DEGREES_OF_FREEDOM
+
+    def objective(x: Float[np.ndarray, " coefficients"]) -> tuple[float, Float[np.ndarray, " coefficients"]]:
+        """Negative log likelihood with its prior, and the gradient."""
+        variance = np.exp(2 * (features @ x))
+        total = variance + runs.open_deviation**2
+        squared = runs.error**2 / total
+        loss = 0.5 * np.log(total) + (freedom + 1) / 2 * np.log1p(squared / freedom)
+        slope = (1 - (freedom + 1) * squared / (freedom + squared)) * variance / total
+        off = x - centre
+        return float(weight @ loss + 0.5 * precision @ off**2), features.T @ (weight * slope) + precision * off
+
+    bounds = [(-_MOST_LOG, _MOST_LOG), (0.0, 3.0), *[(0.0, _MOST_LOG)] * len(names)]
+    x = minimize(objective, centre, jac=True, method="L-BFGS-B", bounds=bounds).x
+    of_driver = {name: round(float(value), 3) for name, value in zip(names, x[2:], strict=True) if value >= 5e-4}
+    shape = Coverage(power=round(float(x[1]), 3), log_per_unit=of_driver)
+    return replace(shape, base=_conformal_base(shape, runs.take(runs.left_out == TEAM)))
+
+
+def _conformal_base(shape: Coverage, runs: LeftOutRuns) -> float:
+    """The base with which intervals hold `INSIDE` of runs by weight, by bisection: wider ones hold more. The lowest
+    that is tried where what runs leave open holds so many already."""
+    narrow, wide = -_MOST_LOG, _MOST_LOG
+    for _ in range(_BISECTIONS):
+        middle = (narrow + wide) / 2
+        half = covered_half_widths(replace(shape, base=middle), runs)
+        inside = float(runs.weight @ (np.abs(runs.error) <= half))
+        if inside >= INSIDE * runs.weight.sum():
+            wide = middle
+        else:
+            narrow = middle
+    # rounded up, so that it holds
+    return float(np.ceil(wide * 1000) / 1000)
+
+
+def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarray, " runs"]:
+    """Half-widths of the intervals of runs, with what each of them leaves open."""
+    log_factor = coverage.base + runs.unknown @ [coverage.log_per_unit.get(name, 0.0) for name in UNKNOWNS]
+    of_site = np.exp(log_factor) * runs.half_width**coverage.power
+    return np.hypot(of_site, GAUSS_90 * runs.open_deviation)
+
+
+def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"]) -> float:
+    """By what half-widths are multiplied to hold `INSIDE` of runs by weight (split conformal prediction, Lei et al.,
+    JASA 113, 2018, section 2.2, with weights).
+
+    Args:
+        over: how far every run lies off, in half-widths.
+        weight: what every run counts.
+    """
+    if not len(over):
+        return 1.0
+    order = np.argsort(over)
+    place = int(np.searchsorted(np.cumsum(weight[order]), INSIDE * weight.sum()))
+    return round(float(over[order][min(place, len(over) - 1)]), 3)

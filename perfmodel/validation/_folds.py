@@ -1,0 +1,73 @@
+"""Runs that are left out together: those of a team, and whole frameworks, device generations, years, kinds of model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from perfmodel.prediction import keys_share_a_team
+
+WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
+"""What is left out whole, to learn how far runs lie off where it was never seen."""
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """Sets of runs that are left out one after the other; a run is predicted in one of them at most."""
+
+    names: tuple[str, ...]
+    left_out: Bool[np.ndarray, "folds runs"]
+    predicted: Bool[np.ndarray, "folds runs"]
+    """Those of the runs left out that the fold is for."""
+
+    def only(self, name: str) -> "Folds":
+        """One of them."""
+        fold = [self.names.index(name)]
+        return Folds((name,), self.left_out[fold], self.predicted[fold])
+
+    def padded(self) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
+        """Places of the runs left out in rows of one length, which of them are there, and which are predicted."""
+        places = [np.flatnonzero(left_out) for left_out in self.left_out]
+        index = np.zeros((len(places), max(map(len, places))), int)
+        there = np.zeros(index.shape, bool)
+        for fold, members in enumerate(places):
+            index[fold, : len(members)] = members
+            there[fold, : len(members)] = True
+        predicted = there & np.take_along_axis(self.predicted, index, axis=1)
+        return index, there, predicted
+
+
+def team_folds(teams: Sequence[str]) -> Folds:
+    """With every team, all runs that share a team with it.
+
+    Args:
+        teams: of every run, joined by `+` (`perfmodel.prediction.team_key`).
+    """
+    names = sorted(set(teams))
+    left_out = np.array([[keys_share_a_team(name, other) for other in teams] for name in names])
+    predicted = np.array([[name == other for other in teams] for name in names])
+    return Folds(tuple(names), left_out, predicted)
+
+
+def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
+    """With every group, all runs of the sources that have runs of it: a source's other runs know its site.
+
+    Args:
+        groups: the framework, the device generation, the year or the kind of model of every run.
+        sources: of every run.
+    """
+    group, source = np.asarray(groups, str), np.asarray(sources, str)
+    names = np.unique(group)
+    predicted = group == names[:, None]
+    left_out = np.array([np.isin(source, source[of_group]) for of_group in predicted])
+    # a group that every source has leaves nothing to learn from
+    learns = ~left_out.all(axis=1)
+    return Folds(tuple(names[learns].tolist()), left_out[learns], predicted[learns])
+
+
+def folds_of(words: Mapping[str, np.ndarray]) -> dict[str, Folds]:
+    """By what is left out whole, its folds; `words` as `SiteRuns` has them."""
+    found = {kind: whole_group_folds(words[kind].tolist(), words["source"].tolist()) for kind in WHOLE_GROUPS}
+    return {kind: folds for kind, folds in found.items() if folds.names}

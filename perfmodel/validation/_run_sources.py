@@ -1,0 +1,32 @@
+"""Who measured a row of a table of runs."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pandas as pd
+
+from perfmodel.prediction import source_of_submitter
+
+_SUBMISSION: Final = re.compile(r"training_results_v[^:\s]*:(?P<submitter>[^/\s]+)/")
+"""Address of a submission to MLPerf: repository of a round, commit, folder of the submitter."""
+
+
+def source_of_run(row: Mapping[str, Any]) -> str:
+    """The source that a row is of, with the submitter where that team has other sources (`source_of_submitter`)."""
+    return source_of_submitter(str(row["source"]), submitter_of(row))
+
+
+def submitter_of(row: Mapping[str, Any]) -> str:
+    """Who submitted a run to a benchmark: the column `submitter`, else what the address of the submission says."""
+    stated = row.get("submitter")
+    if isinstance(stated, str) and stated:
+        return stated
+    address = row.get("url_or_repo")
+    found = _SUBMISSION.search(address) if isinstance(address, str) else None
+    return found["submitter"].replace("_", "+") if found else ""
+
+
+def with_submitters(runs: pd.DataFrame) -> pd.DataFrame:
+    """The same runs, `source` as `source_of_run` says it."""
+    return runs.assign(source=[source_of_run(row) for row in runs.to_dict("records")])

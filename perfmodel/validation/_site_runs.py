@@ -1,0 +1,145 @@
+"""Published runs as the model of sites sees them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.display import Report
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import (
+    CLASSES,
+    DEGREES,
+    Coordinates,
+    Site,
+    explain,
+    layout_coordinates,
+    model_kind,
+    step_problem,
+    team_key,
+)
+from perfmodel.spec import Framework
+from perfmodel.validation._cases import unstated_share
+from perfmodel.validation._population_score import SiteRuns
+from perfmodel.validation._row_cells import rows_of
+from perfmodel.validation._run_mixture import RunPrediction, predict_run
+
+Undo = Callable[[str, Framework], Framework | None]
+"""A framework without the facts that were looked up with the results of a source in view; None where none was."""
+
+
+def nothing_in_view(_source: str, _framework: Framework) -> None:
+    """`Undo` of facts of which none was looked up with results in view."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRun:
+    """One run."""
+
+    log: float
+    """log(measured / predicted)."""
+    log_undone: float
+    """The same, without the facts that were looked up with the run's error in view."""
+    looked_at: bool
+    """Whether facts were ever looked up with the errors of the run's source in view."""
+    shares: list[float]
+    """Of the step, by class."""
+    degrees: list[float]
+    events: float
+    at: Coordinates
+    open_deviation: float
+    contradicts: bool
+    repeated: str
+    """The same for repeats of one run."""
+    words: dict[str, str]
+    """`SiteRuns.words`."""
+
+
+def site_runs(
+    runs: pd.DataFrame,
+    sites: Callable[[str], Site],
+    progress: Report | None = None,
+    *,
+    undo: Undo = nothing_in_view,
+    looked_at: Callable[[str], bool] = lambda _: False,
+) -> SiteRuns:
+    """What physics alone makes of runs: the median of what each may have been, and shares of the likeliest.
+
+    Args:
+        runs: timed rows; those that cannot be predicted are left out.
+        sites: constants for the runs of a source, without any of `Population`.
+        undo: a framework without the facts that were looked up with a source's results in view.
+        looked_at: whether facts of any kind were ever looked up with a source's results in view.
+    """
+    predicted: list[SiteRun] = []
+    for done, row in enumerate(rows_of(runs)):
+        if progress:
+            progress("runs of sites", done, len(runs))
+        source = str(row["source"])
+        site = replace(sites(source), unstated=unstated_share(row))
+        try:
+            run = predict_run(row, None, site)
+        except PerfModelError:
+            continue
+        predicted.append(_site_run(row, run, site, undo(source, run.case.framework), looked_at(source)))
+    _, layout = np.unique(np.array([run.repeated for run in predicted]), return_inverse=True)
+    return SiteRuns(
+        log=np.array([run.log for run in predicted]),
+        log_undone=np.array([run.log_undone for run in predicted]),
+        looked_at=np.array([run.looked_at for run in predicted]),
+        shares=np.array([run.shares for run in predicted]),
+        degrees=np.array([run.degrees for run in predicted]),
+        events=np.array([run.events for run in predicted]),
+        at=np.array([run.at for run in predicted]),
+        layout=layout,
+        open_deviation=np.array([run.open_deviation for run in predicted]),
+        contradictions=np.array([float(run.contradicts) for run in predicted]),
+        words={name: np.array([run.words[name] for run in predicted]) for name in predicted[0].words},
+    )
+
+
+def _site_run(
+    row: dict[str, Any], run: RunPrediction, site: Site, undone: Framework | None, looked_at: bool
+) -> SiteRun:
+    case, prediction = run.case, run.prediction
+    problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
+    at = layout_coordinates(problem.setting, case.layout)
+    source, measured_s = str(row["source"]), float(row["measured_iter_time_s"])
+    undone_s = run.step_time_s
+    if undone is not None:
+        without = step_problem(case.model, case.cluster, case.job, None, undone, site)
+        undone_s *= explain(without, case.layout).step_time_s / prediction.step_time_s
+    degrees = {
+        "unstated": site.unstated,
+        "extrapolated": prediction.unknown_shares["extrapolated"],
+        "bubble": prediction.bubble_fraction,
+    }
+    of_events = [sd for name, sd in prediction.error_sources.items() if name.startswith("events")]
+    return SiteRun(
+        log=float(np.log(measured_s / run.step_time_s)),
+        log_undone=float(np.log(measured_s / undone_s)),
+        looked_at=looked_at,
+        shares=[prediction.class_shares[name] for name in CLASSES],
+        degrees=[degrees[name] for name in DEGREES],
+        events=sum(sd**2 for sd in of_events) ** 0.5,
+        at=at,
+        open_deviation=run.open_deviation,
+        contradicts=bool(case.contradictions),
+        repeated=repr((source, case.model.name, case.job, at, case.layout.schedule)),
+        words={
+            "framework": case.framework.name,
+            "architecture": case.cluster.device.architecture,
+            "source": source,
+            "group": team_key(source),
+            "year": str(_year(row)),
+            "model_kind": model_kind(case.model),
+        },
+    )
+
+
+def _year(row: dict[str, Any]) -> int:
+    """Of a run; 0 where its row does not say it."""
+    year = row.get("year")
+    return 0 if year in (None, "") else int(float(str(year)))

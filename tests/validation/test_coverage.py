@@ -1,0 +1,151 @@
+"""Intervals of runs of which little is known: folds that leave whole groups out, and the width that covers them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.catalog import model
+from perfmodel.prediction import UNKNOWNS, Coverage, Seen, model_kind
+from perfmodel.validation._coverage_fit import (
+    TEAM,
+    LeftOutRuns,
+    conformal_scale,
+    covered_half_widths,
+    fit_coverage,
+)
+from perfmodel.validation._folds import folds_of, team_folds, whole_group_folds
+
+NAMES = list(UNKNOWNS)
+
+
+def left_out_runs(n: int = 400, seed: int = 0) -> LeftOutRuns:
+    """Runs of 40 sources whose errors are twice as large without a named framework, and at half the width as told."""
+    rng = np.random.default_rng(seed)
+    unknown = np.zeros((n, len(NAMES)))
+    unknown[:, NAMES.index("framework_unnamed")] = np.arange(n) % 2
+    half = np.exp(rng.normal(-1.5, 0.5, n))
+    scale = half / 1.645 * np.where(unknown[:, NAMES.index("framework_unnamed")] > 0, 1.0, 0.5)
+    return LeftOutRuns(
+        left_out=np.where(np.arange(n) % 7 == 0, "framework", TEAM),
+        source=np.array([f"s{at % 40}" for at in range(n)]),
+        error=rng.standard_normal(n) * scale,
+        half_width=half,
+        unknown=unknown,
+        open_deviation=np.zeros(n),
+        looked_at=np.zeros(n, bool),
+    )
+
+
+def test_width_follows_what_makes_errors_larger() -> None:
+    runs = left_out_runs(2000)
+    fitted = fit_coverage(runs)
+    assert set(fitted.log_per_unit) == {"framework_unnamed"}
+    assert fitted.log_per_unit["framework_unnamed"] == pytest.approx(np.log(2), abs=0.2)
+    assert fitted.power == pytest.approx(1, abs=0.2)
+    inside = np.abs(runs.error) <= covered_half_widths(fitted, runs)
+    for unnamed in (0, 1):
+        chosen = runs.unknown[:, NAMES.index("framework_unnamed")] == unnamed
+        assert 0.85 < inside[chosen & (runs.left_out == TEAM)].mean() < 0.95
+
+
+def test_what_a_run_leaves_open_is_not_paid_for_twice() -> None:
+    """Errors that come from open choices alone leave the interval of the rest narrow."""
+    runs = left_out_runs(2000)
+    rng = np.random.default_rng(1)
+    open_deviation = np.where(np.arange(2000) % 3 == 0, 0.4, 0.0)
+    wider = replace(runs, error=runs.error + open_deviation * rng.standard_normal(2000), open_deviation=open_deviation)
+    before, after = fit_coverage(runs), fit_coverage(wider)
+    assert after.half_width(0.2) == pytest.approx(before.half_width(0.2), rel=0.15)
+    assert np.average(np.abs(wider.error) <= covered_half_widths(after, wider)) == pytest.approx(0.9, abs=0.02)
+
+
+def test_knowing_less_makes_no_interval_narrower() -> None:
+    runs = left_out_runs()
+    easier = replace(runs, unknown=1 - runs.unknown)
+    coverage = fit_coverage(easier)
+    assert all(log >= 0 for log in coverage.log_per_unit.values())
+    nothing = coverage.half_width(0.2)
+    for name in UNKNOWNS:
+        assert coverage.half_width(0.2, {name: 1.0}) >= nothing
+
+
+def test_predictions_have_the_width_that_was_fitted() -> None:
+    runs = left_out_runs(50)
+    coverage = Coverage(base=0.3, power=1.4, log_per_unit={"framework_unnamed": 0.5, "device_unseen": 0.2})
+    of_all = covered_half_widths(coverage, runs)
+    of_each = [
+        coverage.half_width(half, dict(zip(NAMES, unknown, strict=True)))
+        for half, unknown in zip(runs.half_width.tolist(), runs.unknown.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(of_all, of_each)
+    assert Coverage(**coverage.to_dict()) == coverage
+    assert Coverage().half_width(0.37, dict.fromkeys(UNKNOWNS, 1.0)) == pytest.approx(0.37)
+
+
+def test_sources_that_were_looked_at_count_half() -> None:
+    runs = left_out_runs()
+    looked_at = runs.source == "s0"
+    weight = replace(runs, looked_at=looked_at).weight
+    of_teams = runs.left_out == TEAM
+    total = {source: weight[of_teams & (runs.source == source)].sum() for source in ("s0", "s1")}
+    assert total["s0"] == pytest.approx(0.5 * total["s1"])
+    assert weight[~of_teams].sum() < 0.3 * weight[of_teams].sum()
+
+
+def test_intervals_hold_nine_tenths_by_weight() -> None:
+    over = np.array([0.5, 0.6, 5.0, 0.7])
+    assert conformal_scale(over, np.ones(4)) == 5.0
+    assert conformal_scale(over, np.array([1, 1, 0.01, 1.0])) == 0.7
+    assert conformal_scale(np.zeros(0), np.zeros(0)) == 1.0
+
+
+def test_a_team_is_left_out_with_all_that_share_one() -> None:
+    folds = team_folds(["a", "a+b", "b", "c"])
+    assert folds.names == ("a", "a+b", "b", "c")
+    np.testing.assert_array_equal(folds.left_out[1], [True, True, True, False])
+    np.testing.assert_array_equal(folds.left_out[0], [True, True, False, False])
+    np.testing.assert_array_equal(folds.predicted, np.eye(4, dtype=bool))
+    index, there, predicted = folds.padded()
+    for fold in range(4):
+        assert set(index[fold][there[fold]]) == set(np.flatnonzero(folds.left_out[fold]))
+        assert set(index[fold][predicted[fold]]) == {fold}
+
+
+def test_whole_groups_are_left_out_with_the_sources_that_have_them() -> None:
+    folds = whole_group_folds(["x", "y", "y", "z"], ["s", "s", "t", "u"])
+    np.testing.assert_array_equal(folds.left_out[folds.names.index("y")], [True, True, True, False])
+    np.testing.assert_array_equal(folds.predicted.sum(axis=0), np.ones(4))
+    # nothing is left to learn from
+    assert whole_group_folds(["x", "x"], ["s", "t"]).names == ()
+
+
+def test_kinds_of_folds_that_leave_nothing_are_left_out() -> None:
+    words = {
+        "framework": np.array(["f", "g"]), "architecture": np.array(["A", "A"]), "year": np.array(["1", "2"]),
+        "model_kind": np.array(["k", "k"]), "source": np.array(["s", "t"]),
+    }  # fmt: skip
+    assert set(folds_of(words)) == {"framework", "year"}
+
+
+def test_what_was_never_seen_is_told() -> None:
+    seen = Seen(frozenset({"nemo"}), frozenset({"Hopper"}), frozenset({2024}), frozenset({"decoder"}))
+    assert Seen.from_dict(seen.to_dict()) == seen
+    known = seen.unknown("nemo", "Hopper", 2024, "decoder", generic="generic")
+    assert not any(known.values())
+    assert set(known) <= set(UNKNOWNS)
+    strange = seen.unknown("other", "Volta", 2030, "convolutions", generic="generic")
+    assert strange == {**dict.fromkeys(known, 1.0), "framework_unnamed": 0.0}
+    unnamed = seen.unknown("generic", "Hopper", 0, "", generic="generic")
+    assert unnamed == {**dict.fromkeys(known, 0.0), "framework_unnamed": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gpt3-175b", "decoder"), ("bert-large", "encoder"), ("mixtral-8x7b", "mixture of experts"),
+        ("resnet-50", "convolutions"), ("deepseek-v3", "mixture of experts"),
+    ],
+)  # fmt: skip
+def test_kinds_of_models(name: str, kind: str) -> None:
+    assert model_kind(model(name)) == kind

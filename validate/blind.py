@@ -1,0 +1,91 @@
+"""The blind record: what every source was predicted to take before anything was changed for it, beside today.
+
+python validate/blind.py --data DIR [--record] [--sources PATTERN]
+
+Reads the collections of DIR (folders `published2`, `published3` ...). `--record` predicts the sources that have no
+first look yet and keeps the answers with the commit in validate/blind; it never changes what is recorded. Without it
+every source is predicted as today, its teams left out of everything that is fitted, and validate/blind/README.md and
+blind.json say how that compares with the first look; some minutes. `--sources` prints it for some sources only.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from studies.blind_record import (
+    FOLDER,
+    KnownSources,
+    Look,
+    blind_figures,
+    blind_page,
+    collections,
+    commit_of_package,
+    record_first_looks,
+    recorded_looks,
+    runs_of,
+)
+
+from perfmodel.display import progress
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.tables import write_text
+from perfmodel.prediction import Site
+from perfmodel.validation import predict_cases
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--data", type=Path, required=True)
+    arguments.add_argument("--record", action="store_true", help="record sources that have no first look")
+    arguments.add_argument("--sources", default="*", help="pattern of the sources to print, such as 'MLPerf*'")
+    asked = arguments.parse_args()
+    folders = collections(asked.data)
+    if not folders:
+        raise SystemExit(f"{asked.data}: no collection of runs beside the first one")
+    try:
+        if asked.record:
+            record(folders)
+        else:
+            score(folders, asked.sources)
+    except PerfModelError as error:
+        raise SystemExit(str(error)) from None
+
+
+def record(folders: Sequence[Path]) -> None:
+    """Give every source without one its first look."""
+    commit = commit_of_package(FOLDER.parents[1])
+    for folder in folders:
+        new, late = record_first_looks(folder.name, runs_of(folder), commit, predict_cases)
+        print(f"{folder.name}: {len(new)} sources recorded at {commit}" + "".join(f"\n  {name}" for name in new))
+        if late:
+            print(f"  {len(late)} rows came after their source's first look and stay without one: {', '.join(late)}")
+
+
+def score(folders: Sequence[Path], pattern: str) -> None:
+    """Predict everything as today and write the page; with a pattern of sources only print it."""
+    known, first, today, all_looks = KnownSources.read(), [], [], []
+    with progress("runs") as report:
+        for folder in folders:
+            runs, looks = runs_of(folder), recorded_looks(folder.name)
+            rows = runs["case_id"].isin(set(looks["case_id"]))
+            runs = runs[rows & [fnmatchcase(source, pattern) for source in runs["source"]]].reset_index(drop=True)
+            if runs.empty:
+                continue
+            of_rows = looks.set_index("case_id").loc[runs["case_id"]].reset_index()
+            first.append(Look.of(runs, of_rows))
+            today.append(Look.of(runs, predict_cases(runs, None, report, site_of=Site.without)))
+            all_looks.append(of_rows)
+    if not first:
+        raise PerfModelError(f"no recorded source matches {pattern!r}; record new ones with --record")
+    now = Look.joined(today)
+    figures = blind_figures(Look.joined(first), now, known)
+    page = blind_page(figures, all_looks, now, known)
+    if pattern == "*":
+        write_text(FOLDER / "README.md", page)
+        write_text(FOLDER / "blind.json", json.dumps(figures, indent=1) + "\n")
+    print(page)
+
+
+if __name__ == "__main__":
+    main()

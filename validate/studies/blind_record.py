@@ -1,0 +1,308 @@
+"""The blind record: what every source of published runs was predicted to take before anything was changed for it.
+
+A collection is a folder `published*` of tables of runs. Of the first, `published`, no look was recorded: its results
+were in view while the model was built. Of every later one, each source is predicted once, as the version of that day
+predicts what its rows say, and the answers are kept with the commit.
+"""
+
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from studies.reliability import WidthDecile, deciles_table, interval_scores, width_deciles
+from studies.tables import percent, rows_table
+
+from perfmodel.errors import PerfModelError
+from perfmodel.validation import measured_times_s, read_tables
+
+FOLDER: Final = Path(__file__).parents[1] / "blind"
+WITHOUT_A_LOOK: Final = "published"
+"""The collection whose results were in view from the beginning."""
+RECORDED: Final = ("case_id", "source", "commit", "predicted_iter_time_s", "lo_s", "hi_s", "skipped_reason")
+_TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
+
+
+def collections(data: Path) -> list[Path]:
+    """Folders of collections whose sources have a first look, in the order of their names."""
+    folders = (folder for folder in sorted(data.glob(f"{WITHOUT_A_LOOK}*")) if folder.is_dir())
+    return [folder for folder in folders if folder.name != WITHOUT_A_LOOK and any(folder.glob("*.csv"))]
+
+
+def runs_of(collection: Path) -> pd.DataFrame:
+    """All rows of a collection."""
+    return read_tables(sorted(collection.glob("*.csv")))[0]
+
+
+# --- recording ----------------------------------------------------------------------------------------
+
+
+def recorded_looks(collection: str, folder: Path = FOLDER) -> pd.DataFrame:
+    """First looks at a collection's rows, columns `RECORDED`; empty where there are none."""
+    path = folder / f"{collection}.csv"
+    return pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=list(RECORDED))
+
+
+def record_first_looks(
+    collection: str,
+    runs: pd.DataFrame,
+    commit: str,
+    predict: Callable[[pd.DataFrame], pd.DataFrame],
+    folder: Path = FOLDER,
+) -> tuple[list[str], list[str]]:
+    """Predict the sources that have no first look and add the answers to the record. What is recorded stays.
+
+    Args:
+        collection: its name.
+        runs: its rows.
+        commit: the version that predicts.
+        predict: makes a frame with `_TIMES` and `skipped_reason` of some rows.
+
+    Returns:
+        Names of the sources recorded now; cases that a source gained after its first look, which stay without one.
+
+    Raises:
+        PerfModelError: two rows have one name, or rows that have a first look are gone.
+    """
+    if runs["case_id"].duplicated().any():
+        raise PerfModelError(
+            f"{collection}: two rows are named {runs['case_id'][runs['case_id'].duplicated()].iloc[0]}"
+        )
+    before = recorded_looks(collection, folder)
+    if gone := sorted(set(before["case_id"]) - set(runs["case_id"])):
+        raise PerfModelError(f"{collection}: {gone[0]} has a first look, but the tables no longer have that row")
+    has_look = runs["source"].isin(set(before["source"]))
+    late = runs["case_id"][has_look & ~runs["case_id"].isin(set(before["case_id"]))]
+    new = runs[~has_look].reset_index(drop=True)
+    if len(new):
+        looks = predict(new)[[*_TIMES, "skipped_reason"]].reset_index(drop=True)
+        looks.insert(0, "commit", commit)
+        looks.insert(0, "source", new["source"])
+        looks.insert(0, "case_id", new["case_id"])
+        write_looks(pd.concat([before, looks[list(RECORDED)]], ignore_index=True), collection, folder)
+    return sorted(set(new["source"])), late.tolist()
+
+
+def write_looks(looks: pd.DataFrame, collection: str, folder: Path = FOLDER) -> None:
+    """Write first looks, times to six digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = looks.assign(
+        **{name: [f"{float(value):.6g}" if pd.notna(value) else "" for value in looks[name]] for name in _TIMES}
+    )
+    rounded.to_csv(folder / f"{collection}.csv", index=False, lineterminator="\n")
+
+
+def commit_of_package(root: Path) -> str:
+    """The commit that is checked out.
+
+    Raises:
+        PerfModelError: the package differs from it.
+    """
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    if changed := git("status", "--porcelain", "--", "perfmodel"):
+        raise PerfModelError(
+            f"a first look is kept with its commit, but {changed.splitlines()[0].split()[-1]} is not committed; commit "
+            "or stash the changes first"
+        )
+    return git("rev-parse", "--short=8", "HEAD")
+
+
+# --- what is known of a source beside its rows --------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Something that was changed with results of some sources in view."""
+
+    sources: tuple[str, ...]
+    """Patterns of their names."""
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSources:
+    """What `sources.toml` says."""
+
+    before_first_look: tuple[str, ...]
+    """Patterns of sources whose results had been seen, in another form, before their first look."""
+    changes: tuple[Change, ...]
+
+    @classmethod
+    def read(cls, path: Path = FOLDER / "sources.toml") -> "KnownSources":
+        content = tomllib.loads(path.read_text())
+        changes = (Change(sources=tuple(entry["sources"]), what=entry["what"]) for entry in content["changes"])
+        return cls(before_first_look=tuple(content["before_first_look"]), changes=tuple(changes))
+
+    def was_blind(self, source: str) -> bool:
+        """Whether nobody had looked at a source before its first look."""
+        return not any(fnmatchcase(source, pattern) for pattern in self.before_first_look)
+
+    def changes_of(self, source: str) -> list[str]:
+        """What was changed with results of a source in view, after its first look."""
+        return [change.what for change in self.changes if any(fnmatchcase(source, one) for one in change.sources)]
+
+
+def looked_at(source: str, collection: str, known: KnownSources) -> str:
+    """Whether anybody ever looked at the errors of a source, in words."""
+    if collection == WITHOUT_A_LOOK:
+        return "from the beginning"
+    if not known.was_blind(source):
+        return "before its first look"
+    return "after its first look" if known.changes_of(source) else "never"
+
+
+# --- scores -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """Predictions of some rows beside what was measured."""
+
+    source: np.ndarray
+    measured_s: Float[np.ndarray, " runs"]
+    """NaN where a row is not compared."""
+    predicted_s: Float[np.ndarray, " runs"]
+    lo_s: Float[np.ndarray, " runs"]
+    hi_s: Float[np.ndarray, " runs"]
+
+    @classmethod
+    def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
+        """Of rows and their predictions, in the same order."""
+        times = [np.asarray(pd.to_numeric(predictions[name]), float) for name in _TIMES]
+        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *times)
+
+    def take(self, chosen: np.ndarray) -> "Look":
+        """Some of the rows."""
+        arrays = (self.source, self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
+        return Look(*(array[chosen] for array in arrays))
+
+    @classmethod
+    def joined(cls, looks: Sequence["Look"]) -> "Look":
+        names = ("source", "measured_s", "predicted_s", "lo_s", "hi_s")
+        return cls(*(np.concatenate([getattr(look, name) for look in looks]) for name in names))
+
+    def score(self) -> dict[str, Any]:
+        """Rows that were measured and those of them that are predicted, sources, the mean over sources of their mean
+        relative errors, the error of the median row, the share of rows inside their 90 % intervals, the mean over
+        sources of that share, and by what factor the ends of the median row's interval are apart."""
+        timed = np.isfinite(self.measured_s)
+        counted = timed & np.isfinite(self.predicted_s)
+        frame = pd.DataFrame(
+            {
+                "source": self.source[counted],
+                "error": np.abs(self.predicted_s / self.measured_s - 1)[counted],
+                "inside": ((self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s))[counted],
+                "ratio": (self.hi_s / self.lo_s)[counted],
+            }
+        )
+        figures: dict[str, Any] = {"rows": int(timed.sum()), "predicted": int(counted.sum())}
+        if frame.empty:
+            return figures
+        by_source = frame.groupby("source")
+        return figures | {
+            "sources": len(by_source),
+            "mean_over_sources": float(by_source["error"].mean().mean()),
+            "median_row": float(frame["error"].median()),
+            "inside": float(frame["inside"].mean()),
+            "inside_over_sources": float(by_source["inside"].mean().mean()),
+            "ratio": float(frame["ratio"].median()),
+        }
+
+    def scores_of_intervals(self) -> dict[str, float]:
+        """`interval_scores`."""
+        return interval_scores(self.source, self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
+
+    def deciles(self) -> list[WidthDecile]:
+        """`width_deciles`."""
+        return width_deciles(self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
+
+
+def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, Any]:
+    """Scores of the first looks and of today, over all sources that were blind, and source by source."""
+    blind = np.array([known.was_blind(source) for source in first.source.tolist()], bool)
+    sources = {}
+    for source in dict.fromkeys(first.source.tolist()):
+        rows = first.source == source
+        sources[source] = {"first": first.take(rows).score(), "today": today.take(rows).score()}
+    return {
+        "first": first.take(blind).score() | {"intervals": first.take(blind).scores_of_intervals()},
+        "today": today.take(blind).score() | {"intervals": today.take(blind).scores_of_intervals()},
+        "sources": sources,
+    }
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+_HEAD: Final = """# The blind record
+
+Made by `make blind`. Every source of published runs is predicted once before anything is changed for it, and the
+answers are kept with the commit in the tables beside this page: the error that a stranger meets. `today` is the present
+version on the same rows, with the runs of a source's teams (`perfmodel/prediction/teams.toml`) left out of everything
+that is fitted; once something was changed with a source's results in view it is no longer blind.
+
+"""
+
+
+def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today: Look, known: KnownSources) -> str:
+    """The record as Markdown."""
+    commits = {row.source: row.commit for frame in looks for row in frame.itertuples()}
+    summary = [
+        (name, *_summary_cells(figures[which]))
+        for name, which in (("first look", "first"), ("today", "today"))
+    ]  # fmt: skip
+    parts = [
+        _HEAD + rows_table(
+            ("sources that nobody had looked at", "sources", "rows", "mean over sources", "median row", "inside 90 %",
+             "inside, mean over sources", "ends apart", "interval score", "one fixed interval"),
+            summary,
+        ),
+        "## Source by source",
+        "Mean error of the rows that are predicted, of all that were measured, and the share of them inside their "
+        "interval. The median row's ends are a factor `ends apart` from one another.",
+        rows_table(
+            ("source", "commit", "rows", "first: predicted", "error", "inside", "ends apart", "today: predicted",
+             "error", "inside", "ends apart", "looked at", "what changed"),
+            [_source_cells(name, commits.get(name, ""), of, known) for name, of in figures["sources"].items()],
+        ),
+        "## Whether intervals are wide where errors are large",
+        "Today's predictions, from the narrowest intervals to the widest.",
+        deciles_table(today.deciles()),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
+    scores = of["intervals"]
+    return (
+        str(of["sources"]),
+        f"{of['predicted']} of {of['rows']}",
+        percent(of["mean_over_sources"]),
+        percent(of["median_row"]),
+        percent(of["inside"]),
+        percent(of["inside_over_sources"]),
+        f"{of['ratio']:.2f}",
+        f"{scores['ours']:.3f}",
+        f"{scores['fixed']:.3f}",
+    )
+
+
+def _source_cells(source: str, commit: str, of: Mapping[str, Any], known: KnownSources) -> tuple[str, ...]:
+    changes = "; ".join(known.changes_of(source))
+    cells = [*_look_cells(of["first"]), *_look_cells(of["today"])]
+    return source, commit, str(of["first"]["rows"]), *cells, looked_at(source, "", known), changes
+
+
+def _look_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
+    if not of["predicted"]:
+        return "0", "-", "-", "-"
+    error, inside = percent(of["mean_over_sources"]), percent(of["inside"])
+    return str(of["predicted"]), error, inside, f"{of['ratio']:.2f}"
