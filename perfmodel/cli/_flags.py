@@ -41,7 +41,7 @@ def add_calibration(command: argparse._ActionsContainer) -> None:
 
 
 def add_framework(
-    command: argparse._ActionsContainer, what: str = "which fills what is not said; default generic"
+    command: argparse._ActionsContainer, what: str = "supplies defaults for everything you leave out; default generic"
 ) -> None:
     """Which training framework runs."""
     command.add_argument(
@@ -144,10 +144,10 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         help=f"what recompute=selective recomputes, of {', '.join(get_args(RecomputeModule))} (default: core_attn)",
     )  # fmt: skip
     command.add_argument(
-        "--freeze", choices=("embedding", "all"), help="weights that are not trained; all: no gradients but of adapters"
+        "--freeze", choices=("embedding", "all"), help="freeze the embedding, or everything except LoRA adapters"
     )
     command.add_argument(
-        "--lora-rank", type=int, metavar="R", help="rank of adapters beside the products of attention; freezes all else"
+        "--lora-rank", type=int, metavar="R", help="LoRA rank on the attention projections; freezes all other weights"
     )
     add_framework(command)
 

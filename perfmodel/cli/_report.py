@@ -145,10 +145,11 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
 
 
 def _show(data: dict[str, Any], files: list[str]) -> None:
-    """The layout to try, and where the page is."""
-    best = data["rows"][0]
+    """The recommended layout, and where the page is."""
+    best = data["rows"][data["recommended"]]
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
-    print(f"{'first to try' if data['kind'] == 'search' else 'layout'}: {best['layout']}")
+    print(f"{'recommended' if data['kind'] == 'search' else 'layout'}: {best['layout']}")
     print(f"  {duration(best['step_s'])} a step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s")
+    print(f"  memory: {best['fit_words']}")
     print(f"{len(data['rows']):,} layouts on the page" if data["kind"] == "search" else "one layout on the page")
     written(files)

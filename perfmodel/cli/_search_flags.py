@@ -111,7 +111,7 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
         "--stage-checkpoints", action="store_true", help="every pipeline stage writes and reads a checkpoint of its own"
     )
     group.add_argument(
-        "--pue", type=float, default=1.0, metavar="X", help="energy of the site over its devices' (default 1)"
+        "--pue", type=float, default=1.0, metavar="X", help="power usage effectiveness: site energy / device energy"
     )
 
 

@@ -8,10 +8,11 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.launch import parse_launch
 from perfmodel.planning.decision import KNOBS, report, turned
-from perfmodel.planning.layouts import search
+from perfmodel.planning.layouts import SpaceWords, search
 from perfmodel.planning.what_if import Scenario, step_s
 from perfmodel.prediction import step_problem_of
 from perfmodel.spec import Layout
+from perfmodel.units import fit_words
 
 JOB = {"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 32}
 
@@ -99,6 +100,17 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert main([*argv, "--devices", "8", "--top", "1", "--fix", "tp=2", "--compare-clusters", "h100"]) == 0
     assert "dgx-h100" in page.read_text()
     out = capsys.readouterr().out
-    assert out.startswith("first to try: tp=")
+    assert out.startswith("recommended: tp=")
     assert f"wrote {page}" in out
     assert "perfmodelReport" in page.read_text()
+
+
+def test_the_page_opens_on_the_layout_that_likely_fits(tmp_path):
+    words = {"cluster": "dgx-h100", "devices": 8, "global_batch": 32, "fix": "micro_batch=1,schedule=1f1b,vpp=1"}
+    found = search("llama3-8b", top=2, **words)
+    assert found.layouts[0].fits_probability < 0.9  # or the case shows nothing
+    data = report("llama3-8b", top=2, space=SpaceWords(fix=words.pop("fix")), **words).data
+    row = data["rows"][data["recommended"]]
+    assert row["layout"] == found.first_to_try.layout_notation
+    assert row["fit_words"] == fit_words(found.first_to_try.fits_probability)
+    assert row["step_s"] > data["rows"][0]["step_s"]

@@ -94,7 +94,7 @@ function drawAccount() {
     `${data.evaluated.toLocaleString("en")} layouts scored by full evaluation of their schedule, ${data.feasible.toLocaleString("en")} fit, in ${data.seconds.toFixed(1)} s; ${data.certificate}.`,
     ...(data.objective === "step_time" ? [] : [`Ranked by ${data.objective}.`]),
     ...(data.constraints.length ? [`Where ${data.constraints.join(" and ")}.`] : []),
-    ...(data.beyond ? [`Beyond ${job.framework}: ${data.beyond.layout}, ${seconds(data.beyond.step_time_s)}.`] : []),
+    ...(data.beyond ? [`If ${job.framework} could run every layout: ${seconds(data.beyond.step_time_s)} with ${data.beyond.layout}.`] : []),
   ];
   const out = element("details", {}, element("summary", { textContent: "why other layouts are not here" }),
     listed(["why", "layouts"], data.rejected.map(([why, count]) => [why, count.toLocaleString("en")]), "figures"));
@@ -132,6 +132,6 @@ drawAccount();
 drawClusters();
 drawProfile();
 filter("");
-choose(0);
+choose(data.recommended);
 // for tests: what is chosen and shown, and the arithmetic of the sliders
 window.perfmodelReport = { state, rows, changed, errors, fastestAt, choose, front, point: (i) => points[i] };

@@ -8,7 +8,7 @@ function drawAnswer() {
   const row = rows[state.chosen], steps_s = ((state.tokens / row.tokens_per_s) * changed(row, state.at)) / row.goodput;
   const price = data.price === null ? "" : element("span", { title: data.price_source },
     `, $${digits((data.price * row.devices * steps_s) / HOUR_S, 3)} at $${digits(data.price, 3)} per device and hour`);
-  const title = rows.length === 1 ? "The layout" : state.chosen ? `Layout ${placed(state.chosen)}` : "First to try";
+  const title = rows.length === 1 ? "The layout" : state.chosen === data.recommended ? "Recommended" : `Layout ${placed(state.chosen)}`;
   const field = element("input", { value: state.tokens >= 1e6 ? state.tokens.toExponential().replace("+", "") : state.tokens, size: 7, id: "tokens", title: `${data.unit} to train on` });
   field.addEventListener("change", () => {
     const value = Number(field.value.replace(/,/g, ""));
@@ -23,8 +23,8 @@ function drawAnswer() {
     ["launch with", element("span", {}, element("code", { textContent: row.layout }), copied(row.layout))],
     ["how long", element("span", {}, `${step}; `, element("b", { textContent: span(steps_s) }), " for ", field, ` ${data.unit}`, price, `, with failures (goodput ${percent(row.goodput)}); `
       + `${digits(row.tokens_per_s * (row.step_s / now(row)))} ${data.unit}/s`)],
-    ["how sure", element("span", {}, `9 of 10 steps like it take ${seconds(row.lo_s)} to ${seconds(row.hi_s)}; fits into memory with `
-      + `probability ${row.fits.toFixed(2)}; times are ${resting}`)],
+    ["how sure", element("span", {}, `9 of 10 steps like it take ${seconds(row.lo_s)} to ${seconds(row.hi_s)}; memory: ${row.fit_words}; `
+      + `times are ${resting}`)],
     ...slowNetwork(row),
   ];
   $("answer").replaceChildren(element("h2", { textContent: title }), listed(null, lines, "facts"));

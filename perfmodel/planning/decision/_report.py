@@ -116,12 +116,17 @@ def report(
         found = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
         about: dict[str, Any] = {"kind": "prediction"}
         best: list[float] = []
+        recommended = 0
     else:
         result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
         if not result.layouts:
             raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
         found, about = result.layouts, _account(result)
         best = result.robustness.best.tolist() if result.robustness else []
+        if result.first_to_try not in found:  # slower than all of them, but likelier to fit
+            found = (*found, result.first_to_try)
+            best += [0.0] * bool(best)
+        recommended = found.index(result.first_to_try)
     tell("what if", 0, len(found))
     machine, checked = _turned(problem, calibration, found)
     jobs = [problem.replace(global_batch=p.global_batch) for p in found]
@@ -138,6 +143,7 @@ def report(
         | data
         | {
             "job": _job(problem, found[0]),
+            "recommended": recommended,
             "price": runs[0].usd_per_device_hour,
             "price_source": runs[0].price_source,
             "tokens": runs[0].tokens,

@@ -8,6 +8,7 @@ from perfmodel.planning.decision._scenarios import Turned
 from perfmodel.planning.training_run import TrainingRun
 from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction
 from perfmodel.spec import DIMENSIONS, Layout
+from perfmodel.units import fit_words
 
 MOST_EVENTS: Final = 12
 """Of the critical path of a layout."""
@@ -67,6 +68,7 @@ def rows(
                     [events.setdefault(e.event, len(events)), _short(e.count), _short(e.time_s)]
                     for e in p.critical_path[:MOST_EVENTS]
                 ],
+                "fit_words": fit_words(p.fits_probability),
                 "notes": [*p.reasons, *p.warnings],
                 "elasticity": [_short(v) for v in turned.elasticity[i].tolist()],
                 "ratio": [[_short(v) for v in of_knob] for of_knob in turned.ratio[i].tolist()],
