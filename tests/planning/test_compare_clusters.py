@@ -142,7 +142,7 @@ def test_the_command_takes_job_flags_and_json(capsys):
     assert 0 < row["goodput"]["fraction"] < 1
 
 
-@pytest.mark.parametrize("flag", [["--price", "h100"], ["--mtbf", "-1"], ["--storage", "0"], ["--pue", "nan"]])
+@pytest.mark.parametrize("flag", [["--price", "h100"], ["--mtbf", "-1"], ["--storage", "0"], ["--pue", "0.5"]])
 def test_bad_flags_are_one_line(flag, capsys):
     assert main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100:8", *JOB, *flag]) == 2
     assert capsys.readouterr().err.count("\n") == 1
