@@ -3,6 +3,7 @@ FLOP/s."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isqrt
 from numbers import Integral
 from typing import Any, Final
@@ -28,6 +29,26 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 a byte and is rounded up)."""
 
 
+DTYPE_ALIASES: Final[dict[str, str]] = {
+    "fp64": "float64 double",
+    "fp32": "float32 float single",
+    "tf32": "tensorfloat32 tensorfloat-32",
+    "bf16": "bfloat16",
+    "fp16": "float16 half",
+    "fp8": "float8 e4m3 e5m2 fp8_e4m3 fp8_e5m2 float8_e4m3 float8_e5m2 float8_e4m3fn float8_e5m2fn e4m3fn mxfp8",
+    "fp4": "float4 e2m1 fp4_e2m1 float4_e2m1fn nvfp4 mxfp4",
+    "int8": "i8",
+}
+"""What else people and frameworks call an element type, in words."""
+_DTYPE_OF: Final = {alias: name for name, aliases in DTYPE_ALIASES.items() for alias in (name, *aliases.split())}
+
+
+def dtype_name(text: str) -> str:
+    """The element type that a name stands for (`bfloat16`, `torch.half`, `e4m3`); one that nobody knows as it is."""
+    plain = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
+    return _DTYPE_OF.get(plain, text)
+
+
 def dtype_bytes(dtype: str) -> int:
     """Bytes per element of `dtype`; raises `UnknownNameError` for a dtype not listed."""
     try:
@@ -36,23 +57,88 @@ def dtype_bytes(dtype: str) -> int:
         raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
 
 
-_TIMES: Final = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+# --- quantities as people write them -------------------------------------------------------------------
+
+_SI_PREFIXES: Final = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY_PREFIXES: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+
+def _bytes_and_bits(per_second: bool) -> dict[str, float]:
+    """Units of bytes and bits, or of their rates, with all prefixes: a large B is bytes, a small b or `bit` bits."""
+    byte_ends, bit_ends = (("B/s", "Bps"), ("bit/s", "b/s", "bps")) if per_second else (("B",), ("bit", "b"))
+    units = dict.fromkeys(byte_ends, 1.0) | dict.fromkeys(bit_ends, 1 / 8)
+    for prefix, factor in (_SI_PREFIXES | _BINARY_PREFIXES).items():
+        units |= {prefix + end: factor for end in byte_ends}
+        units |= {prefix + end: factor / 8 for end in bit_ends}
+    return units
+
+
+@dataclass(frozen=True)
+class QuantityKind:
+    """What a kind of quantity may be written in."""
+
+    what: str
+    """In a sentence: `... is no WHAT`."""
+    examples: str
+    units: Mapping[str, float]
+    """By unit, its value in the unit that is used inside, which has the empty name."""
+
+
+QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
+    "time": QuantityKind(
+        "time", "2ms, 50us or 0.002", {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+    ),
+    "tokens": QuantityKind(
+        "number of tokens", "1e12, 1T or 300B",
+        {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12},
+    ),
+    "sequence": QuantityKind(
+        "length of a sequence", "4096, or 128k for 131,072",
+        {"": 1.0, "k": 2.0**10, "K": 2.0**10, "Ki": 2.0**10, "M": 2.0**20, "Mi": 2.0**20},
+    ),
+    "bandwidth": QuantityKind(
+        "bandwidth", "25e9 (bytes/s), 25GB/s or 200Gbit/s", {"": 1.0} | _bytes_and_bits(per_second=True)
+    ),
+    "memory": QuantityKind("amount of memory", "80GiB or 85.9e9", {"": 1.0} | _bytes_and_bits(per_second=False)),
+    "rate": QuantityKind(
+        "rate of computing", "989TFLOP/s",
+        {"": 1.0} | {p + end: f for p, f in _SI_PREFIXES.items() for end in ("FLOP/s", "FLOPS", "flop/s", "flops")},
+    ),
+    "frequency": QuantityKind("frequency", "1.98GHz", {"": 1.0, "Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}),
+    "power": QuantityKind("power", "700W", {"": 1.0, "W": 1.0, "mW": 1e-3, "kW": 1e3, "MW": 1e6}),
+}  # fmt: skip
+_NUMBER_AND_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z/]*)\s*")
+
+
+def parse_quantity(text: str, kind: str) -> float:
+    """A quantity of one of `QUANTITY_KINDS` in the unit used inside, from text like `200Gbit/s`, `1T` or `50us`.
+
+    Raises:
+        PerfModelError: no such quantity, negative or not finite.
+    """
+    of_kind = QUANTITY_KINDS[kind]
+    found = _NUMBER_AND_UNIT.fullmatch(text)
+    value = float(found[1]) * of_kind.units[found[2]] if found and found[2] in of_kind.units else -1.0
+    if not 0 <= value < float("inf"):
+        raise PerfModelError(f"{text!r} is no {of_kind.what}; write {of_kind.examples}")
+    return value
 
 
 def parse_seconds(text: str) -> float:
-    """Read `2ms`, `50us` or `0.002` (seconds).
+    """Read `2ms`, `50us` or `0.002` (seconds); raises `PerfModelError` as `parse_quantity`."""
+    return parse_quantity(text, "time")
+
+
+def parse_length(text: str) -> int:
+    """Read the length of a sequence, `4096` or `128k` (131,072: as models are named, a k is 1024).
 
     Raises:
-        PerfModelError: no time, or a negative one.
+        PerfModelError: no whole number above 0.
     """
-    number, unit = (text[:-2], text[-2:]) if text[-2:] in _TIMES else (text.removesuffix("s"), "")
-    try:
-        value = float(number) * _TIMES.get(unit, 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise PerfModelError(f"{text!r} is no time; write 2ms, 50us or 0.002")
-    return value
+    value = parse_quantity(text, "sequence")
+    if value < 1 or value != int(value):
+        raise PerfModelError(f"{text!r} is no length of a sequence; write {QUANTITY_KINDS['sequence'].examples}")
+    return int(value)
 
 
 _PLAIN_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")

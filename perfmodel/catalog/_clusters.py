@@ -9,10 +9,12 @@ from typing import Any
 from perfmodel.catalog._devices import CPU_NAMES, device, device_from_toml
 from perfmodel.catalog._network_tokens import unread_link_words
 from perfmodel.catalog._network_words import NETWORK_WORDS, read_network
+from perfmodel.catalog._plausible import plausible_figures
 from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
 from perfmodel.catalog._words import cluster_for
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, NetworkLevel, Stated
+from perfmodel.units import scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +200,8 @@ def cluster_from_toml(data: dict[str, Any], where: str, name: str) -> Cluster:
         PerfModelError: naming `where` and every key that is missing, unknown or malformed.
     """
     own = str(data.get("name", name))
-    return checked(ClusterEntry, {k: v for k, v in data.items() if k != "name"}, where).cluster(own, where)
+    stated = plausible_figures({key: value for key, value in data.items() if key != "name"}, where)
+    return checked(ClusterEntry, stated, where).cluster(own, where)
 
 
 def reference_system(device_name: str) -> Cluster | None:
@@ -209,10 +212,24 @@ def reference_system(device_name: str) -> Cluster | None:
         return None
     if key(device_name) in CPU_NAMES:
         return None
+    system = cluster_for(found.name, None, "", "")
     return replace(
-        cluster_for(found.name, None, "", ""),
+        system,
         name=found.name,
         source=f"reference system of {found.name}: {found.source}",
+        assumed=(_networks_assumed(system),),
+    )
+
+
+def _networks_assumed(system: Cluster) -> str:
+    """Say which networks the reference system of a device has."""
+    tiers = [
+        f"{level.name} at {scaled(level.bandwidth_bytes_per_s, 'B/s')} per device for up to {level.size:,} devices"
+        for level in system.levels
+    ]
+    return (
+        f"networks of the reference system of {system.device.name} are assumed: {', then '.join(tiers)}; "
+        "name a cluster (perfmodel catalog clusters) or give a TOML for others"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from perfmodel.catalog._plausible import plausible_figures
 from perfmodel.catalog._toml import checked, index, key, package_tables, resolve
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device, PeakRates, Stated
@@ -106,7 +107,7 @@ def device_from_toml(data: dict[str, Any], where: str) -> Device:
     name = data.pop("name", None)
     if not isinstance(name, str):
         raise PerfModelError(f"{where}: name: missing")
-    return checked(DeviceEntry, data, where).device(name)
+    return checked(DeviceEntry, plausible_figures(data, where), where).device(name)
 
 
 _MAKERS_WORDS = frozenset({

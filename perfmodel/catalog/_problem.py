@@ -6,7 +6,7 @@ file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -218,6 +218,7 @@ def problem_and_layout(
         if "global_batch" not in words:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")
         job = framework.job(found, cluster.device, **words)
+        job = replace(job, assumed=(*job.assumed, *cluster.assumed))
     return Problem(model=found, cluster=cluster, job=job, framework=framework, devices=devices), layout
 
 

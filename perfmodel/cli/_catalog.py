@@ -24,13 +24,17 @@ def add_command(commands: Any) -> None:
         "catalog",
         help="names of models, clusters, devices, frameworks, schedules; keys of layouts and jobs; columns of tables",
     )
-    command.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    command.add_argument(
+        "kind", nargs="?", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: says how many of each)"
+    )
     command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
     add_json(command)
     command.set_defaults(run=_execute)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    if arguments.kind is None:
+        return _kinds(arguments)
     records = entries(arguments.kind, arguments.word)
     if not records:
         raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")
@@ -41,6 +45,18 @@ def _execute(arguments: argparse.Namespace) -> int:
         return 0
     heads, cells = rows(arguments.kind, records)
     emit(arguments, {arguments.kind: records}, lambda: console.print(table("", heads, cells)))
+    return 0
+
+
+def _kinds(arguments: argparse.Namespace) -> int:
+    """Say what the catalog holds, and how many of each."""
+    counts = {kind: len(entries(kind)) for kind in KINDS}
+
+    def show() -> None:
+        rows = [(kind, str(count), f"perfmodel catalog {kind}") for kind, count in counts.items()]
+        new_console().print(table("", ("kind", "entries", "listed by"), rows))
+
+    emit(arguments, {"kinds": counts}, show)
     return 0
 
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_job, predict_command, price_of, problem_on
+from perfmodel.cli._flags import add_job, predict_command, price_of, problem_on, token_count
 from perfmodel.cli._search_flags import add_min_fit, add_reliability, add_space, reliability_of, space_of
 from perfmodel.cli._show import emit, new_console
 from perfmodel.cli._show_search import failures, interval, memory_words
@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
     add_job(command, clusters=True)
     add_space(command)
     command.add_argument("--by", default="cost", metavar="ORDER", help="cost (default), time or energy")
-    command.add_argument("--tokens", type=float, metavar="N", help="tokens to train on, for days and whole costs")
+    command.add_argument("--tokens", type=token_count, metavar="N", help="tokens to train on, for days and whole costs")
     command.add_argument(
         "--price", action="append", default=[], metavar="NAME=USD",
         help="per device and hour, of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",

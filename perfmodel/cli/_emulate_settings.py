@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
-from perfmodel.cli._flags import add_framework, framework_of, layout_of
+from perfmodel.cli._flags import add_framework, add_seq_len, framework_of, layout_of
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import check_delay
 from perfmodel.units import parse_seconds, require_seed
@@ -80,7 +80,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layout", help="as for predict")
     add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
-    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    add_seq_len(command)
     command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="default fp32")
     command.set_defaults(devices=None)
     require(command, "world_size", "cluster")

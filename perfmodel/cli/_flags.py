@@ -2,8 +2,10 @@
 
 import argparse
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._show import note
@@ -19,10 +21,12 @@ from perfmodel.spec import (
     RecomputeModule,
     written_values,
 )
-from perfmodel.units import plain_number
+from perfmodel.units import dtype_name, parse_length, parse_quantity, plain_number
 
 if TYPE_CHECKING:
     from perfmodel.prediction import Prediction, StepProblem
+
+Parsed = TypeVar("Parsed")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -124,7 +128,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         )  # fmt: skip
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
-    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    add_seq_len(command)
     add_dtype(command)
     command.add_argument("--mode", choices=("train", "inference"), help="default train")
     command.add_argument(
@@ -136,7 +140,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         "--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: the launch file's, else adam)"
     )
     command.add_argument(
-        "--grad-dtype", choices=USUAL_DTYPES,
+        "--grad-dtype", type=dtype_name, choices=USUAL_DTYPES,
         help="element type in which gradients are accumulated and reduced (default: as the framework has it)",
     )  # fmt: skip
     command.add_argument(
@@ -170,10 +174,35 @@ _JOB_FLAGS: Final = (
 """Flags that say a job to another command, but for its batch."""
 
 
+def add_seq_len(command: argparse._ActionsContainer) -> None:
+    """Tokens per sequence."""
+    command.add_argument(
+        "--seq-len", type=sequence_length, metavar="S", help="tokens per sequence, 4096 or 128k (default: the model's)"
+    )
+
+
+def sequence_length(text: str) -> int:
+    """Tokens, of which a k is 1024."""
+    return _argument(parse_length, text)
+
+
+def token_count(text: str) -> float:
+    """Tokens to train on, such as 1e12 or 1T."""
+    return _argument(lambda text: parse_quantity(text, "tokens"), text)
+
+
+def _argument(parse: Callable[[str], Parsed], text: str) -> Parsed:
+    """What a flag's value means; what is wrong of it as argparse tells it."""
+    try:
+        return parse(text)
+    except PerfModelError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_dtype(command: argparse._ActionsContainer) -> None:
     """The element type of a job."""
     command.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
+        "--dtype", type=dtype_name, choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
         help="element type (default: the first of bf16, fp16, fp32 that the device has)",
     )  # fmt: skip
 
@@ -274,6 +303,7 @@ def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | N
         dtype=arguments.dtype,
         **stated_job(arguments),
     )
+    job = replace(job, assumed=(*job.assumed, *cluster.assumed))
     if not quiet and (arguments.command != "predict" or arguments.json):
         note(job.assumed)
     return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -38,6 +39,7 @@ from perfmodel.cli import (
 )
 from perfmodel.cli._examples import epilog
 from perfmodel.cli._files import complete_from_job, complete_from_launch
+from perfmodel.cli._idle_flags import refuse_idle_flags
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
 from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
@@ -115,6 +117,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
         _require_outputs(arguments)
         complete_from_job(arguments, given(argv))
         complete_from_launch(arguments)
+        refuse_idle_flags(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:
         print(f"perfmodel: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
@@ -193,7 +196,21 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message)  # argparse's own swallows the error of a full disk
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Names that are none are refused with the nearest that are."""
+        choices = [str(choice) for choice in action.choices or ()]
+        if action.choices is not None and value not in action.choices and value is not argparse.SUPPRESS:
+            near = get_close_matches(str(value), choices, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})")
+
     def error(self, message: str) -> NoReturn:
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        if unknown:
+            flag = words.partition(" ")[0].partition("=")[0]
+            flags = sorted({name for one in parsers(self) for action in one._actions for name in action.option_strings})
+            if near := get_close_matches(flag, flags, 1):
+                message = f"{message} (did you mean {near[0]}?)"
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, stated_job
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, stated_job, token_count
 from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import breakdown, emit, new_console, note, written
 from perfmodel.cli._show_search import memory_words, run_lines
@@ -27,7 +27,9 @@ def add_predict(commands: Any) -> None:
     )
     add_job(command, settings="of the machine, as for whatif: inter_node_bandwidth=2x; or ")
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
-    command.add_argument("--tokens", type=float, metavar="N", help="to train on: days, cost and energy with failures")
+    command.add_argument(
+        "--tokens", type=token_count, metavar="N", help="to train on, 1e12 or 1T: days, cost and energy with failures"
+    )
     command.add_argument(
         "--price", dest="price_per_device_hour", type=float, metavar="USD",
         help="per device and hour (default: the list price)",

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import PROGRAM_HELP
-from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.cli._flags import add_calibration, add_json, sequence_length
 from perfmodel.cli._import_model import add_dimensions, dimension
 from perfmodel.cli._show import emit, reporting, written
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB, duration, scaled
+from perfmodel.units import GIB, dtype_name, duration, scaled
 
 if TYPE_CHECKING:
     from perfmodel.program.ir import Program
@@ -52,9 +52,15 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
     """The program and what its source leaves open."""
     command.add_argument("program", metavar=metavar, help=PROGRAM_HELP)
     command.add_argument("--global-batch", type=int, metavar="B", help="samples (catalog models)")
-    command.add_argument("--seq-len", type=int, default=0, metavar="S", help="tokens per sequence (catalog models)")
     command.add_argument(
-        "--dtype", default="fp32", choices=("fp64", "fp32", "bf16", "fp16"), help="element type (catalog models)"
+        "--seq-len", type=sequence_length, default=0, metavar="S", help="tokens per sequence (catalog models)"
+    )
+    command.add_argument(
+        "--dtype",
+        type=dtype_name,
+        default="fp32",
+        choices=("fp64", "fp32", "bf16", "fp16"),
+        help="element type (catalog models)",
     )
     command.add_argument(
         "--mode", choices=("train", "inference"), help="default: train what returns a loss (catalog models: train)"

@@ -15,7 +15,7 @@ from perfmodel.cli._equal_stages import (
     uniform_times,
 )
 from perfmodel.cli._files import add_from, add_job_file, lacking
-from perfmodel.cli._flags import add_dtype, add_framework, add_json, layout_of, problem_on
+from perfmodel.cli._flags import add_dtype, add_framework, add_json, add_seq_len, layout_of, problem_on
 from perfmodel.cli._show import new_console, reporting, written
 from perfmodel.cli._table import table
 from perfmodel.errors import PerfModelError
@@ -54,7 +54,7 @@ def add_command(commands: Any) -> None:
     add_framework(command)
     command.add_argument("--layout", help="everything but the schedule, e.g. 'tp=8,pp=16,dp=8'")
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
-    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    add_seq_len(command)
     add_dtype(command)
     command.add_argument(
         "--optimise", type=int, metavar="L", help="write an order for at most L micro-batches in flight"

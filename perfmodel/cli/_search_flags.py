@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.cli._flags import token_count
 from perfmodel.spec import Problem
 from perfmodel.units import MIN_FIT
 
@@ -86,7 +87,7 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         help="of an idle device (default: the catalog's)",
     )  # fmt: skip
     command.add_argument(
-        "--tokens", type=float, metavar="N", help="tokens to train on; cost and energy are per million without"
+        "--tokens", type=token_count, metavar="N", help="tokens to train on; cost and energy are per million without"
     )
 
 

@@ -4,13 +4,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
-from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.cli._flags import add_calibration, add_json, sequence_length
 from perfmodel.cli._show import emit, new_console
 from perfmodel.cli._show_search import layout_last
 from perfmodel.cli._table import table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
-from perfmodel.units import GIB, duration, parse_seconds
+from perfmodel.units import GIB, dtype_name, duration, parse_seconds
 
 if TYPE_CHECKING:
     from perfmodel.planning.serving import Serving, ServingSweep
@@ -29,8 +29,8 @@ def add_command(commands: Any) -> None:
     command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument("--layout", help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1"')
     command.add_argument("--devices", type=int, metavar="N", help="devices that --sweep lays the model out on")
-    command.add_argument("--prompt-tokens", type=int, metavar="N", help="of every request")
-    command.add_argument("--output-tokens", type=int, metavar="N", help="of every request")
+    command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="of every request")
+    command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument(
         "--batch", type=int, metavar="B",
         help="requests in flight over all replicas (default: the most that fit and hold the limits)",
@@ -39,12 +39,16 @@ def add_command(commands: Any) -> None:
         "--batching", default="continuous", choices=("continuous", "static"),
         help="requests take one another's places, or start and end together",
     )  # fmt: skip
-    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"), help="of products")
     command.add_argument(
-        "--weight-dtype", default="", metavar="TYPE",
+        "--dtype", type=dtype_name, choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"), help="of products"
+    )
+    command.add_argument(
+        "--weight-dtype", type=dtype_name, default="", metavar="TYPE",
         help="narrower type of the weights in memory: fp8, int8, int4 or fp4 (default: as products)",
     )  # fmt: skip
-    command.add_argument("--kv-dtype", default="", metavar="TYPE", help="of the cache, e.g. fp8 (default: 16 bits)")
+    command.add_argument(
+        "--kv-dtype", type=dtype_name, default="", metavar="TYPE", help="of the cache, e.g. fp8 (default: 16 bits)"
+    )
     for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
             f"--{flag}-limit", type=_time, metavar="TIME", help=f"longest {what}, in seconds, or as 50ms"

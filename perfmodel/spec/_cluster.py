@@ -75,6 +75,8 @@ class Cluster:
     first, of account only to what asks `kinds` before."""
     between: NetworkLevel | None = None
     """What joins devices of different kinds; None: the outermost levels of both, of which the slower counts."""
+    assumed: tuple[str, ...] = ()
+    """What nobody said and was chosen instead, one sentence each."""
 
     def __post_init__(self) -> None:
         if self.kinds or self.between:

@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import USUAL_DTYPES, Device
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model
-from perfmodel.units import dtype_bytes, whole
+from perfmodel.units import dtype_bytes, dtype_name, whole
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
                           "mla_up_proj"]  # fmt: skip
@@ -218,6 +218,9 @@ class Job:
         return cls(global_batch=global_batch, seq_len=seq_len, dtype=dtype, assumed=tuple(assumed), **others)
 
     def __post_init__(self) -> None:
+        for name in ("dtype", "grad_dtype"):
+            if isinstance(text := getattr(self, name), str) and (plain := dtype_name(text)) != text:
+                object.__setattr__(self, name, plain)
         whole("job", {"global_batch": self.global_batch})
         whole("job", {"seq_len": self.seq_len}, most=LONGEST_SEQUENCE)
         none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers")

@@ -1,5 +1,6 @@
 """Layouts: how a step is spread over devices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import permutations
 from math import prod
@@ -217,6 +218,7 @@ class Layout:
         return {
             "schedule": self.effective_schedule,
             "sequence_parallel": self.effective_sequence_parallel,
+            "tp_overlap": self.tp_overlap and self.tp > 1,
             "etp": None if self.etp == self.tp else self.etp,
             "replicate": self.replicate if self.zero else 1,
             "prefetch": self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
@@ -237,10 +239,10 @@ class Layout:
         found = []
         if self.effective_schedule != schedule_name(self.schedule):
             found.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
-        if self.replicate > 1 and not self.zero:
-            found.append(f"replicate={self.replicate} has nothing to shard with zero=0")
-        if self.sequence_parallel and not self.effective_sequence_parallel:
-            found.append("sequence_parallel=true has nothing to shard with tp=1")
+        for name, acts, why in _IDLE:
+            value = getattr(self, name)
+            if value != getattr(_PLAIN, name) and not acts(self):
+                found.append(f"{name}={written(value)} {why}")
         return tuple(found)
 
     @property
@@ -327,3 +329,16 @@ class Layout:
 
 
 _PLAIN: Final = Layout()
+_IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
+    ("schedule", lambda layout: layout.pp > 1, "has no pipeline to fill with pp=1"),
+    ("partition", lambda layout: layout.pp > 1, "has no stages to cut with pp=1"),
+    ("replicate", lambda layout: layout.zero > 0, "has nothing to shard with zero=0"),
+    ("prefetch", lambda layout: layout.zero == 3 and layout.overlap_param_gather,
+     "has no weights to gather ahead: that takes zero=3 and overlap_param_gather=true"),
+    ("sequence_parallel", lambda layout: layout.tp > 1, "has nothing to shard with tp=1"),
+    ("tp_overlap", lambda layout: layout.tp > 1, "has nothing to overlap with tp=1"),
+    ("cp_kind", lambda layout: layout.cp > 1, "has nothing to exchange with cp=1"),
+    ("cp_balanced", lambda layout: layout.cp > 1, "has nothing to balance with cp=1"),
+    ("ep_overlap", lambda layout: layout.ep > 1, "has nothing to overlap with ep=1"),
+)  # fmt: skip
+"""Fields that act under a condition alone, and what is said of them where they do not."""

@@ -2,6 +2,7 @@ import csv
 
 import pytest
 
+import perfmodel
 from perfmodel.catalog import cluster, cluster_for, clusters
 from perfmodel.errors import PerfModelError, UnknownNameError
 
@@ -118,7 +119,7 @@ def test_a_cluster_may_bring_its_own_device(tmp_path):
     [
         ("device = 'A100'\n", r"levels: missing"),
         (TOML + "nodes = 3\n", r"nodes: unknown key"),
-        (TOML.replace("300", "'300 GB'"), r"levels\.0\.bandwidth_gb_per_s: .*valid number"),
+        (TOML.replace("300", "'300 GB'"), r"levels\.0\.bandwidth_gb_per_s: '300 GB' is no bandwidth"),
         (TOML.replace("300", "-300"), r"bandwidth_bytes_per_s must be a finite number above zero"),
         (TOML.replace("bandwidth_gb_per_s", "bandwidth"), r"bandwidth_gb_per_s: missing; .*bandwidth: unknown key"),
         (TOML.replace('"A100"', '"A1000"'), r"unknown device 'A1000'"),
@@ -194,3 +195,17 @@ def test_all_published_wordings_are_understood(data_dir):
     assert len(seen) > 30
     for words in seen:
         assert cluster_for(*words).levels
+
+
+@pytest.mark.parametrize("name", ["h800", "h20", "a800", "l40s", "v100", "rtx-4090"])
+def test_a_device_in_place_of_a_cluster_says_which_networks_it_assumes(name: str) -> None:
+    """The reference system's, tier by tier, on the command line and in Python."""
+    found = cluster(name)
+    (told,) = found.assumed
+    assert found.device.name in told
+    for level in found.levels:
+        assert level.name in told
+        assert f"up to {level.size:,} devices" in told
+    problem = perfmodel.problem("gpt3-125m", name, global_batch=8)
+    assert told in problem.job.assumed
+    assert not cluster("dgx-h100").assumed

@@ -42,9 +42,7 @@ def test_a_layout_keeps_what_it_is_given_and_says_what_runs_otherwise(layout):
     given = {f.name: getattr(layout, f.name) for f in fields(layout)}
     assert Layout(**given) == layout == Layout.parse(str(layout))
     assert {f.name: getattr(layout, f.name) for f in fields(Layout.parse(str(layout)))} == given
-    runs_as_given = (layout.effective_schedule, layout.effective_sequence_parallel) == (
-        layout.schedule, layout.sequence_parallel,
-    )  # fmt: skip
+    runs_as_given = all(form == given[name] for name, form in layout.forms.items())
     assert runs_as_given == (not layout.remarks)
     canonical = layout.canonical
     assert canonical.canonical == canonical
@@ -130,3 +128,44 @@ def test_batch_that_does_not_divide_names_the_nearest():
     assert job.num_microbatches(Layout(dp=5, micro_batch=4)) == 5
     with pytest.raises(PerfModelError):
         Job(global_batch=0, seq_len=8)
+
+
+IDLE = {
+    "dp=8,schedule=zb-v": "schedule=zb-v has no pipeline to fill with pp=1",
+    "dp=8,schedule=gpipe": "schedule=gpipe has no pipeline to fill with pp=1",
+    "dp=8,partition=12": "partition=12 has no stages to cut",
+    "dp=8,replicate=2": "replicate=2 has nothing to shard",
+    "dp=8,zero=1,prefetch=2": "prefetch=2 has no weights to gather ahead",
+    "dp=8,zero=3,prefetch=2,overlap_param_gather=false": "prefetch=2 has no weights to gather ahead",
+    "dp=8,sequence_parallel=true": "sequence_parallel=true has nothing to shard",
+    "dp=8,tp_overlap=true": "tp_overlap=true has nothing to overlap",
+    "dp=8,cp_kind=ulysses": "cp_kind=ulysses has nothing to exchange",
+    "dp=8,cp_balanced=false": "cp_balanced=false has nothing to balance",
+    "dp=8,ep_overlap=true": "ep_overlap=true has nothing to overlap",
+}
+
+
+@pytest.mark.parametrize("text", IDLE)
+def test_settings_without_effect_are_told(text: str) -> None:
+    (remark,) = Layout.parse(text).remarks
+    assert remark.startswith(IDLE[text])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=8", "tp=2,dp=4,sequence_parallel=true,tp_overlap=true", "pp=4,schedule=zb-v", "pp=4,partition=3-3-3-3",
+        "dp=8,zero=1,replicate=2", "dp=8,zero=3,prefetch=2", "cp=2,dp=4,cp_kind=ulysses", "cp=2,dp=4,cp_balanced=false",
+        "dp=8,ep=2,ep_overlap=true",
+    ],
+)  # fmt: skip
+def test_settings_with_effect_are_not(text: str) -> None:
+    assert Layout.parse(text).remarks == ()
+
+
+def test_whatever_runs_as_if_it_were_not_said_is_told() -> None:
+    """Every field whose form that runs is another one (`Layout.forms`) has a remark."""
+    for text in IDLE:
+        layout = Layout.parse(text)
+        changed = {name for name, form in layout.forms.items() if form != getattr(layout, name)}
+        assert all(any(remark.startswith(f"{name}=") for remark in layout.remarks) for name in changed)

@@ -12,6 +12,7 @@ from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, has_pow
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.ops import Collective, KernelOp
 from perfmodel.spec import Cluster, Device, Framework
+from perfmodel.units import parse_quantity
 
 _COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 NETWORK: Final = ("intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency", "inter_node_latency")
@@ -25,6 +26,10 @@ NAMES: Final = (
     "slow_rank", "slow_factor",
 )  # fmt: skip
 """Everything that may be set."""
+_KINDS: Final = {
+    "_bandwidth": "bandwidth", "_latency": "time", "_s": "time", "memory_bytes": "memory", "power_limit": "power",
+}  # fmt: skip
+"""Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of parameters by the end of their names."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,28 @@ def parse_setting(text: str) -> Setting:
     try:
         value = float(raw.rstrip("x%"))
     except ValueError:
-        raise PerfModelError(f"what-if: {name} must be like 2x, +10% or 0.002, got {raw!r}") from None
+        value = _with_unit(name, raw)
     if raw.endswith("%"):
         value = 1 + value / 100
     allowed_zero = not relative and (name.endswith("_s") or name == "slow_rank")
     if not (0 < value < float("inf") or (value == 0 and allowed_zero)):
         raise PerfModelError(f"what-if: {name} must be positive and finite, got {raw!r}")
     return Setting(name, "times" if relative else "to", value)
+
+
+def _with_unit(name: str, raw: str) -> float:
+    """A value that is written with its unit, in SI units.
+
+    Raises:
+        PerfModelError: a parameter without a unit, or a unit of another quantity.
+    """
+    kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
+    if kind is None:
+        raise PerfModelError(f"what-if: {name} must be like 2x, +10% or 0.002, got {raw!r}")
+    try:
+        return parse_quantity(raw, kind)
+    except PerfModelError as error:
+        raise PerfModelError(f"what-if: {name} must be like 2x or +10%, or a value: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,167 @@
+"""Flags that would have no effect beside the others of a command line: they are refused, not ignored."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from perfmodel.cli._files import flags_of
+from perfmodel.errors import PerfModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleFlags:
+    """Flags of some commands that act under a condition alone."""
+
+    commands: tuple[str, ...]
+    """Empty: all that have the flags."""
+    flags: tuple[str, ...]
+    """As the namespace of arguments names them."""
+    act: Callable[[argparse.Namespace], bool]
+    """Whether they have an effect beside the other arguments."""
+    otherwise: str
+    """Where they have none, and what to do, after `has no effect`."""
+
+
+def _recomputes_selectively(arguments: argparse.Namespace) -> bool:
+    """Whether the layout that a command takes, with what its framework fills in, recomputes parts of layers."""
+    from perfmodel import catalog
+    from perfmodel.cli._flags import framework_of
+
+    if not isinstance(getattr(arguments, "layout", None), str):  # a space of layouts, which may hold such ones
+        return True
+    layout, _ = framework_of(arguments).layout(arguments.layout, catalog.model(arguments.model))
+    return layout.recompute == "selective"
+
+
+def _of_equal_stages(arguments: argparse.Namespace) -> bool:
+    return not arguments.model
+
+
+_RUN_OF_FAILURES: Final = (
+    "mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "stage_checkpoints", "pue",
+)  # fmt: skip
+IDLE_FLAGS: Final = (
+    IdleFlags(
+        commands=("predict", "search"),
+        flags=_RUN_OF_FAILURES,
+        act=lambda arguments: arguments.tokens is not None,
+        otherwise="on a step alone; give --tokens N for a whole run",
+    ),
+    IdleFlags(
+        commands=("predict",),
+        flags=("price_per_device_hour",),
+        act=lambda arguments: arguments.tokens is not None,
+        otherwise="on a step alone; give --tokens N for a whole run",
+    ),
+    IdleFlags(
+        commands=(),
+        flags=("optimizer", "grad_dtype", "freeze", "lora_rank"),
+        act=lambda arguments: arguments.mode != "inference",
+        otherwise="with --mode inference, which trains nothing; leave it out",
+    ),
+    IdleFlags(
+        commands=(),
+        flags=("freeze",),
+        act=lambda arguments: not arguments.lora_rank or arguments.freeze == "all",
+        otherwise="with --lora-rank, which freezes all other weights; leave one of them out",
+    ),
+    IdleFlags(
+        commands=("predict", "timeline", "whatif", "explain"),
+        flags=("recompute_modules",),
+        act=_recomputes_selectively,
+        otherwise="without selective recompute; put recompute=selective into the layout",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("stages", "chunks", "forward_s", "backward_s", "transfer_s", "micro_batches"),
+        act=_of_equal_stages,
+        otherwise="with --model, whose layout and batch say it; leave it out",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("train", "accuracy"),
+        act=_of_equal_stages,
+        otherwise="with --model: a small model of its own is trained; leave one of them out",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("png",),
+        act=lambda arguments: not arguments.model and arguments.optimise is None,
+        otherwise="with --model or --optimise; draw a layout by 'perfmodel timeline --png', orders of equal stages "
+        "without --model",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("cluster", "framework", "layout", "global_batch", "seq_len", "dtype"),
+        act=lambda arguments: bool(arguments.model),
+        otherwise="without --model; give the model that it is of",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("out",),
+        act=lambda arguments: arguments.optimise is not None or arguments.train,
+        otherwise="without --optimise or --train; give one of them, or take --json",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("steps",),
+        act=lambda arguments: arguments.train and arguments.accuracy is None,
+        otherwise="without --train, or with --accuracy, which trains for --epochs; leave it out",
+    ),
+    IdleFlags(
+        commands=("schedules",),
+        flags=("epochs", "seeds"),
+        act=lambda arguments: arguments.accuracy is not None,
+        otherwise="without --accuracy; give it, or leave it out",
+    ),
+    IdleFlags(
+        commands=("fit",),
+        flags=("family", "seed"),
+        act=lambda arguments: bool(arguments.tables),
+        otherwise="without TABLEs of measurements; leave it out",
+    ),
+    IdleFlags(
+        commands=("fit",),
+        flags=("format",),
+        act=lambda arguments: bool(arguments.profile),
+        otherwise="without --profile FILE...; leave it out",
+    ),
+    IdleFlags(
+        commands=("emulate",),
+        flags=("every", "png"),
+        act=lambda arguments: arguments.sweep is not None,
+        otherwise="without --sweep; give it, or leave it out",
+    ),
+    IdleFlags(
+        commands=("emulate",),
+        flags=("seed",),
+        act=lambda arguments: arguments.jitter is not None,
+        otherwise="without --jitter; give it, or leave it out",
+    ),
+    IdleFlags(
+        commands=("run",),
+        flags=("seed",),
+        act=lambda arguments: arguments.inputs is None,
+        otherwise="with --inputs, which are not random; leave one of them out",
+    ),
+)
+"""In the order in which they are tried."""
+_SPELLED: Final = {"price_per_device_hour": "price"}
+"""Flags whose names are others in the namespace."""
+
+
+def refuse_idle_flags(arguments: argparse.Namespace) -> None:
+    """Refuse flags of the command line that have no effect beside its others.
+
+    Raises:
+        PerfModelError: naming them, and what to do.
+    """
+    for rule in IDLE_FLAGS:
+        if rule.commands and arguments.command not in rule.commands:
+            continue
+        given = [flag for flag in rule.flags if flag in arguments.given and hasattr(arguments, flag)]
+        if given and not rule.act(arguments):
+            named = flags_of(_SPELLED.get(flag, flag) for flag in given)
+            verb = "has" if len(given) == 1 else "have"
+            raise PerfModelError(f"{arguments.command}: {named} {verb} no effect {rule.otherwise}")

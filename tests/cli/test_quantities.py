@@ -1,0 +1,170 @@
+"""Quantities, element types and names as people write them; flags that would have no effect."""
+
+import json
+from typing import Any
+
+import pytest
+
+import perfmodel as pm
+from perfmodel.cli import main
+from perfmodel.cli._idle_flags import IDLE_FLAGS
+from perfmodel.cli._main import parser, parsers
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.what_if._scenario import parse_setting
+from perfmodel.units import DTYPE_ALIASES, DTYPE_BYTES, dtype_name, parse_length, parse_quantity
+
+STEP = ("--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", "16")
+LAID_OUT = (*STEP, "--layout", "dp=8")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("200Gbit/s", "bandwidth", 25e9), ("200Gbps", "bandwidth", 25e9), ("200 Gb/s", "bandwidth", 25e9),
+        ("25GB/s", "bandwidth", 25e9), ("25GBps", "bandwidth", 25e9), ("3.35TB/s", "bandwidth", 3.35e12),
+        ("1GiB/s", "bandwidth", 2**30), ("25e9", "bandwidth", 25e9), ("100Mbit/s", "bandwidth", 12.5e6),
+        ("1T", "tokens", 1e12), ("300B", "tokens", 3e11), ("15e12", "tokens", 15e12), ("1.5M", "tokens", 1.5e6),
+        ("50us", "time", 50e-6), ("2ms", "time", 2e-3), ("0.5", "time", 0.5), ("2 h", "time", 7200.0),
+        ("80GiB", "memory", 80 * 2**30), ("80GB", "memory", 80e9), ("512MiB", "memory", 2**29),
+        ("700W", "power", 700.0), ("0.7kW", "power", 700.0), ("989TFLOP/s", "rate", 989e12),
+        ("1.5GHz", "frequency", 1.5e9),
+    ],
+)  # fmt: skip
+def test_quantities_are_read_with_their_units(text: str, kind: str, value: float) -> None:
+    assert parse_quantity(text, kind) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["bandwidth", "tokens", "time", "memory", "power", "rate", "frequency", "sequence"])
+@pytest.mark.parametrize("text", ["", "k", "-1", "nan", "inf", "1e999", "1_000", "1 2", "5 parsecs", "0x10", "1,5"])
+def test_what_is_no_quantity_is_refused_with_examples(text: str, kind: str) -> None:
+    with pytest.raises(PerfModelError, match=r"is no .*; write "):
+        parse_quantity(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "length"), [("4096", 4096), ("128k", 131072), ("8K", 8192), ("1M", 2**20), ("0.5k", 512)]
+)
+def test_lengths_of_sequences_count_in_1024(text: str, length: int) -> None:
+    assert parse_length(text) == length
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "value"),
+    [
+        ("inter_node_bandwidth=200Gbit/s", "to", 25e9), ("inter_node_latency=5us", "to", 5e-6),
+        ("all_reduce_delay_s=2ms", "to", 2e-3), ("memory_bytes=80GiB", "to", 80 * 2**30),
+        ("inter_node_bandwidth=2x", "times", 2.0), ("host_bandwidth=64GB/s", "to", 64e9),
+    ],
+)  # fmt: skip
+def test_settings_of_what_if_carry_units(text: str, how: str, value: float) -> None:
+    setting = parse_setting(text)
+    assert (setting.how, setting.value) == (how, pytest.approx(value))
+
+
+@pytest.mark.parametrize("name", DTYPE_BYTES)
+def test_every_element_type_has_its_usual_names(name: str) -> None:
+    assert DTYPE_ALIASES[name]
+    for alias in (name, *DTYPE_ALIASES[name].split()):
+        for spelled in (alias, alias.upper(), f"torch.{alias}"):
+            assert dtype_name(spelled) == name
+    assert len({alias for names in DTYPE_ALIASES.values() for alias in names.split()}) == sum(
+        len(names.split()) for names in DTYPE_ALIASES.values()
+    )
+    assert dtype_name("posit8") == "posit8"
+
+
+@pytest.mark.parametrize(
+    "flags", [("--dtype", "bfloat16"), ("--dtype", "torch.bfloat16"), ("--seq-len", "2k"), ("--tokens", "1T")]
+)
+def test_the_command_line_takes_them(flags: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    plain = {"bfloat16": "bf16", "torch.bfloat16": "bf16", "2k": "2048", "1T": "1e12"}
+
+    def report(value: str) -> dict[str, Any]:
+        assert main(["predict", *LAID_OUT, flags[0], value, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert report(flags[1]) == report(plain[flags[1]])
+
+
+def test_python_takes_names_of_element_types() -> None:
+    job = pm.Job(global_batch=8, seq_len=1024, dtype="bfloat16", grad_dtype="float32")
+    assert (job.dtype, job.grad_dtype) == ("bf16", "fp32")
+
+
+IDLE = {
+    "mtbf": ("predict", *LAID_OUT, "--mtbf", "1000"),
+    "pue of a search": ("search", *STEP, "--devices", "8", "--pue", "1.2"),
+    "price": ("predict", *LAID_OUT, "--price", "2"),
+    "optimizer": ("predict", *LAID_OUT, "--mode", "inference", "--optimizer", "lion"),
+    "lora in inference": ("predict", *LAID_OUT, "--mode", "inference", "--lora-rank", "8"),
+    "freeze": ("predict", *LAID_OUT, "--freeze", "embedding", "--lora-rank", "8"),
+    "recompute modules": ("predict", *LAID_OUT, "--recompute-modules", "mlp"),
+    "recompute modules of a trace": ("timeline", *LAID_OUT, "--recompute-modules", "mlp", "--out", "x.json"),
+    "picture of predicted schedules": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--png", "x.png"),
+    "stages of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--stages", "4"),
+    "micro-batches of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--micro-batches", "4"),
+    "training of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--train"),
+    "cluster of equal stages": ("schedules", "--cluster", "dgx-a100"),
+    "file of equal stages": ("schedules", "--out", "x.txt"),
+    "steps": ("schedules", "--steps", "4"),
+    "epochs": ("schedules", "--train", "--epochs", "2"),
+    "family": ("fit", "--runs", "runs.csv", "--family", "gemm", "--out", "fitted"),
+    "format": ("fit", "kernels.csv", "--format", "kineto", "--out", "fitted"),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_flags_without_effect_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(IDLE[name]) == 2
+    shown = capsys.readouterr().err
+    assert "no effect" in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("predict", *STEP, "--layout", "dp=8,recompute=selective", "--recompute-modules", "mlp"),
+        ("predict", *LAID_OUT, "--tokens", "1T", "--mtbf", "1000", "--price", "2"),
+        ("predict", *LAID_OUT, "--freeze", "all", "--lora-rank", "8"),
+        ("schedules", "1f1b", "--stages", "4", "--micro-batches", "8", "--chunks", "2"),
+    ],
+)
+def test_flags_with_effect_are_taken(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 0, capsys.readouterr().err
+
+
+def test_rules_name_flags_that_there_are() -> None:
+    known = {(one.prog.split()[-1], action.dest): action for one in parsers(parser()) for action in one._actions}
+    for rule in IDLE_FLAGS:
+        for flag in rule.flags:
+            for command in rule.commands or ("predict",):
+                assert (command, flag) in known
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("predit", "--model", "x"), "did you mean 'predict'?"),
+        (("serch",), "did you mean 'search'?"),
+        (("catalog", "modls"), "did you mean 'models'?"),
+        (("validate", "kernls", "x.csv"), "did you mean 'kernels'?"),
+        (("predict", *LAID_OUT, "--globl-batch", "8"), r"did you mean --global-batch?"),
+        (("predict", *LAID_OUT, "--mode", "trian"), "did you mean 'train'?"),
+    ],
+)
+def test_words_that_are_none_get_a_hint(words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_the_catalog_alone_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalog"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["catalog", "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["kinds"]
+    for kind in ("models", "clusters", "devices", "frameworks", "schedules", "columns"):
+        assert f"perfmodel catalog {kind}" in shown
+        assert counts[kind] > 5
