@@ -101,8 +101,7 @@ def _figure(key: str, value: Any, limits: Plausible, where: str) -> Any:
             value = parse_quantity(value, limits.kind) / limits.inside
         except PerfModelError as error:
             raise PerfModelError(f"{where}: {key}: {error}") from None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not value > 0 or limits.holds(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or limits.holds(value):
         return value
     likely = [
         f"{key} = {value * factor:.4g} if it is in {unit}"
