@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip's own notices are not ours to print
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# a notebook that waits for ever must not hold up whoever waits for the site
+DOCS_LIMIT_S ?= 2400
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
@@ -42,7 +44,9 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs ## the documentation site in out/docs, notebooks run; a warning is an error
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 --quiet -d out/doctrees docs out/docs
+	timeout --kill-after=30 $(DOCS_LIMIT_S) $(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 --quiet \
+		-d out/doctrees docs out/docs || { status=$$?; [ $$status -ne 124 ] && [ $$status -ne 137 ] || \
+		echo "docs: not built in $(DOCS_LIMIT_S) s and stopped; give DOCS_LIMIT_S=SECONDS for more" >&2; exit $$status; }
 
 bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 	$(BIN)/python benchmarks/run.py
