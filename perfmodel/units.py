@@ -129,6 +129,9 @@ def parse_seconds(text: str) -> float:
     return parse_quantity(text, "time")
 
 
+LONGEST_SEQUENCE: Final = 10**9
+
+
 def parse_length(text: str) -> int:
     """Read the length of a sequence, `4096` or `128k` (131,072: as models are named, a k is 1024).
 
@@ -136,8 +139,11 @@ def parse_length(text: str) -> int:
         PerfModelError: no whole number above 0.
     """
     value = parse_quantity(text, "sequence")
-    if value < 1 or value != int(value):
-        raise PerfModelError(f"{text!r} is no length of a sequence; write {QUANTITY_KINDS['sequence'].examples}")
+    if value < 1 or value != int(value) or value > LONGEST_SEQUENCE:
+        raise PerfModelError(
+            f"{text!r} is no length of a sequence, a whole number from 1 to {LONGEST_SEQUENCE:,}; write "
+            f"{QUANTITY_KINDS['sequence'].examples}"
+        )
     return int(value)
 
 

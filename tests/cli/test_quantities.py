@@ -48,6 +48,12 @@ def test_lengths_of_sequences_count_in_1024(text: str, length: int) -> None:
     assert parse_length(text) == length
 
 
+@pytest.mark.parametrize("text", ["0", "0.3", "1e14", "1.5", "2T"])
+def test_what_is_no_length_of_a_sequence_is_refused(text: str) -> None:
+    with pytest.raises(PerfModelError, match="is no length of a sequence"):
+        parse_length(text)
+
+
 @pytest.mark.parametrize(
     ("text", "how", "value"),
     [
