@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import USUAL_DTYPES, Device
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model
-from perfmodel.units import dtype_bytes, dtype_name, whole
+from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, whole
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
                           "mla_up_proj"]  # fmt: skip
@@ -20,8 +20,6 @@ attention. And `mlp_act`, the activation of the dense feed-forward: JAX's polici
 WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
 modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
-LONGEST_SEQUENCE: Final = 100_000_000
-"""Tokens; the longest that models were trained on are below a hundredth of it."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
                       "attention_merge", "gelu_formula", "one_hot_lookup", "clamp"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
