@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from _outputs import Shown, is_current, pages, shown_on
 
 from perfmodel.cli import main
 from perfmodel.cli._main import parser
@@ -53,3 +54,36 @@ def test_commands_of_a_page_parse(page: Path) -> None:
 def test_schedule_in_the_page_can_run() -> None:
     (text,) = re.findall(r"```\n(# 1F1B.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL)
     require_valid(parse_schedule(text))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [shown for page in pages() for shown in shown_on(page)],
+    ids=lambda shown: f"{shown.page.stem}: {shown.command.split()[1]}",
+)
+def test_what_a_page_says_that_a_command_prints_is_current(shown: Shown) -> None:
+    assert is_current(shown.output, shown.printed()), "stale; renew it with python docs/_outputs.py"
+
+
+def test_printed_output_stands_with_its_command() -> None:
+    """Whatever looks like a command line with its output is in a block that is compared."""
+    loose = [
+        f"{page.name}: {text.splitlines()[0]}"
+        for page in PAGES
+        for language, text in BLOCK.findall(page.read_text())
+        if text.startswith("$ ") and language != "console"
+    ]
+    assert not loose
+    assert sum(1 for page in PAGES for language, _ in BLOCK.findall(page.read_text()) if language == "console") == len(
+        [shown for page in pages() for shown in shown_on(page)]
+    )
+
+
+def test_a_stale_figure_is_noticed() -> None:
+    printed = "best: tp=8, 27.53 ms, 1,024 devices\nnext: fit\n"
+    assert is_current(printed, printed)
+    assert is_current("best:   tp=8, 27.54 ms, 1,024 devices\n next: fit\n", printed)
+    assert is_current("best: ... devices\nnext: fit\n", printed)
+    assert not is_current("best: tp=8, 31 ms, 1,024 devices\nnext: fit\n", printed)
+    assert not is_current("best: tp=8, 27.53 ms, 1,024 devices\n", printed)
+    assert not is_current("best: tp=8, 27.53 ms, 1,024 devices\nthen: fit\n", printed)

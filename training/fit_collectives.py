@@ -94,7 +94,7 @@ def study_lines(study: Study) -> list[str]:
         for size, among in (("all", kept), ("below 1 MiB", kept[~large[kept]]), ("1 MiB and more", kept[large[kept]])):
             kinds = [("all", among), *((kind, among[i]) for (kind,), i in groups_of(part.rows.kind[among]))]
             lines += [_line(part, size, kind, index) for kind, index in kinds if len(index)]
-    return lines + _exchange_lines(study) + ["", *_fabric_lines(study)]
+    return [*lines, "", *_fabric_lines(study), "", EXCHANGES, *_exchange_lines(study)]
 
 
 def _fabric_lines(study: Study) -> list[str]:
@@ -143,15 +143,13 @@ def _line(part: LeftOut, size: str, kind: str, index: np.ndarray) -> str:
 
 
 def _exchange_lines(study: Study) -> list[str]:
-    lines = []
+    """Errors of the model of exchange tables, by what was left out."""
+    lines = ["| kept out | rows | mean | median | inside 90 % interval |", "|---|--:|--:|--:|--:|"]
     for what, (error, half_width) in study.exchanges.items():
         known = np.isfinite(error)
         off = 100 * np.abs(np.expm1(error[known]))
         inside = 100 * np.mean(np.abs(error[known]) <= half_width[known])
-        lines.append(
-            f"| {what} | all | moe dispatch and combine | {known.sum()} | **{off.mean():.1f}** | {np.median(off):.1f} "
-            f"| - | - | - | {inside:.0f} |"
-        )
+        lines.append(f"| {what} | {known.sum()} | **{off.mean():.1f}** | {np.median(off):.1f} | {inside:.0f} |")
     return lines
 
 
@@ -164,6 +162,16 @@ decide for all. Shapes and rank counts by the series' own corrections, `devices`
 links on other devices or by physics, `fabrics between nodes` (each left out whole) and `rank counts beyond`
 (the most ranks of each series left out) by physics alone, fitted without them.
 
+"""
+
+
+EXCHANGES = """## Tables of expert exchanges
+
+Rows of dispatch and combine kernels are priced by a model of their own where such a table itself is read and compared
+(`perfmodel validate kernels`). **No prediction of a step uses it.** A step prices the exchange of tokens with experts
+as `all_to_all` (above, by what was left out), or, for DeepEP and HybridEP, by the rates that their authors publish,
+scaled with the link; what that is worth end to end are the mixtures of experts of `validate/report.md`. The model of
+the tables, mean and median absolute error in per cent:
 """
 
 
