@@ -16,7 +16,7 @@ from perfmodel.ops import Attention, Gemm
 from perfmodel.prediction import EAGER, Phase, Site, block_times, step_problem
 from perfmodel.spec import Framework, Job, Layout
 
-CHANNELS, LARGEST_TILE = 24, 128 * 256
+CHANNELS = 24
 FAST_HOST = replace(EAGER, host_op_s=0.0, kernel_gap_s=0.0)
 
 
@@ -59,31 +59,14 @@ class PhaseByHand:
     block: int
     phase: int
     skew_s: float
+    """Spread of the times at which ranks reach a collective."""
 
     def events_of(self, phase: int) -> list[Event]:
         table = self.table
-        return [
-            Event(
-                op,
-                group,
-                count,
-                each_s,
-                overlappable,
-                beside,
-                follows,
-            )
-            for op, group, count, each_s, overlappable, beside, follows in zip(
-                table.ops,
-                table.groups,
-                table.counts[self.block, phase].tolist(),
-                table.times.time_s.tolist(),
-                table.overlappable.tolist(),
-                table.beside_attention.tolist(),
-                table.follows.tolist(),
-                strict=True,
-            )
-            if count > 0
-        ]
+        columns = (table.ops, table.groups, table.counts[self.block, phase].tolist(), table.times.time_s.tolist())
+        flags = (table.overlappable.tolist(), table.beside_attention.tolist(), table.follows.tolist())
+        events = [Event(*fields) for fields in zip(*columns, *flags, strict=True)]
+        return [event for event in events if event.count > 0]
 
     def host_s(self, phase: int) -> float:
         """What the host takes to issue a phase; without graphs, checks and experts an operator for every event."""
@@ -107,8 +90,7 @@ class PhaseByHand:
             # while weight gradients wait for their host, the links are free
             busy_s = sum(event.total_s for event in weights)
             free_s += max(self.gaps_s(Phase.BACKWARD_WEIGHT), self.host_s(Phase.BACKWARD_WEIGHT) - busy_s)
-        self.beside_s = sum(event.total_s for event in beside)
-        self.free_at_first_s = free_s
+        free_at_first_s = free_s
         attention_s = sum(event.total_s for event in beside if isinstance(event.op, Attention))
 
         around_attention = [event for event in self.events if event.beside_attention]
@@ -117,7 +99,8 @@ class PhaseByHand:
         free_s = self.hide(independent, free_s, 1.0, free_s)
         if self.ring_steps > 1:
             self.hide(self.ring_collectives, free_s, self.most_in_rings(), free_s)
-        self.lost = sum(event.total_s * self.lost_share(event) for event in beside) / max(free_s_or_one(self), 1e-300)
+        lost_s = sum(event.total_s * self.lost_share(event) for event in beside)
+        self.lost = lost_s / free_at_first_s if free_at_first_s else 0.0
         return self
 
     @property
@@ -218,11 +201,6 @@ class PhaseByHand:
         beside_s = compute_s + max(shown_s - compute_s, 0.0) + self.held * min(compute_s, shown_s)
         meanwhile_s = gaps_s if self.framework.execution == "blocking" else beside_s
         return beside_s + max(self.host_s(self.phase) - meanwhile_s, 0.0)
-
-
-def free_s_or_one(phase: PhaseByHand) -> float:
-    """Seconds of the kernels beside the collectives of a phase, with what they wait for their host."""
-    return phase.free_at_first_s or 1.0
 
 
 def phases_by_hand(
