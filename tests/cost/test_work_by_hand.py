@@ -4,7 +4,18 @@ from math import exp
 
 import pytest
 
-from perfmodel.ops import Attention, Convolution, Embedding, Gemm, MemoryBound, MoE, OptimizerStep, Recurrence
+from perfmodel.ops import (
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    MemoryBound,
+    MoE,
+    OptimizerStep,
+    Recurrence,
+    family_with_bmm,
+)
+from perfmodel.ops._op import NUMBERS
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp8", 1)])
@@ -79,6 +90,26 @@ def test_a_sliding_window_bounds_what_queries_see_and_read(window: int) -> None:
     generated, all_keys = attention(1, 320, window=window), attention(1, 320)
     assert generated.flops == all_keys.flops * window / 320
     assert generated.bytes == 3 * (8 * 1 + 2 * window) * (16 + 16) * 2
+
+
+def test_decoding_sequences_beside_a_prompt_add_a_query_each() -> None:
+    """Rows of tables state them: three sequences of 500 tokens share the kernel of a prompt."""
+    op = attention(32, 32)
+    alone, mixed = (
+        op.work(NUMBERS, op.shape() | beside) for beside in ({}, {"mixed_n_decode": 3, "mixed_kv_decode": 500})
+    )
+    assert mixed.flops - alone.flops == 2 * 8 * 3 * 500 * (16 + 16)
+    assert mixed.bytes - alone.bytes == (8 * 3 + 2 * 3 * 500) * (16 + 16) * 2
+
+
+def test_batched_products_are_a_family_of_their_own_to_runs() -> None:
+    ops = (
+        Gemm(m=1, n=1, k=1),
+        Gemm(op="bmm", m=1, n=1, k=1),
+        Gemm(op="grouped_linear", m=1, n=1, k=1),
+        attention(1, 1),
+    )
+    assert [family_with_bmm(op) for op in ops] == ["gemm", "bmm", "gemm", "attention"]
 
 
 def test_element_wise_kernels_move_inputs_and_output() -> None:

@@ -13,7 +13,7 @@ from perfmodel.prediction import Placement, StepProblem, bundle_events, bundles,
 from perfmodel.program import Kind
 from perfmodel.spec import OPTIMIZERS, Job, Layout
 from perfmodel.units import dtype_bytes
-from perfmodel.workload import Shard, blocks, optimizer_op
+from perfmodel.workload import ExpertChoice, Shard, blocks, optimizer_op
 
 CLUSTER = catalog.cluster("dgx-h100")
 LLAMA = replace(catalog.model("llama3-8b"), layers=8)
@@ -236,6 +236,18 @@ def test_groups_of_a_layout_on_nodes_of_eight(group: str, ranks_per_node: int, c
     assert network.level == (0 if ranks == ranks_per_node else 1)
 
 
+@pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (16, 2), (64, 8)])
+def test_tokens_go_once_to_a_node_and_from_there_to_its_ranks(ranks: int, nodes: int) -> None:
+    """With balanced routing to k of N places a token reaches N (1 - (1 - 1/N)^k) of them."""
+    choice, n_bytes = ExpertChoice(topk=4), 1e6
+    network = Placement.of("ep", Layout(dp=ranks, ep=ranks)).on_network(CLUSTER)
+    op = network.collective("all_to_all", n_bytes, "bf16", choice)
+    assert (op.num_ranks, op.num_nodes) == (ranks, nodes)
+    to_ranks, to_nodes = n_bytes * choice.reached(ranks), n_bytes * choice.reached(nodes)
+    assert op.bytes == pytest.approx(to_ranks if nodes == 1 else to_nodes)
+    assert op.relayed_bytes == pytest.approx(0.0 if nodes == 1 else to_ranks)
+
+
 @pytest.mark.parametrize(("pp", "tp", "crosses"), [(2, 4, [False]), (4, 4, [False, True, False]), (2, 8, [True])])
 def test_stages_send_inside_a_node_where_their_ranks_share_it(pp: int, tp: int, crosses: list[bool]) -> None:
     """Tensor-parallel ranks send a part each, which the receivers gather (scatter-gather of arXiv 2104.04473)."""
@@ -249,6 +261,7 @@ def test_stages_send_inside_a_node_where_their_ranks_share_it(pp: int, tp: int, 
         assert found == approx(("send_recv", 2, activation / tp), ("all_gather", tp, activation))
         send = list(events.ops)[sends.index[stage, 0]]
         assert (send.ranks_per_node, send.concurrent) == ((1, 8) if leaves else (2, 1))
+        assert {op.dtype for op in events.ops if isinstance(op, Collective)} == {"bf16"}  # no gradients are reduced
     assert exchanged(problem, layout, Kind.SEND_FORWARD, stage=pp - 1) == []
     assert exchanged(problem, layout, Kind.SEND_BACKWARD, stage=0) == []
 
