@@ -17,6 +17,8 @@ from perfmodel.units import (
     figure,
     long_duration,
     parse_seconds,
+    plain_number,
+    plain_whole,
     positive,
     require_seed,
     scaled,
@@ -66,6 +68,38 @@ def test_times_are_read_in_their_unit(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(PerfModelError):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("8", 8), ("0", 0), ("-1", -1), ("007", 7), ("9" * 18, 10**18 - 1)])
+def test_whole_numbers_are_read_in_plain_digits(text: str, number: int) -> None:
+    assert plain_whole(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "-0", "+8", "1_0", " 8", "8 ", "8.0", "8e3", "٨", "9" * 19, "--1", "1-"])
+def test_whole_numbers_in_other_writing_are_refused(text: str) -> None:
+    with pytest.raises(PerfModelError, match="plain digits"):
+        plain_whole(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8", 8.0), ("0", 0.0), ("0e5", 0.0), ("-0.5", -0.5), (".5", 0.5), ("2.", 2.0), ("2e-6", 2e-6), ("1E+3", 1000.0),
+     ("1e30", 1e30), ("1e-30", 1e-30), ("-1e30", -1e30)],
+)  # fmt: skip
+def test_numbers_are_read_in_plain_digits(text: str, number: float) -> None:
+    assert plain_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("", "plain digits"), ("1_0.5", "plain digits"), ("+2", "plain digits"), ("nan", "plain digits"),
+     ("inf", "plain digits"), ("1e", "plain digits"), (".", "plain digits"), ("-0.0", "negative zero"),
+     ("2e30", "not plausible"), ("-2e30", "not plausible"), ("9e-31", "not plausible"), ("1e-400", "not plausible"),
+     ("1e400", "not plausible")],
+)  # fmt: skip
+def test_numbers_that_no_quantity_has_are_refused(text: str, why: str) -> None:
+    with pytest.raises(PerfModelError, match=why):
+        plain_number(text)
 
 
 @pytest.mark.parametrize(
