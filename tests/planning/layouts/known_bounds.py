@@ -19,7 +19,7 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective, KernelOp
-from perfmodel.prediction import StepProblem, check_layout, evaluate, lower_bounds_s, step_problem
+from perfmodel.prediction import NEUTRAL, Site, StepProblem, check_layout, evaluate, lower_bounds_s, step_problem
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Job, Layout
 
@@ -58,9 +58,11 @@ class Rates:
 
 
 def problem() -> StepProblem:
-    """A step at constant rates."""
+    """A step at constant rates on a site without constants of its own."""
     job = Job(global_batch=32, seq_len=1024)
-    return step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), job).repriced(Rates(), Rates())
+    site = Site(sustained=(), skew_s=1e-5, power_limited=False, population=NEUTRAL)
+    problem = step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), job, site=site)
+    return problem.repriced(Rates(), Rates())
 
 
 def layouts() -> Iterator[Layout]:
@@ -83,12 +85,12 @@ def _of(name: str) -> dict[str, Any]:
     return {"cp": 1} if name.startswith("seq1f1b") else {}
 
 
-def shares() -> Iterator[tuple[str, float]]:
+def shares() -> dict[Layout, float]:
     """Every possible layout, and the share of its step time that its bound comes to."""
     of = problem()
     possible = [layout for layout in layouts() if _is_possible(of, layout)]
     bounds_s, exact_s = lower_bounds_s(of, possible), evaluate(of, possible).step_time_s
-    yield from zip(map(str, possible), (bounds_s / exact_s).tolist(), strict=True)
+    return dict(zip(possible, (bounds_s / exact_s).tolist(), strict=True))
 
 
 def _is_possible(of: StepProblem, layout: Layout) -> bool:
@@ -101,17 +103,17 @@ def _is_possible(of: StepProblem, layout: Layout) -> bool:
     return True
 
 
-def read() -> list[tuple[str, float]]:
+def read() -> dict[Layout, float]:
     """What was so when the table was written."""
     with TABLE.open(newline="") as file:
-        return [(row["layout"], float(row["share"])) for row in csv.DictReader(file)]
+        return {Layout.parse(row["layout"]): float(row["share"]) for row in csv.DictReader(file)}
 
 
 def write() -> None:
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["layout", "share"])
-        writer.writerows((layout, f"{share:.4f}") for layout, share in shares())
+        writer.writerows((str(layout), f"{share:.4f}") for layout, share in shares().items())
 
 
 if __name__ == "__main__":

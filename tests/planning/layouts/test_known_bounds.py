@@ -7,7 +7,7 @@ MEANT = "if the change is meant, run `python tests/planning/layouts/known_bounds
 
 
 def test_bounds_are_as_close_as_the_table_says() -> None:
-    now, then = dict(shares()), dict(read())
+    now, then = shares(), read()
     assert now.keys() == then.keys(), MEANT
     assert max(now.values()) <= 1 + 1e-5
     moved = {
