@@ -15,13 +15,16 @@ from perfmodel.prediction import (
     DEGREES,
     GAUSS_90,
     NEUTRAL,
+    UNKNOWNS,
     Adjustment,
     Belief,
+    Coverage,
     FittedRuns,
     Joint,
     Likeness,
     Parts,
     Prediction,
+    Seen,
     StepProblem,
     class_of,
     event_shares,
@@ -32,6 +35,7 @@ from perfmodel.prediction import (
     joint_of,
     key,
     layout_coordinates,
+    model_kind,
     population,
     priced_events,
     scales,
@@ -53,7 +57,8 @@ PLAIN = Belief(
     likeness=Likeness(near=0.04, length=2.0, own=0.03),
     noise=0.02,
     scatter=(0.0, 0.0),
-    held=1.0,
+    coverage=Coverage(),
+    unknown={},
     doubt=1.0,
     held_given=1.0,
 )
@@ -93,13 +98,24 @@ def test_two_scales_are_log_normal_and_weigh_one_together() -> None:
     assert (alike.within.tolist(), alike.own.tolist(), alike.weight.tolist()) == ([1.0], [1.0], [1.0])
 
 
-@pytest.mark.parametrize("held", [1.0, 1.7])
-def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise(held: float) -> None:
+def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise() -> None:
     shares = {"products": 0.5, "inter_node": 0.3, "host": 0.2}
     of_factors = sum((share * 0.01 * (1 + CLASSES.index(name))) ** 2 for name, share in shares.items())
     for more in (0.0, 0.002):
         variance = of_factors + 0.04**2 + 0.03**2 + 0.02**2 + more
-        assert replace(PLAIN, held=held).half_width(shares, more) == pytest.approx(held * GAUSS_90 * sqrt(variance))
+        assert PLAIN.half_width(shares, more) == pytest.approx(GAUSS_90 * sqrt(variance))
+
+
+def test_less_known_runs_are_wider_by_a_factor_and_a_power() -> None:
+    coverage = Coverage(base=0.2, power=1.5, log_per_unit={"device_unseen": 0.3, "settings_unstated": 0.8})
+    of_model = PLAIN.half_width({"products": 1.0}, 0.001)
+    for unknown, log_factor in (({}, 0.2), ({"device_unseen": 1.0, "settings_unstated": 0.25}, 0.2 + 0.3 + 0.8 * 0.25)):
+        half = replace(PLAIN, coverage=coverage).half_width({"products": 1.0}, 0.001, unknown)
+        assert half == pytest.approx(exp(log_factor) * of_model**1.5)
+    # what a run is known to have counts before what its site has
+    of_site = replace(PLAIN, coverage=coverage, unknown={"device_unseen": 1.0, "settings_unstated": 1.0})
+    half = of_site.half_width({"products": 1.0}, 0.001, {"settings_unstated": 0.5})
+    assert half == pytest.approx(exp(0.2 + 0.3 + 0.8 * 0.5) * of_model**1.5)
 
 
 def test_scales_of_a_site_multiply_what_layouts_share_and_what_is_their_own() -> None:
@@ -130,7 +146,9 @@ def test_an_interval_is_that_of_its_sources(layout: Layout) -> None:
     sources = found.error_sources
     loads = np.array([sources[f"site: {name}"] for name in CLASSES])
     others = {name: sd for name, sd in sources.items() if name != "own" and name[6:] not in CLASSES}
-    half = belief.half_width(found.class_shares, sum(sd**2 for sd in others.values()))
+    guessed = found.provenance["extrapolated"] + found.provenance["analytical"]
+    unknown = {"settings_unstated": problem.site.unstated, "extrapolated": guessed, "contradictions": 0.0}
+    half = belief.half_width(found.class_shares, sum(sd**2 for sd in others.values()), unknown)
     assert log(found.step_time_hi_s / found.step_time_s) == pytest.approx(half)
     lower = max(found.step_time_s * exp(-half), found.kernels_alone_s)
     assert found.step_time_lo_s == pytest.approx(lower)
@@ -393,11 +411,49 @@ def test_physics_that_is_certain_of_all_but_events_has_no_other_width() -> None:
     neutral = NEUTRAL.belief(MEGATRON, catalog.device("H100-SXM5-80GB"))
     assert neutral.half_width(dict.fromkeys(CLASSES, 0.1)) == pytest.approx(0.0, abs=1e-5)
     assert neutral.half_width({}, 0.01) == pytest.approx(GAUSS_90 * 0.1)
-    assert (neutral.events, neutral.held, neutral.held_given, neutral.doubt) == (1.0, 1.0, 1.0, 1.0)
+    assert (neutral.events, neutral.held_given, neutral.doubt) == (1.0, 1.0, 1.0)
+    assert neutral.coverage == Coverage()
     assert neutral.degrees.tolist() == [0.0] * len(DEGREES)
 
 
-def test_sources_left_out_leave_another_record() -> None:
-    whole, without = population(), population("NVIDIA")
-    assert without.common.keys() == whole.common.keys()
-    assert population("nobody in the record").common == whole.common
+def test_a_source_that_measured_none_of_the_record_leaves_nothing_out() -> None:
+    assert population("nobody in the record").common == population().common
+
+
+SEEN = Seen(
+    frameworks=frozenset({"a"}), architectures=frozenset({"Hopper"}), years=frozenset({2024}),
+    model_kinds=frozenset({"decoder"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("framework", "architecture", "year", "kind", "unknown"),
+    [
+        ("a", "Hopper", 2024, "decoder", set()),
+        ("generic", "Hopper", 2024, "decoder", {"framework_unnamed"}),
+        ("b", "Hopper", 2024, "decoder", {"framework_unseen"}),
+        ("a", "Volta", 2024, "decoder", {"device_unseen"}),
+        ("a", "Hopper", 2025, "decoder", {"year_unseen"}),
+        ("a", "Hopper", 0, "", set()),  # nobody says which
+        ("a", "Hopper", 2024, "encoder", {"model_unseen"}),
+    ],
+)
+def test_what_a_record_has_not_seen_is_unknown(
+    framework: str, architecture: str, year: int, kind: str, unknown: set[str]
+) -> None:
+    found = SEEN.unknown(framework, architecture, year, kind, generic="generic")
+    assert {name for name, value in found.items() if value} == unknown
+    assert set(found.values()) <= {0.0, 1.0}
+    assert found.keys() <= UNKNOWNS.keys()
+    assert Seen.from_dict(SEEN.to_dict()) == SEEN
+
+
+def test_kinds_of_models_are_told_by_what_they_are_made_of() -> None:
+    kinds = {
+        "resnet50": "convolutions", "dit-xl": "diffusion transformer", "mixtral-8x7b": "mixture of experts",
+        "t5-base": "encoder and decoder", "bert-large": "encoder", "llama3-8b": "decoder",
+    }  # fmt: skip
+    known = set(catalog.models())
+    found = {name: model_kind(catalog.model(name)) for name in kinds if name in known}
+    assert found == {name: kinds[name] for name in found}
+    assert len(found) >= 4
