@@ -3,12 +3,13 @@
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from perfmodel.catalog._device_words import PartNames, device_words, part_named
 from perfmodel.catalog._plausible import plausible_figures
 from perfmodel.catalog._toml import checked, index, key, package_tables, resolve
 from perfmodel.errors import PerfModelError
@@ -86,14 +87,40 @@ _SI: Final = {
 def device(name: str) -> Device:
     """A device by name or alias, e.g. `A100-SXM4-80GB` or `h100`; `cpu` is the machine at hand.
 
+    Maker, chip, form factor, memory and power limit may stand in any order: `80GB SXM H100 500W` is an H100 with a
+    power limit of 500 W.
+
     Raises:
         UnknownNameError: with the nearest known names.
+        PerfModelError: a power limit far from the device's nominal power.
     """
     if key(name) in CPU_NAMES:
         return this_cpu()
     table, names = _catalog()
-    plain = "-".join(word for word in key(name).split("-") if word not in _MAKERS_WORDS)
-    return resolve("device", name if key(name) in names else plain if plain in names else name, names, table)
+    if key(name) in names:
+        return table[names[key(name)]]
+    words = device_words(name)
+    named = part_named(words, _part_names())
+    if named is None or words.makers - {table[named].vendor}:
+        return resolve("device", name, {}, table)
+    return _limited(table[named], words.power_w)
+
+
+def _limited(found: Device, power_w: float | None) -> Device:
+    """The device with a power limit that its name states.
+
+    Raises:
+        PerfModelError: a limit far from its nominal power.
+    """
+    if power_w is None or power_w == found.power_w:
+        return found
+    low, high = _POWER_LIMITS
+    if power_w <= 0 or (found.power_w is not None and not low <= power_w / found.power_w <= high):
+        raise PerfModelError(
+            f"device {found.name}: a limit of {power_w:g} W does not fit its {found.power_w:g} W; state a limit "
+            f"between {low:g} and {high:g} of that"
+        )
+    return replace(found, name=f"{found.name}-{power_w:g}W", power_w=power_w)
 
 
 def devices() -> tuple[str, ...]:
@@ -110,11 +137,19 @@ def device_from_toml(data: dict[str, Any], where: str) -> Device:
     return checked(DeviceEntry, plausible_figures(data, where), where).device(name)
 
 
-_MAKERS_WORDS = frozenset({
-    "nvidia", "tesla", "geforce", "amd", "instinct", "radeon", "intel", "habana", "google", "cloud",
-    "hbm2", "hbm2e", "hbm3", "hbm3e", "oam", "cts",
-})  # fmt: skip
-"""What drivers and submitters add to a device's name: `NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X OAM`."""
+_POWER_LIMITS: Final = (0.2, 1.5)
+"""Power limits that are taken at their word, of nominal power."""
+
+
+@cache
+def _part_names() -> Mapping[str, PartNames]:
+    """By name of a device, what its names say of it."""
+    return {
+        found.name: PartNames(
+            tuple(device_words(name) for name in (found.name, *found.aliases)), found.memory_bytes / GIB
+        )
+        for found in _catalog()[0].values()
+    }
 
 
 @cache
@@ -125,7 +160,18 @@ def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str
         for name, entry in entries.items()
     }
     names = index([*((d.name, d.aliases) for d in table.values())])
-    return MappingProxyType(table), MappingProxyType(names)
+    return MappingProxyType(_alike_by_die(table)), MappingProxyType(names)
+
+
+def _alike_by_die(table: dict[str, Device]) -> dict[str, Device]:
+    """Devices with what the best product reaches on their die, where one part of it was searched for that: parts of a
+    die differ in clocks, memory and power alone."""
+    reached = {found.die: found.reached_share for found in table.values() if found.die and found.reached_share}
+    alike = {}
+    for name, found in table.items():
+        known = reached.get(found.die)
+        alike[name] = found if known is None else replace(found, reached_share=known)
+    return alike
 
 
 def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:

@@ -40,11 +40,13 @@ _EFA_NODE_GBIT: Final = {
 _REFERENCE_GBIT = {
     "Pascal": 100, "Volta": 50, "Ampere": 200, "Hopper": 400, "Blackwell": 400, "CDNA2": 200, "CDNA3": 400,
     "CDNA4": 400, "Gaudi2": 300, "Gaudi3": 600,
-    "TPU-v3": 25, "TPU-v4": 50, "TPU-v5e": 25, "TPU-v5p": 50, "Trillium": 100,
+    "TPU-v2": 25, "TPU-v3": 25, "TPU-v4": 50, "TPU-v5e": 25, "TPU-v5p": 50, "Trillium": 100, "Ironwood": 100,
+    "XeHPC": 133, "DaVinci1": 100, "DaVinci2": 200, "Trainium1": 50, "Trainium2": 200,
 }  # fmt: skip
 """Gbit/s per device of the maker's reference system: DGX-1 (4 EDR for 8), DGX A100, H100 and B200
 data sheets; three ports of each Gaudi (HLS-Gaudi2 and Gaudi 3 server documentation); TPU data-centre network per chip
-(Google Cloud TPU documentation)."""
+(Google Cloud TPU documentation); Aurora's eight Slingshot-11 for twelve tiles; Huawei Atlas 800 9000 and 800T A2;
+trn1 and trn2 of EC2."""
 _BLACKWELL_ULTRA_GBIT = 800
 _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
@@ -236,7 +238,7 @@ def _outer_level(found: Device, network: Network, node: int, domain: int) -> Net
     gbit = network.gbit_per_s_per_device(node, domain)
     source = "stated by the table"
     if gbit is None and network.family == "AWS EFA":
-        gbit = _EFA_NODE_GBIT.get(found.architecture, 400) / min(node, DEVICES_PER_NODE)
+        gbit = _EFA_NODE_GBIT.get(found.architecture, 400) / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
         source = "AWS EC2 instance pages"
     elif gbit is None:
         gbit = float(_reference_gbit(found))

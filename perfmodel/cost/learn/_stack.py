@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from math import exp, log2
 from typing import Any, Final
 
-from perfmodel.catalog import device
+from perfmodel.catalog import device, devices
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
 from perfmodel.ops import KernelKind
@@ -88,6 +88,15 @@ def in_catalog(name: str) -> Figures | None:
         return Figures.of(device(name))
     except UnknownNameError:
         return None
+
+
+@lru_cache(maxsize=64)
+def largest_part(die: str) -> Figures | None:
+    """Figures of the part of a die with most multiprocessors that the catalog has; None for no die."""
+    parts = [found for name in devices() if name != "cpu" and (found := device(name)).die == die != ""]
+    if not parts:
+        return None
+    return Figures.of(max(parts, key=lambda found: (found.compute_units, found.clock_hz)))
 
 
 def figures_named(name: str) -> Figures:

@@ -1,0 +1,126 @@
+"""Names of devices, read by a small grammar: maker, chip, form factor, memory and power limit in any order.
+
+`NVIDIA H100 SXM5 80GB HBM3`, `80GB H100-SXM` and `h100_sxm5_80gb` name one device; `H100-SXM-96GB-HBM2e-500W` another
+with a power limit of 500 W. Every part that is named must be the device's own: nothing is guessed.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+MAKERS: Final[Mapping[str, str]] = {
+    "nvidia": "NVIDIA", "tesla": "NVIDIA", "geforce": "NVIDIA", "quadro": "NVIDIA",
+    "amd": "AMD", "instinct": "AMD", "radeon": "AMD",
+    "intel": "Intel", "habana": "Intel", "google": "Google", "cloud": "Google",
+    "huawei": "Huawei", "moore": "Moore Threads", "threads": "Moore Threads", "mthreads": "Moore Threads",
+    "iluvatar": "Iluvatar", "corex": "Iluvatar", "metax": "MetaX", "kunlunxin": "Kunlunxin", "kunlun": "Kunlunxin",
+    "hygon": "Hygon", "dcu": "Hygon", "cambricon": "Cambricon", "biren": "Biren", "enflame": "Enflame",
+    "amazon": "Amazon", "aws": "Amazon",
+}  # fmt: skip
+"""Makers, and their names for lines of products, by what of a device's name they are."""
+_FILLER: Final = frozenset({"gpu", "gpus", "tensor", "core", "accelerator", "card", "cts", "hgx", "dgx", "gcp", "a2",
+                            "memory", "tdp", "tgp", "power", "limit", "limited", "cap", "capped", "at", "to", "with"
+                            })  # fmt: skip
+"""Words that drivers and tables put beside a name."""
+_MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)-?g(?:i?b)?")
+_POWER: Final = re.compile(r"(\d+(?:\.\d+)?)-?w(?:atts?)?")
+_KIND_OF_MEMORY: Final = re.compile(r"hbm\d?e?|gddr\d+x?|lpddr\d+x?")
+_FORM: Final = re.compile(r"sxm\d?|pcie|pci-e|nvl(?:72)?|oam")
+_APART: Final = re.compile(r"(?<=[a-z0-9])(?=(?:sxm|pcie)\d?(?![a-z]))|(?<=sxm\d)(?=\d{2,}g)")
+
+
+@dataclass(frozen=True)
+class DeviceWords:
+    """Parts of a device's name, empty where it does not have them."""
+
+    chip: tuple[str, ...]
+    """Words that are none of the others, sorted."""
+    makers: frozenset[str] = frozenset()
+    form: str = ""
+    """`sxm`, `sxm5`, `pcie`, `nvl`, `nvl72` or `oam`."""
+    memory_gb: float | None = None
+    memory_kind: str = ""
+    power_w: float | None = None
+
+    @property
+    def part(self) -> "DeviceWords":
+        """What tells a part from others: all but its maker and its power limit."""
+        return replace(self, makers=frozenset(), power_w=None)
+
+
+def device_words(name: str) -> DeviceWords:
+    """Parts of a device's name."""
+    text = _APART.sub("-", name.lower().replace("pci-e", "pcie"))
+    words = [word for word in re.split(r"[\s_\-,/()\[\]@+]+", text) if word]
+    # `80 GB` and `500 W` are one word each
+    joined: list[str] = []
+    for word in words:
+        is_unit = word in ("gb", "gib", "g", "w", "watt", "watts")
+        if is_unit and joined and re.fullmatch(r"\d+(?:\.\d+)?", joined[-1]):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    chip, makers, form, memory, kind, power = [], set(), "", None, "", None
+    for word in joined:
+        if match := _POWER.fullmatch(word):
+            power = float(match[1])
+        elif match := _MEMORY.fullmatch(word):
+            memory = float(match[1])
+        elif _KIND_OF_MEMORY.fullmatch(word):
+            kind = word
+        elif _FORM.fullmatch(word):
+            form = word
+        elif word in MAKERS:
+            makers.add(MAKERS[word])
+        elif word not in _FILLER:
+            chip.append(word)
+    return DeviceWords(tuple(sorted(chip)), frozenset(makers), form, memory, kind, power)
+
+
+@dataclass(frozen=True)
+class PartNames:
+    """What names of one device of the catalog say of it."""
+
+    names: tuple[DeviceWords, ...]
+    """Of its name and aliases."""
+    memory_gb: float
+    """Of its data sheet."""
+
+    def fits(self, words: DeviceWords) -> bool:
+        """Whether the device has all the parts that words name."""
+        if words.chip not in {known.chip for known in self.names}:
+            return False
+        sizes = {self.memory_gb} | {known.memory_gb for known in self.names}
+        if words.memory_gb is not None and words.memory_gb not in sizes:
+            return False
+        kinds = {known.memory_kind for known in self.names} - {""}
+        if words.memory_kind and kinds and words.memory_kind not in kinds:
+            return False
+        forms = {known.form for known in self.names} - {""}
+        # `SXM` is of any generation; a device whose names tell no form factor is a card or an OAM
+        forms = forms or {"pcie", "oam"}
+        return not words.form or any(form.startswith(words.form) for form in forms)
+
+
+def part_named(words: DeviceWords, parts: Mapping[str, PartNames]) -> str | None:
+    """The name of the device of the catalog that words mean; None where they mean none, or do not tell several apart.
+
+    Args:
+        parts: by name, what its names say.
+    """
+    for name, part in parts.items():
+        if any(known.part == words.part for known in part.names):
+            return name
+    fitting = [name for name, part in parts.items() if part.fits(words)]
+    if len(fitting) <= 1:
+        return fitting[0] if fitting else None
+    bare = DeviceWords(words.chip)
+    usual = next((name for name, part in parts.items() if bare in part.names), None)
+    if usual in fitting:
+        return usual
+    # of several with the memory that is named the one that has the usual form factor and kind of memory
+    form = next((known.form for known in parts[usual].names if known.form), "") if usual else ""
+    alike = [name for name in fitting if form and parts[name].fits(DeviceWords(words.chip, form=form[:3]))]
+    plain = [name for name in alike if not any(known.memory_kind for known in parts[name].names)]
+    return plain[0] if len(plain) == 1 else None

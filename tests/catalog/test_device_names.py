@@ -1,0 +1,104 @@
+"""Names of devices: any order and punctuation, every part as the device has it, and a power limit."""
+
+import csv
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.catalog import device, devices
+from perfmodel.cost import KernelModel
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.ops import Gemm
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "power_w"),
+    [
+        ("H100-SXM-96GB-HBM2e-500W", "H100-SXM5-96GB-HBM2e", 500), ("B200-SXM-180GB 1000W", "B200-SXM-180GB", 1000),
+        ("TPU7x", "TPU-v7x", None), ("Ironwood", "TPU-v7x", None), ("TPU-v7x-ironwood", "TPU-v7x", None),
+        ("NVIDIA H20", "H20-96GB", 400), ("H20 141GB HBM3e", "H20-141GB", 500),
+        ("Intel Data Center GPU Max 1550", "Intel-Max-1550", 600), ("Max 1100", "Intel-Max-1100", 300),
+        ("Intel-Max-1550-tile", "Intel-Max-1550-tile", 300), ("Ascend 910B", "Ascend-910B3", 400),
+        ("Huawei Ascend 910C", "Ascend-910C", 800), ("Ascend 910B2 64GB", "Ascend-910B2", 400),
+        ("Moore Threads MTT S4000", "MTT-S4000", 450), ("MTT S4000 48GB", "MTT-S4000", 450),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB", 700), ("80GB SXM5 H100", "H100-SXM5-80GB", 700),
+        ("H100 (80 GB, SXM)", "H100-SXM5-80GB", 700), ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", 400),
+        ("AMD Instinct MI300X OAM", "MI300X", 750), ("MI325X 256GB", "MI325X", 1000), ("MI308X", "MI308X", 650),
+        ("A800 80GB PCIe", "A800-PCIE-80GB", 300), ("H800", "H800-SXM5-80GB", 700), ("L20", "L20", 275),
+        ("RTX 6000 Ada", "RTX-6000-Ada", 300), ("GB300 NVL72", "GB300-NVL72", 1400),
+        ("B200 192GB", "B200-SXM-180GB", 1000),
+        ("Iluvatar BI-V150", "BI-V150", 350), ("MetaX C500", "MetaX-C500", 350), ("Trainium2", "Trainium2", 500),
+        ("Cambricon MLU370-X8", "MLU370-X8", 250), ("Hygon K100 AI", "Hygon-K100-AI", 350), ("TPU v2", "TPU-v2", 280),
+        ("h100sxm5 80gb", "H100-SXM5-80GB", 700), ("H100 94GB", "H100-SXM5-94GB", 700),
+        ("H100 NVL 94GB", "H100-NVL-94GB", 400), ("V100 32GB PCIe", "V100-PCIE-32GB", 250),
+    ],
+)  # fmt: skip
+def test_devices_that_publications_name(words, name, power_w):
+    found = device(words)
+    assert (found.name, found.power_w) == (name, power_w)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["A100 81GB", "AMD H100", "H100 SXM4", "MI300X SXM", "H100 96GB PCIe", "L40S 24GB", "A100 HBM9 turbo", "H1000",
+     "80 GB GPU, type not stated", "Ascend 910D", "TPU v9"],
+)  # fmt: skip
+def test_nothing_is_guessed(words):
+    with pytest.raises(UnknownNameError, match="unknown device"):
+        device(words)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_parts_of_a_name_may_stand_in_any_order(data):
+    name = data.draw(st.sampled_from([name for name in devices() if name != "cpu"]))
+    found = device(name)
+    parts = data.draw(st.permutations(name.split("-")))
+    joint = data.draw(st.sampled_from([" ", "-", "_", ", "]))
+    watts = data.draw(st.sampled_from(["", f" {found.power_w:g}W"])) if found.power_w else ""
+    maker = data.draw(st.sampled_from(["", f"{found.vendor} "]))
+    assert device(f"{maker}{joint.join(parts)}{watts}") == found
+
+
+def test_a_power_limit_is_said_in_the_name():
+    whole, limited = device("H100"), device("H100 500W")
+    assert (limited.name, limited.power_w) == ("H100-SXM5-80GB-500W", 500)
+    assert device(limited.name) == limited
+    assert (limited.peak, limited.memory_bytes, limited.die) == (whole.peak, whole.memory_bytes, whole.die)
+    assert device("H100-SXM5-80GB-700W") is whole
+    with pytest.raises(PerfModelError, match=r"a limit of 5000 W does not fit its 700 W"):
+        device("H100 5000W")
+
+
+def same_speed_pairs():
+    by_die: dict[str, list] = {}
+    for name in devices():
+        if name != "cpu" and device(name).die:
+            by_die.setdefault(device(name).die, []).append(device(name))
+    return [(parts[0].name, other.name) for parts in by_die.values() for other in parts[1:]]
+
+
+@pytest.mark.parametrize(("first", "second"), same_speed_pairs())
+def test_parts_of_one_die_reach_the_same_share_of_their_peaks(first, second):
+    shares = []
+    for found in (device(first), device(second)):
+        size = 8192
+        op = Gemm(dtype=found.usual_dtype, m=size, n=size, k=size)
+        seconds = KernelModel.load().times(found, [op]).time_s[0]
+        shares.append(op.flops / seconds / found.flops_per_s(op.dtype))
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)
+
+
+def test_every_device_of_both_collections_is_known(data_dir):
+    names = set()
+    for folder in ("published", "published2"):
+        for path in (data_dir / folder).glob("*.csv"):
+            with open(path) as file:
+                names |= {row.get("device") or "" for row in csv.DictReader(file)}
+    assert len(names) > 40
+    for name in names - {"", "80 GB GPU, type not stated"}:
+        assert catalog.device(name).dtypes, name
+    assert np.all([device(name).source for name in devices() if name != "cpu"])
