@@ -1,9 +1,9 @@
 """Devices, clusters, models and training frameworks by name, each number with its source. No JAX."""
 
-from perfmodel.catalog._clusters import cluster, clusters
+from perfmodel.catalog._clusters import NetworkEntry, cluster, clusters, with_network
 from perfmodel.catalog._devices import device, devices, usable_cores
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
-from perfmodel.catalog._models import model, models
+from perfmodel.catalog._models import model, model_from_toml, model_with, models
 from perfmodel.catalog._network_tokens import unread_link_words
 from perfmodel.catalog._network_words import NETWORK_WORDS, Network, read_network
 from perfmodel.catalog._problem import (
@@ -11,10 +11,13 @@ from perfmodel.catalog._problem import (
     JOB_WORDS,
     PROBLEM_WORDS,
     JobFile,
+    framework_with,
     is_job_file,
+    job_from_toml,
     problem,
     problem_and_layout,
     read_job,
+    toml_value,
     unfiled,
 )
 from perfmodel.catalog._recipes import ExchangeLibrary, ExchangeRates, exchange_library, plain_fp8, recipe

@@ -1,5 +1,6 @@
 """Clusters by name or from a TOML file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from perfmodel.catalog._network_tokens import unread_link_words
 from perfmodel.catalog._network_words import NETWORK_WORDS, read_network
 from perfmodel.catalog._plausible import plausible_figures
 from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
-from perfmodel.catalog._words import cluster_for
+from perfmodel.catalog._words import cluster_for, network_level
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, NetworkLevel, Stated
 from perfmodel.units import scaled
@@ -168,6 +169,64 @@ class ClusterEntry(Stated):
 
 
 _LINK_WORDS = ("devices_per_node", "intra_link", "inter_link", "nics_per_node", "nic_gbit_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEntry(Stated):
+    """What the network between nodes is instead of a cluster's own, in words or in figures; figures win."""
+
+    inter_link: str = ""
+    """In words, such as 8x 400 Gb/s InfiniBand NDR; b is bits, B bytes."""
+    nics_per_node: int | None = None
+    """Network adapters of a node."""
+    nic_gbit_per_s: float | None = None
+    """Rate of one adapter in Gbit/s."""
+    bandwidth_gb_per_s: float | None = None
+    """GB/s one way per device, all devices communicating."""
+    latency_us: float | None = None
+    """Of one hop of a collective, in microseconds."""
+    contention: float | None = None
+    """Exponent of the number of nodes by which collectives take longer than alone on the network."""
+    rank_latency_us: float | None = None
+    """What rings between nodes wait for each rank beyond the first, in microseconds."""
+
+
+def with_network(found: Cluster, table: Mapping[str, Any], where: str) -> Cluster:
+    """A cluster with another network between nodes, as a table states it (`NetworkEntry`).
+
+    Raises:
+        PerfModelError: naming `where` and every key that is unknown or malformed; words that are not understood.
+    """
+    entry = checked(NetworkEntry, table, where)
+    if all(value in (None, "") for value in vars(entry).values()):
+        return found
+    found.require_one_kind()
+    outer = found.levels[-1]
+    if entry.inter_link or entry.nics_per_node is not None or entry.nic_gbit_per_s is not None:
+        try:
+            network = read_network(entry.inter_link or outer.name)
+            told = network_level(
+                found.device, found.devices_per_node, network, entry.nics_per_node, entry.nic_gbit_per_s
+            )
+        except PerfModelError as error:
+            raise PerfModelError(f"{where}: {error}") from None
+        if entry.inter_link and network.not_understood:
+            unread = ", ".join(map(repr, network.not_understood))
+            raise PerfModelError(f"{where}: {unread} not understood in inter_link; {NETWORK_WORDS}")
+        outer = replace(told, size=outer.size) if len(found.levels) > 1 else told
+    figures = {
+        "bandwidth_bytes_per_s": _scaled(entry.bandwidth_gb_per_s, 1e9),
+        "latency_s": _scaled(entry.latency_us, 1e-6),
+        "contention": entry.contention,
+        "rank_latency_s": _scaled(entry.rank_latency_us, 1e-6),
+    }
+    outer = replace(outer, **{name: value for name, value in figures.items() if value is not None})
+    inner = found.levels[:-1] if len(found.levels) > 1 else found.levels
+    return replace(found, levels=(*inner, outer))
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def cluster(name_or_path: str | Path | Cluster) -> Cluster:

@@ -19,7 +19,7 @@ MAKERS: Final[Mapping[str, str]] = {
     "amazon": "Amazon", "aws": "Amazon",
 }  # fmt: skip
 """Makers, and their names for lines of products, by what of a device's name they are."""
-_FILLER: Final = frozenset({"gpu", "gpus", "tensor", "core", "accelerator", "card", "cts", "hgx", "dgx", "gcp", "a2",
+_FILLER: Final = frozenset({"gpu", "gpus", "tensor", "core", "accelerator", "card", "cts", "hgx", "gcp", "a2",
                             "memory", "tdp", "tgp", "power", "limit", "limited", "cap", "capped", "at", "to", "with"
                             })  # fmt: skip
 """Words that drivers and tables put beside a name."""

@@ -1,6 +1,7 @@
 """Models by name, from a Hugging Face `config.json`, or from a TOML file."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -69,6 +70,26 @@ def model_from_toml(data: dict[str, Any], where: str) -> Model:
         case "convnet":
             return checked(ConvNet, data, where)
     raise PerfModelError(f"{where}: kind: must be transformer, mlp or convnet, got {kind!r}")
+
+
+def model_with(base: Model, changes: Mapping[str, Any], where: str) -> Model:
+    """A model with some fields changed, by name; tables such as `experts` keep the fields that are not.
+
+    Raises:
+        PerfModelError: naming `where` and every key that is unknown or malformed.
+    """
+    kinds = {Transformer: "transformer", Mlp: "mlp", ConvNet: "convnet"}
+    data = _changed(asdict(base), changes)
+    return model_from_toml({**data, "kind": kinds[type(base)]}, where)
+
+
+def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables with some values changed."""
+    changed = dict(data)
+    for name, value in changes.items():
+        inner = changed.get(name)
+        changed[name] = _changed(inner or {}, value) if isinstance(value, Mapping) else value
+    return changed
 
 
 def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Problems by names and words, or from a job file: model, cluster, job, layout, framework and search space in one TOML.
 
 At the top of a job file are `model`, `cluster` and `framework`, each a name, the path of a file, or a table as such a
-file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`), `[search]`
-(words of `perfmodel.search`) and `[serving]` (words of `perfmodel.serve`). Paths are relative to the file.
+file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`),
+`[network]` (what the cluster's network is instead), `[search]` (words of `perfmodel.search`) and `[serving]` (words of
+`perfmodel.serve`). A table `[model]` with `like = NAME`, and a table `[framework]` with `name = NAME`, change that
+entry of the catalog. Paths are relative to the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.catalog._clusters import cluster as named_cluster
-from perfmodel.catalog._clusters import cluster_from_toml
+from perfmodel.catalog._clusters import cluster_from_toml, with_network
 from perfmodel.catalog._frameworks import framework as named_framework
 from perfmodel.catalog._models import model as named_model
-from perfmodel.catalog._models import model_from_toml
+from perfmodel.catalog._models import model_from_toml, model_with
 from perfmodel.catalog._toml import checked_fields, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import parse_toml
@@ -22,8 +24,10 @@ from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, writ
 
 JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
 """Keys of `[job]`, and words of a problem: what can be said of a job."""
+FRAMEWORK_FACTS: Final = tuple(f.name for f in fields(Framework) if f.name not in ("name", "since", "sources"))
+"""Keys of a table [framework] beside `name`."""
 NAMED: Final = ("model", "cluster", "framework")
-SECTIONS: Final = ("job", "layout", "search", "serving")
+SECTIONS: Final = ("job", "layout", "network", "search", "serving")
 JOB_FILE_KEYS: Final = (*NAMED, "devices", *SECTIONS)
 """Keys at the top of a job file."""
 
@@ -65,21 +69,41 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
     data = read_toml(Path(path)) if path is not None else {}
     for change in changes:
         _change(data, change)
+    return job_from_toml(data, where, Path(path).parent if path is not None else Path())
+
+
+def job_from_toml(data: Mapping[str, Any], where: str, folder: Path | None = None) -> JobFile:
+    """What a parsed job file says, or a row of a table whose columns are keys of job files.
+
+    Args:
+        where: its name in messages.
+        folder: that paths in it are relative to.
+
+    Raises:
+        PerfModelError: a key that there is not or a value that it cannot have, by name.
+    """
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
             under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
             raise PerfModelError(f"{where}: {under} (launch files are for --from)")
-        if key in ("job", "search", "serving") and not isinstance(value, dict):
+        if key in ("job", "search", "serving", "network") and not isinstance(value, dict):
             raise PerfModelError(f"{where}: {key} must be a table, [{key}], got {value!r}")
-        if key in NAMED and not (isinstance(value, str) or (isinstance(value, dict) and key != "framework")):
+        if key in NAMED and not isinstance(value, str | dict):
             raise PerfModelError(f"{where}: {key} must be a name or the path of a file, got {value!r}")
-    folder = Path(path).parent if path is not None else Path()
-    words = {key: _beside(folder, data[key]) for key in NAMED if key in data}
+    words = {key: _beside(folder or Path(), data[key]) for key in NAMED if key in data}
     stem = Path(where).stem
     if isinstance(words.get("model"), dict):
-        words["model"] = model_from_toml({"name": stem} | words["model"], f"{where} [model]")
+        words["model"] = _model_table(words["model"], f"{where} [model]", stem)
     if isinstance(words.get("cluster"), dict):
         words["cluster"] = cluster_from_toml(words["cluster"], f"{where} [cluster]", stem)
+    if isinstance(words.get("framework"), dict):
+        changes = dict(words["framework"])
+        base = named_framework(str(changes.pop("name", "generic")))
+        words["framework"] = framework_with(changes, base, f"{where} [framework]")
+    if "network" in data:
+        if "cluster" not in words:
+            raise PerfModelError(f"{where} [network]: it changes the network of a cluster; name one")
+        words["cluster"] = with_network(named_cluster(words["cluster"]), data["network"], f"{where} [network]")
     if "devices" in data:
         if type(data["devices"]) is not int:
             raise PerfModelError(f"{where}: devices must be a whole number, got {data['devices']!r}")
@@ -92,6 +116,29 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
         search=data.get("search", {}),
         serving=data.get("serving", {}),
     )
+
+
+def _model_table(table: dict[str, Any], where: str, stem: str) -> Model:
+    """The model of a table [model]: whole, or one of the catalog (`like`) with some fields changed."""
+    table = dict(table)
+    like = table.pop("like", None)
+    if like is None:
+        return model_from_toml({"name": stem} | table, where)
+    return model_with(named_model(str(like)), table, where)
+
+
+def framework_with(changes: Mapping[str, Any], framework: Framework, where: str) -> Framework:
+    """A framework with some facts stated otherwise, by the names of its fields.
+
+    Raises:
+        PerfModelError: a key that no framework has, or a value that it cannot have.
+    """
+    if not changes:
+        return framework
+    try:
+        return replace(framework, **checked_fields(Framework, changes, where, FRAMEWORK_FACTS))
+    except PerfModelError as error:
+        raise error if where in str(error) else PerfModelError(f"{where}: {error}") from None
 
 
 def _change(data: dict[str, Any], change: str) -> None:
@@ -107,10 +154,15 @@ def _change(data: dict[str, Any], change: str) -> None:
         at = at.setdefault(table, {})
         if not isinstance(at, dict):
             raise PerfModelError(f"--set {change}: {table} is {at!r} there, no table; set {table}=... as a whole")
+    at[name] = toml_value(raw)
+
+
+def toml_value(raw: str) -> Any:
+    """A value as TOML has it, plain text where it is none."""
     try:
-        at[name] = parse_toml(f"value = {raw}")["value"]
+        return parse_toml(f"value = {raw}")["value"]
     except ValueError:
-        at[name] = raw
+        return raw
 
 
 def _beside(folder: Path, value: Any) -> Any:

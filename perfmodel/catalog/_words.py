@@ -132,6 +132,19 @@ def cluster_for(
     )
 
 
+def network_level(
+    found: Device, devices_per_node: int, network: Network, nics_per_node: int | None, nic_gbit_per_s: float | None
+) -> NetworkLevel:
+    """The network between nodes of a device, of words and columns as `cluster_for` reads them.
+
+    Raises:
+        PerfModelError: adapters that the device cannot have.
+    """
+    network = _on_ports(found, network.with_adapters(nics_per_node, nic_gbit_per_s))
+    node = NVL_TRAY_DEVICES if _is_rack(found, network.domain) else devices_per_node
+    return _outer_level(found, network, node, devices_per_node)
+
+
 def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]:
     """The network that two descriptions of it tell, and in what they contradict each other.
 

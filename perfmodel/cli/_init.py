@@ -34,6 +34,7 @@ devices = 64
 _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "job": ("What a step computes", {"global_batch": 256, "seq_len": 8192}),
     "layout": ("How it is laid out: for every command but search", {"tp": 4, "pp": 2, "dp": 8, "zero": 1}),
+    "network": ("The network between nodes, where it is not the cluster's", {}),
     "search": ("Which layouts are tried, what is best: for search", {"top": 10}),
     "serving": ("Requests to a server of the model: for serve", {"prompt_tokens": 1024, "output_tokens": 256}),
 }

@@ -12,7 +12,7 @@ from perfmodel.spec import SCHEDULE_ALIASES, Job, Layout, documented, written
 if TYPE_CHECKING:
     from perfmodel.ingest.tables import TableKind
 
-VOCABULARY: Final = ("layout", "job", "search", "schedules", "columns")
+VOCABULARY: Final = ("layout", "job", "network", "search", "schedules", "columns")
 """Kinds of `perfmodel catalog` beside names of things."""
 
 
@@ -30,7 +30,11 @@ class Key:
 
 
 def keys(kind: str) -> list[Key]:
-    """What `[layout]`, `[job]`, `[search]` or `[serving]` of a job file may say."""
+    """What `[layout]`, `[job]`, `[network]`, `[search]` or `[serving]` of a job file may say."""
+    if kind == "network":
+        from perfmodel.catalog import NetworkEntry
+
+        return _keys((NetworkEntry, f.name) for f in fields(NetworkEntry))
     if kind == "serving":
         from perfmodel.planning.serving import SERVING_KEYS, ServingWords
 

@@ -168,7 +168,12 @@ class KernelModel:
             out.put(at, added(*both))
         if family.op is Gemm:
             at = np.flatnonzero(unnamed & ~whole)
-            out.move(at, self._log_reach(asked.take(at)))
+            reach = self._log_reach(asked.take(at))
+            out.move(at, reach)
+            # each type reaches its own best, but few bits still take no less than half of the time of many
+            moved = at[(reach != 0) & narrow[at]]
+            if len(moved):
+                _between(out, moved, self._predict(asked.take(moved).instead(in_16_bits(rows.take(moved)))))
         unmeasured = unnamed & (out.provenance != _MEASURED)
         if len(at := np.flatnonzero(unmeasured)) and family.op.is_matmul:
             out.move(at, np.maximum(_log_nominal(asked.take(at)) - out.log_time[at], 0.0))

@@ -56,8 +56,8 @@ def check_gradients(one: Device, model: KernelModel, ops: list[tuple[Gemm, ...]]
             if compute_bound(one, group[gradient]):
                 ratio = times.time_s[gradient] / times.time_s[alike]
                 # backward of batched products was timed on a few dozen shapes of attention scores only
-                # fp32 products of 1024 on A100 were timed 1.5 times as fast backward as forward
-                least, most = (0.6, 1.6) if group[0].op == "linear" else (0.5, 2.0)
+                # small products on A100: 1.5 times as fast backward as forward in fp32, 1.6 times as slow in fp16
+                least, most = (0.6, 1.7) if group[0].op == "linear" else (0.5, 2.0)
                 if one.vendor not in TIMED:  # by other vendors' devices, of which few were timed backward
                     least, most = least - 0.1, most + 0.1
                 assert least < ratio < most, (one.name, group[gradient], ratio)

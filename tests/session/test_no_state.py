@@ -8,6 +8,8 @@ import perfmodel
 
 ROOT = Path(perfmodel.__file__).parent
 CACHED = {
+    "catalog._devices._part_names": "names of the package's devices",
+    "cost.learn._stack.larger_part": "figures of the package's devices",
     "catalog._clusters._catalog": "files of the package",
     "spec._documented.documented": "source of the package",
     "spec._notation.schedule_name": "words",

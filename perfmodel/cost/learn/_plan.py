@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from perfmodel.cost.learn._rows import kind_distance
-from perfmodel.cost.learn._stack import FEW_ROWS, Figures, Stack, largest_part, similarity
+from perfmodel.cost.learn._stack import FEW_ROWS, Figures, Stack, larger_part, similarity
 from perfmodel.ingest import OWN_ORDER
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
@@ -147,12 +147,12 @@ def make_plan(
 
 
 def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
-    """The most measured part of a device's die; where none was measured the catalog's largest part of it, the device
-    itself if it has no die: what others' kernels say of it stays as it is where its figures are changed."""
+    """The most measured part of a device's die; where none was measured the catalog's largest part of it, or the
+    device itself if none is larger: what others' kernels say of it stays as it is where its figures are changed."""
     own = [s for s in stacks if s.figures.same_die(figures)]
     if own:
         return max(own, key=lambda s: sum(s.kinds.values())).figures
-    return largest_part(figures.die) or figures.nominal
+    return larger_part(figures.name) or figures.nominal
 
 
 def _shared(wanted: Wanted, having: Sequence[int]) -> tuple[Term, ...]:

@@ -90,13 +90,15 @@ def in_catalog(name: str) -> Figures | None:
         return None
 
 
-@lru_cache(maxsize=64)
-def largest_part(die: str) -> Figures | None:
-    """Figures of the part of a die with most multiprocessors that the catalog has; None for no die."""
-    parts = [found for name in devices() if name != "cpu" and (found := device(name)).die == die != ""]
-    if not parts:
+@lru_cache(maxsize=512)
+def larger_part(name: str) -> Figures | None:
+    """Figures of the part with most multiprocessors of a device's die; None where no part has more than the device."""
+    own = in_catalog(name)
+    if own is None or not own.die:
         return None
-    return Figures.of(max(parts, key=lambda found: (found.compute_units, found.clock_hz)))
+    parts = [Figures.of(device(other)) for other in devices() if other != "cpu" and device(other).die == own.die]
+    largest = max(parts, key=lambda part: part.units)
+    return largest if largest.units > own.units else None
 
 
 def figures_named(name: str) -> Figures:
