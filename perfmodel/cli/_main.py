@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from perfmodel.cli._examples import epilog
 from perfmodel.cli._files import complete_from_job, complete_from_launch
 from perfmodel.cli._idle_flags import refuse_idle_flags
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
-from perfmodel.display import require_picture
+from perfmodel.display import PlainStream, plain_text, require_picture
 from perfmodel.errors import PerfModelError
 from perfmodel.units import plain_number, plain_whole
 
@@ -87,7 +87,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         try:
-            return _run_command(argv)
+            with _plain_output():
+                return _run_command(argv)
         finally:
             # what is still in the buffer would otherwise fail after the exit status is decided
             sys.stdout.flush()
@@ -98,6 +99,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"perfmodel: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _plain_output() -> Iterator[None]:
+    """Names in files may hold escape sequences; none of them reaches a terminal."""
+    out, err = sys.stdout, sys.stderr
+    with redirect_stdout(PlainStream(out)), redirect_stderr(PlainStream(err)):
+        yield
 
 
 def _drop_output() -> None:
@@ -120,7 +129,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
         refuse_idle_flags(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:
-        print(f"perfmodel: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        print(plain_text("\n".join([f"perfmodel: {error}", *getattr(error, "__notes__", ())])), file=sys.stderr)
         return 2
     except MemoryError:
         print("perfmodel: not enough memory; give smaller files or fewer devices", file=sys.stderr)
@@ -211,6 +220,7 @@ class _Parser(argparse.ArgumentParser):
             flags = sorted({name for one in parsers(self) for action in one._actions for name in action.option_strings})
             if near := get_close_matches(flag, flags, 1):
                 message = f"{message} (did you mean {near[0]}?)"
+        message = plain_text(message)
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 
