@@ -14,7 +14,7 @@ from perfmodel.planning.layouts._expression import Constraint
 from perfmodel.planning.layouts._improve import Ranking, ranking
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._quantities import NAMES
-from perfmodel.planning.layouts._question import Question
+from perfmodel.planning.layouts._question import Question, SearchOptions
 from perfmodel.prediction import Prediction, explain, fit_probabilities
 
 FIRST_SOUGHT: Final = 16
@@ -26,7 +26,7 @@ SMALLEST: Final = 512
 def recommend(
     question: Question,
     goal: Goal,
-    min_fit: float,
+    options: SearchOptions,
     candidates: Candidates,
     ranked: Ranking,
     known: Evaluations,
@@ -35,14 +35,14 @@ def recommend(
     *,
     complete: bool = True,
 ) -> Prediction | None:
-    """The best layout that fits with a probability of at least `min_fit`.
+    """The best layout that fits with a probability of at least `options.min_fit`.
 
     Where there is none, the layout that fits most likely; None where no layout satisfies the goal.
 
     Args:
         question: what is laid out.
         goal: what is minimised, under which constraints.
-        min_fit: between 0 and 1.
+        options: tell the least probability, and whether times may be extrapolated.
         candidates: all layouts of the question.
         ranked: the best of them, in the order of the search.
         known: step times that were evaluated already.
@@ -50,37 +50,37 @@ def recommend(
         report: told what is being done.
         complete: False after an interrupt, when only `ranked` is looked at.
     """
-    if ranked.predictions and ranked.predictions[0].fits_probability >= min_fit:
+    if ranked.predictions and ranked.predictions[0].fits_probability >= options.min_fit:
         return ranked.predictions[0]
-    safe = [prediction for prediction in ranked.predictions if prediction.fits_probability >= min_fit][:1]
+    safe = [prediction for prediction in ranked.predictions if prediction.fits_probability >= options.min_fit][:1]
 
     # The ranking holds one of several layouts that differ in recompute alone: a slower one of them, which it leaves
     # out, may be the best that fits surely.
     if complete and candidates.feasible:
         report("look for a layout that fits surely", 0, 0)
-        safe += _best_safe(question, goal, min_fit, candidates, known, executor)
+        safe += _best_safe(question, goal, options, candidates, known, executor)
     if safe:
         values = goal.value(goal.of(safe))
         return safe[int(np.argmin(values))]
-    return _likeliest(question, goal, candidates if complete else None, ranked)
+    return _likeliest(question, goal, options, candidates if complete else None, ranked)
 
 
 def _best_safe(
     question: Question,
     goal: Goal,
-    min_fit: float,
+    options: SearchOptions,
     candidates: Candidates,
     known: Evaluations,
     executor: Executor,
 ) -> list[Prediction]:
-    """The best layout of even stages that fits with a probability of at least `min_fit`; empty where there is none."""
+    """The best layout of even stages that fits with a probability of at least `options.min_fit`, if there is one."""
     problem = question.step_problem
 
     # A counter never shows less than what a layout needs, so that a layout which needs more than this is ruled out
     # before it is evaluated. What is left is looked at in the order of the objective.
-    share = problem.site.memory_spread().share_that_fits(min_fit)
+    share = problem.site.memory_spread().share_that_fits(options.min_fit)
     largest_bytes = max(one.cluster.device.memory_bytes for one in problem.kinds or (problem,))
-    limit = Constraint.parse(f"memory_bytes <= {share * largest_bytes!r}", NAMES)
+    limit = Constraint.parse(f"memory_bytes <= {min(share, 1.0) * largest_bytes!r}", NAMES)
     limited = replace(goal, constraints=(*goal.constraints, limit))
     score = Score(limited, candidates)
     possible = int(np.isfinite(score.bound).sum())
@@ -89,7 +89,7 @@ def _best_safe(
     while seen < possible:
         found = evaluate(score, sought, question.context, executor, known, lambda *_: None)
         numbers = found.number[np.isfinite(found.value)][seen:sought]
-        prediction = _first_safe(question, candidates, numbers, min_fit)
+        prediction = _first_safe(question, options, candidates, numbers)
         if prediction is not None:
             return [prediction]
         if not len(numbers) or not found.complete:
@@ -99,17 +99,19 @@ def _best_safe(
 
 
 def _first_safe(
-    question: Question, candidates: Candidates, numbers: Int[np.ndarray, " some"], min_fit: float
+    question: Question, options: SearchOptions, candidates: Candidates, numbers: Int[np.ndarray, " some"]
 ) -> Prediction | None:
-    """The first of some layouts that fits with a probability of at least `min_fit`."""
+    """The first of some layouts that fits with a probability of at least `options.min_fit`."""
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
     for layout, probability in zip(layouts, fit_probabilities(question.step_problem, layouts), strict=True):
-        if probability >= min_fit:
-            return explain(question.step_problem, layout)
+        if probability >= options.min_fit:
+            return explain(question.step_problem, layout, strict=options.strict)
     return None
 
 
-def _likeliest(question: Question, goal: Goal, candidates: Candidates | None, ranked: Ranking) -> Prediction | None:
+def _likeliest(
+    question: Question, goal: Goal, options: SearchOptions, candidates: Candidates | None, ranked: Ranking
+) -> Prediction | None:
     """The layout that fits most likely, of those that were ranked and of the candidates that need least memory."""
     likeliest = max(ranked.predictions, key=lambda prediction: prediction.fits_probability, default=None)
     if candidates is None or not candidates.feasible:
@@ -122,7 +124,7 @@ def _likeliest(question: Question, goal: Goal, candidates: Candidates | None, ra
     for place in np.argsort(-probabilities, kind="stable").tolist():
         if likeliest is not None and probabilities[place] <= likeliest.fits_probability:
             break
-        prediction = explain(problem, layouts[place])
+        prediction = explain(problem, layouts[place], strict=options.strict)
         if ranking(goal, [prediction], [0.0]).predictions:  # it satisfies the constraints
             return prediction
     return likeliest

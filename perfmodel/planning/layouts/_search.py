@@ -165,9 +165,7 @@ def _search(
         sure = robustness(goal, ranked.predictions)
         places = sure.order(options.robust) if options.robust else range(len(ranked.predictions))
         sure, ranked = sure.kept(places), ranked.at(places)
-    recommended = recommend(
-        question, goal, options.min_fit, candidates, ranked, known, executor, report, complete=complete
-    )
+    recommended = recommend(question, goal, options, candidates, ranked, known, executor, report, complete=complete)
     if sure is not None:
         shown_places = range(min(options.top, len(ranked.predictions)))
         sure, ranked = sure.kept(shown_places), ranked.at(shown_places)

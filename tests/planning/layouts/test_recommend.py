@@ -84,6 +84,11 @@ def test_the_share_that_fits_is_the_inverse_of_the_probability(probability: floa
     assert spread.share_that_fits(0.0) == float("inf")
 
 
+def test_any_probability_is_enough_for_several_batches_too() -> None:
+    found = pm.search("llama3-8b", top=1, min_fit=0.0, **(TIGHT | {"global_batch": [16, 32]}))
+    assert found.first_to_try.layout == found.layouts[0].layout
+
+
 @pytest.mark.parametrize("min_fit", [-0.1, 1.0, 7.0, float("nan")])
 def test_what_is_no_probability_is_refused(min_fit: float) -> None:
     with pytest.raises(PerfModelError, match="min_fit"):
