@@ -55,8 +55,8 @@ def search(
         console.print(f"if {result.framework} could run every layout: {duration(beyond.step_time_s)}{gain}")
         console.print(f"  {beyond.notation}", soft_wrap=True, markup=False)
     console.print(
-        f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, "
-        f"in {result.seconds:.1f} s; {result.certificate}"
+        f"{result.feasible:,} layouts need no more memory than there is; {result.evaluated:,} of them were evaluated "
+        f"in full, in {result.seconds:.1f} s; {result.certificate}"
     )
     if verbose or not result.layouts:
         _account(console, result)
@@ -163,20 +163,20 @@ def _winner(console: "Console", result: "SearchResult", command: str, run: Seque
         )
         head = "most likely to fit"
     console.print(f"{head}: {best.layout_notation}", soft_wrap=True, markup=False)
-    for line in (_facts(best), *run):
+    for line in (*_facts(best), *run):
         console.print(f"  {line}", markup=False)
     if riskier is not None:
         better = "faster" if result.objective == "step_time" else f"better {result.objective}"
         console.print(f"{better}, but riskier: {riskier.layout_notation}", soft_wrap=True, markup=False)
-        console.print(f"  {_facts(riskier)}", markup=False)
+        for line in _facts(riskier):
+            console.print(f"  {line}", markup=False)
     console.print(f"next: {command}", soft_wrap=True, markup=False)
 
 
-def _facts(p: "Prediction") -> str:
-    """Step time, memory and throughput of a layout, as `predict` has them."""
-    return (
-        f"{duration(p.step_time_s)} per step, {memory_words(p)}, {p.tokens_per_s_per_device * p.devices:,.0f} tokens/s"
-    )
+def _facts(p: "Prediction") -> tuple[str, str]:
+    """Lines on step time and throughput, and on the memory of a layout, as `predict` has them."""
+    tokens_per_s = p.tokens_per_s_per_device * p.devices
+    return f"{duration(p.step_time_s)} per step, {tokens_per_s:,.0f} tokens/s", memory_words(p)
 
 
 def memory_words(p: "Prediction") -> str:
