@@ -15,13 +15,14 @@ from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name, written
+from perfmodel.validation._own_runs import has_words_of_predict, own_run, require_words
 from perfmodel.validation._row_cells import (
     FROM_OTHERS,
     Row,
     Spread,
     Unusable,
     count,
-    missing_column,
+    missing_columns,
     number,
     read_rows,
     rows_of,
@@ -242,18 +243,26 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
     """Timed runs of a table, and why other rows are none (reason -> rows).
 
     Args:
-        file: csv with the columns of `data/published/README.md`, or such a frame.
+        file: csv with the columns of `data/published/README.md`, or with those that `predict` takes: `model`,
+            `cluster`, `layout`, `global_batch` and so on, with `step_time_s`; or such a frame.
 
     Raises:
         TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
     """
     table, name = (file, "table of runs") if isinstance(file, pd.DataFrame) else (read_rows(Path(file)), str(file))
-    if (missing := missing_column(table)) is not None:
-        raise TableError(f"{name}: not a table of runs (no column {missing}); see the columns of validate cases")
+    in_words = has_words_of_predict(table)
+    if in_words:
+        require_words(table, name)
+    elif missing := missing_columns(table):
+        columns = "columns" if len(missing) > 1 else "column"
+        raise TableError(
+            f"{name}: not a table of runs (no {columns} {', '.join(missing)}); give the columns of validate cases, or "
+            "model, cluster, layout, global_batch and step_time_s"
+        )
     runs, skipped = [], Counter()
-    for row in rows_of(table):
+    for at, row in enumerate(rows_of(table), 1):
         try:
-            runs.append(_run(row))
+            runs.append(own_run(row, at) if in_words else _run(row))
         except PerfModelError as reason:
             skipped[str(reason)] += 1
     if not runs:

@@ -43,7 +43,12 @@ def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, st
 
 def missing_column(table: pd.DataFrame) -> str | None:
     """The first column that a table of runs needs and this one lacks."""
-    return next((name for name in NEEDED_OF_RUNS if name not in table), None)
+    return next(iter(missing_columns(table)), None)
+
+
+def missing_columns(table: pd.DataFrame) -> list[str]:
+    """All columns that a table of runs needs and this one lacks."""
+    return [name for name in NEEDED_OF_RUNS if name not in table]
 
 
 def read_rows(path: Path) -> pd.DataFrame:

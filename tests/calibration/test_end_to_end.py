@@ -317,3 +317,47 @@ def test_command_line(tmp_path, capsys) -> None:
         capsys.readouterr()
         assert main(["fit", "--out", "x", *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+OWN = {"model": "gpt3-1.3b", "cluster": "dgx-a100", "layout": "tp=2,dp=8", "global_batch": 256, "step_time_s": 2.4}
+
+
+def test_columns_are_taken_as_python_takes_them() -> None:
+    """The same problem and layout as those words give `predict`."""
+    words = {"framework": "megatron-core@2025", "seq_len": "1k", "dtype": "bfloat16", "optimizer": "lion"}
+    table = pd.DataFrame([OWN, OWN | {"layout": "tp=1,dp=16,zero=1", "step_time_s": 2.2} | words | {"name": "mine"}])
+    runs, skipped = pm.read_runs(table)
+    assert not skipped
+    plain, told = runs
+    assert (plain.name, told.name) == ("row 1", "mine")
+    assert (plain.layout, plain.measured_s, plain.cluster) == (Layout.parse("tp=2,dp=8"), 2.4, CLUSTER)
+    problem = pm.problem("gpt3-1.3b", "dgx-a100", global_batch=256, seq_len=1024, dtype="bf16", optimizer="lion",
+                         framework="megatron-core@2025")  # fmt: skip
+    assert (told.job, told.framework) == (problem.job, problem.framework)
+    assert told.layout.zero == 1
+    assert plain.job == pm.problem("gpt3-1.3b", "dgx-a100", global_batch=256).job
+
+
+@pytest.mark.parametrize("column", ["model", "cluster", "layout", "global_batch", "step_time_s"])
+def test_all_columns_that_are_missing_are_named(column: str) -> None:
+    table = pd.DataFrame([{name: value for name, value in OWN.items() if name in (column, "layout", "cluster")}])
+    missing = [name for name in OWN if name not in table]
+    with pytest.raises(PerfModelError, match=f"no columns? {', '.join(missing)};"):
+        pm.read_runs(table)
+    with pytest.raises(PerfModelError, match="no columns case_id, source, device, pp, dp, micro_batch, measured"):
+        pm.read_runs(pd.DataFrame([{"model": "x", "tp": 1}]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layuot": "x"}, "did you mean .*'layout'"), ({"layout": "tp=3,dp=8"}, "not divisible"),
+        ({"cluster": "dgx-a1000"}, "dgx-a100"), ({"global_batch": 7}, "divisible"),
+        ({"step_time_s": "fast"}, "seconds"),
+        ({"seq_len": "long"}, "length of a sequence"), ({"optimizer": "adm"}, "optimizer"),
+        ({"step_time_s": None}, "no step"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_runs_say_why(change: dict[str, object], words: str) -> None:
+    with pytest.raises(PerfModelError, match=words):
+        pm.read_runs(pd.DataFrame([OWN | change]))
