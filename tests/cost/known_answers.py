@@ -131,6 +131,14 @@ INTERCONNECTS = (
     ("A100-SXM4-80GB", "A new link@123GB/s + Another@20GB/s"),
     ("Nobody's", "unheard of"),
     ("EPYC-Genoa-core", "gloo"),
+    ("EPYC-Genoa-core", "loopback"),
+    ("P100", "NVLink1 + InfiniBand FDR"),
+    ("B200", "NVLink5 + InfiniBand XDR"),
+    ("MI300X", "XGMI + OmniPath"),
+    ("H100-PCIE-80GB", "NVLink bridge + PCIe5"),
+    ("A30", "bridge + Ethernet"),
+    ("V100-SXM2-32GB", "PCIe + InfiniBand"),
+    ("A10", "UPI"),
 )
 """Devices and links in the words of tables, known and unknown."""
 

@@ -219,6 +219,19 @@ def test_tied_tables_are_reduced_between_first_and_last_stage(tp: int, pp: int) 
 
 
 @pytest.mark.parametrize(
+    ("order", "axes"),
+    [
+        ("tp-cp-ep-dp-pp", ((8, 2),)),  # both axes continue one another
+        ("tp-cp-pp-ep-dp", ((2, 2), (4, 8))),  # stages of two lie between
+        ("ep-dp-cp-tp-pp", ((8, 1),)),
+        ("cp-tp-ep-dp-pp", ((2, 1), (4, 4))),
+    ],
+)
+def test_axes_of_a_group_join_where_one_continues_the_other(order: str, axes: tuple) -> None:
+    assert Placement.of("dp", Layout(tp=2, cp=2, dp=4, pp=2, order=order)).axes == axes
+
+
+@pytest.mark.parametrize(
     ("group", "ranks_per_node", "concurrent"),
     [
         # tp=2 in neighbours; cp=2 next; dp=4 every fourth rank, two to a node of eight; pp=2 half the ranks apart

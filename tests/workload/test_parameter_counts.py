@@ -95,3 +95,20 @@ def test_experts_are_divided_by_expert_and_tensor_parallelism():
     assert held(ep=8) == whole // 8
     assert held(ep=4, tp=2) == whole // 8
     assert held(ep=4, tp=2, etp=1) == whole // 4
+
+
+def test_matrices_of_a_layer_are_those_of_its_products() -> None:
+    """By rows and columns; experts apart, a matrix each."""
+    llama, mixtral = model("llama3-8b"), model("mixtral-8x7b")
+    job = Job(global_batch=1, seq_len=512)
+    dense, sparse = (next(b for b, _ in blocks(m, job, Shard()) if "layer" in b.name) for m in (llama, mixtral))
+    h, kv, ffn = 4096, 1024, 14336
+    attention = {(h + 2 * kv, h): 1, (h, h): 1}
+    found = {frozenset(shape): n for shape, n in dense.weight_shapes(experts=False).items()}
+    expected = {**attention, (2 * ffn, h): 1, (h, ffn): 1}
+    assert found == {frozenset(shape): n for shape, n in expected.items()}
+    assert not dense.weight_shapes(experts=True)
+    experts = {frozenset(shape): n for shape, n in sparse.weight_shapes(experts=True).items()}
+    assert experts == {frozenset((2 * ffn, h)): 8, frozenset((h, ffn)): 8}
+    others = {frozenset(shape): n for shape, n in sparse.weight_shapes(experts=False).items()}
+    assert others == {frozenset(shape): n for shape, n in {**attention, (8, h): 1}.items()}
