@@ -229,9 +229,11 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             if other := OPPOSITE_COMPARISONS.get(type(op)):
                 yield "comparison", _text(ast.Compare(left, [other()], [right]))
-            # of numbers that are counted, the boundary matters too
-            counted = any(isinstance(side, ast.Constant) and type(side.value) is int for side in (left, right))
-            if counted and (other := SHIFTED_COMPARISONS.get(type(op))):
+            # of numbers that are counted, the boundary matters too; nothing lies on a boundary of 0 seconds or bytes
+            counts = [
+                side.value for side in (left, right) if isinstance(side, ast.Constant) and type(side.value) is int
+            ]
+            if any(counts) and (other := SHIFTED_COMPARISONS.get(type(op))):
                 yield "boundary", _text(ast.Compare(left, [other()], [right]))
         case ast.Call(func=ast.Name() | ast.Attribute() as called, args=args, keywords=keywords) if args:
             name = called.id if isinstance(called, ast.Name) else called.attr

@@ -132,6 +132,7 @@ INTERCONNECTS = (
     ("Nobody's", "unheard of"),
     ("EPYC-Genoa-core", "gloo"),
     ("EPYC-Genoa-core", "loopback"),
+    ("Nobody's", "loopback"),
     ("P100", "NVLink1 + InfiniBand FDR"),
     ("B200", "NVLink5 + InfiniBand XDR"),
     ("MI300X", "XGMI + OmniPath"),
