@@ -50,11 +50,11 @@ def blind() -> list[str]:
         )
 
     runs = f"{first['predicted']} runs of {first['sources']} sources that nobody had looked at"
-    again = f"those sources today, {today['predicted']} runs, their teams left out of what is fitted"
-    return [
-        row(f"**steps of {runs}, first look**", first["mean_over_sources"], words(first), report),
-        row(again, today["mean_over_sources"], words(today), report),
-    ]
+    rows = [row(f"**steps of {runs}, first look**", first["mean_over_sources"], words(first), report)]
+    if today["predicted"]:
+        again = f"those sources today, {today['predicted']} runs, their teams left out of what is fitted"
+        rows.append(row(again, today["mean_over_sources"], words(today), report))
+    return rows
 
 
 def steps() -> list[str]:

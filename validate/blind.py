@@ -1,11 +1,12 @@
 """The blind record: what every source was predicted to take before anything was changed for it, beside today.
 
-python validate/blind.py --data DIR [--record] [--sources PATTERN]
+python validate/blind.py --data DIR [--record | --first-looks] [--sources PATTERN]
 
 Reads the collections of DIR (folders `published2`, `published3` ...). `--record` predicts the sources that have no
 first look yet and keeps the answers with the commit in validate/blind; it never changes what is recorded. Without it
 every source is predicted as today, its teams left out of everything that is fitted, and validate/blind/README.md and
-blind.json say how that compares with the first look; some minutes. `--sources` prints it for some sources only.
+blind.json say how that compares with the first look; some minutes. `--first-looks` predicts nothing and writes them
+without today's figures. `--sources` prints the page for some sources only.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 from studies.blind_record import (
     FOLDER,
     KnownSources,
@@ -22,6 +24,7 @@ from studies.blind_record import (
     blind_page,
     collections,
     commit_of_package,
+    not_predicted,
     record_first_looks,
     recorded_looks,
     runs_of,
@@ -38,6 +41,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--record", action="store_true", help="record sources that have no first look")
+    arguments.add_argument("--first-looks", action="store_true", help="leave out today's predictions")
     arguments.add_argument("--sources", default="*", help="pattern of the sources to print, such as 'MLPerf*'")
     asked = arguments.parse_args()
     folders = collections(asked.data)
@@ -47,7 +51,7 @@ def main() -> None:
         if asked.record:
             record(folders)
         else:
-            score(folders, asked.sources)
+            score(folders, asked.sources, predicts=not asked.first_looks)
     except PerfModelError as error:
         raise SystemExit(str(error)) from None
 
@@ -62,19 +66,23 @@ def record(folders: Sequence[Path]) -> None:
             print(f"  {len(late)} rows came after their source's first look and stay without one: {', '.join(late)}")
 
 
-def score(folders: Sequence[Path], pattern: str) -> None:
-    """Predict everything as today and write the page; with a pattern of sources only print it."""
+def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
+    """Predict everything as today, where that is asked for, and write the page; with a pattern of sources only print
+    it."""
     known, first, today, all_looks = KnownSources.read(), [], [], []
     with progress("runs") as report:
         for folder in folders:
             runs, looks = runs_of(folder), recorded_looks(folder.name)
-            rows = runs["case_id"].isin(set(looks["case_id"]))
-            runs = runs[rows & [fnmatchcase(source, pattern) for source in runs["source"]]].reset_index(drop=True)
+            asked = [fnmatchcase(str(source), pattern) for source in runs["source"]]
+            runs = runs[runs["case_id"].isin(set(looks["case_id"])) & np.array(asked)].reset_index(drop=True)
             if runs.empty:
                 continue
             of_rows = looks.set_index("case_id").loc[runs["case_id"]].reset_index()
             first.append(Look.of(runs, of_rows))
-            today.append(Look.of(runs, predict_cases(runs, None, report, site_of=Site.without)))
+            if predicts:
+                today.append(Look.of(runs, predict_cases(runs, None, report, site_of=Site.without)))
+            else:
+                today.append(Look.of(runs, not_predicted(runs)))
             all_looks.append(of_rows)
     if not first:
         raise PerfModelError(f"no recorded source matches {pattern!r}; record new ones with --record")

@@ -15,6 +15,7 @@ from studies.blind_record import (
     blind_page,
     collections,
     looked_at,
+    not_predicted,
     record_first_looks,
     recorded_looks,
     runs_of,
@@ -93,7 +94,9 @@ def test_sources_seen_before_their_first_look_count_for_no_blind_figure() -> Non
     assert figures["first"]["sources"] == 1
     assert figures["first"]["rows"] == 2
     assert set(figures["sources"]) == {"a", "b"}
+    nothing = blind_figures(first, Look.of(RUNS, not_predicted(RUNS)), KNOWN)
     looks = [RUNS[["source"]].assign(commit="c0ffee")]
+    assert "today |" not in blind_page(nothing, looks, today, KNOWN).partition("## Source by source")[0]
     page = blind_page(figures, looks, today, KNOWN)
     (line,) = [line for line in page.splitlines() if line.startswith("| a |")]
     assert "| c0ffee |" in line

@@ -26,6 +26,7 @@ FOLDER: Final = Path(__file__).parents[1] / "blind"
 WITHOUT_A_LOOK: Final = "published"
 """The collection whose results were in view from the beginning."""
 RECORDED: Final = ("case_id", "source", "commit", "predicted_iter_time_s", "lo_s", "hi_s", "skipped_reason")
+EVERY_SOURCE: Final = ("*",)
 _TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
 
 
@@ -146,6 +147,11 @@ class KnownSources:
         """Whether nobody had looked at a source before its first look."""
         return not any(fnmatchcase(source, pattern) for pattern in self.before_first_look)
 
+    @property
+    def changes_for_all(self) -> list[str]:
+        """What was changed with the results of every source in view."""
+        return [change.what for change in self.changes if change.sources == EVERY_SOURCE]
+
     def changes_of(self, source: str) -> list[str]:
         """What was changed with results of a source in view, after its first look."""
         return [change.what for change in self.changes if any(fnmatchcase(source, one) for one in change.sources)]
@@ -158,6 +164,11 @@ def looked_at(source: str, collection: str, known: KnownSources) -> str:
     if not known.was_blind(source):
         return "before its first look"
     return "after its first look" if known.changes_of(source) else "never"
+
+
+def not_predicted(runs: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of rows of which none is made."""
+    return pd.DataFrame({name: np.full(len(runs), np.nan) for name in _TIMES})
 
 
 # --- scores -------------------------------------------------------------------------------------------
@@ -233,11 +244,12 @@ def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, An
     for source in dict.fromkeys(first.source.tolist()):
         rows = first.source == source
         sources[source] = {"first": first.take(rows).score(), "today": today.take(rows).score()}
-    return {
-        "first": first.take(blind).score() | {"intervals": first.take(blind).scores_of_intervals()},
-        "today": today.take(blind).score() | {"intervals": today.take(blind).scores_of_intervals()},
-        "sources": sources,
-    }
+    figures = {}
+    for which, look in (("first", first.take(blind)), ("today", today.take(blind))):
+        figures[which] = look.score()
+        if figures[which]["predicted"]:
+            figures[which]["intervals"] = look.scores_of_intervals()
+    return figures | {"sources": sources}
 
 
 # --- the page -----------------------------------------------------------------------------------------
@@ -258,7 +270,8 @@ def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today:
     summary = [
         (name, *_summary_cells(figures[which]))
         for name, which in (("first look", "first"), ("today", "today"))
-    ]  # fmt: skip
+        if figures[which]["predicted"]
+    ]
     parts = [
         _HEAD + rows_table(
             ("sources that nobody had looked at", "sources", "rows", "mean over sources", "median row", "inside 90 %",
@@ -267,16 +280,19 @@ def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today:
         ),
         "## Source by source",
         "Mean error of the rows that are predicted, of all that were measured, and the share of them inside their "
-        "interval. The median row's ends are a factor `ends apart` from one another.",
+        "interval. The median row's ends are a factor `ends apart` from one another. Changed after the first look at "
+        f"every source: {'; '.join(known.changes_for_all)}.",
         rows_table(
             ("source", "commit", "rows", "first: predicted", "error", "inside", "ends apart", "today: predicted",
-             "error", "inside", "ends apart", "looked at", "what changed"),
+             "error", "inside", "ends apart", "looked at", "changed for it"),
             [_source_cells(name, commits.get(name, ""), of, known) for name, of in figures["sources"].items()],
         ),
         "## Whether intervals are wide where errors are large",
         "Today's predictions, from the narrowest intervals to the widest.",
         deciles_table(today.deciles()),
     ]  # fmt: skip
+    if not figures["today"]["predicted"]:
+        parts = parts[:-3]
     return "\n\n".join(parts) + "\n"
 
 
@@ -296,7 +312,8 @@ def _summary_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _source_cells(source: str, commit: str, of: Mapping[str, Any], known: KnownSources) -> tuple[str, ...]:
-    changes = "; ".join(known.changes_of(source))
+    for_all = known.changes_for_all
+    changes = "; ".join(change for change in known.changes_of(source) if change not in for_all)
     cells = [*_look_cells(of["first"]), *_look_cells(of["today"])]
     return source, commit, str(of["first"]["rows"]), *cells, looked_at(source, "", known), changes
 
