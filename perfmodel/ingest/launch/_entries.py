@@ -3,8 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +15,8 @@ from perfmodel.files import compose_yaml, parse_json, parse_toml, read_text
 
 MOST_RESOLVED: Final = 1_000_000
 """Characters of one value with its references replaced: each reference may double what the one before it stands for."""
-MOST_FACTORS: Final = 16
-"""Of one product; more make a number of thousands of digits."""
+MOST_OPERANDS: Final = 16
+"""Of one product or sum; more factors make a number of thousands of digits."""
 MOST_REFERENCES: Final = 100_000
 """Values that are looked at while the references of a file are replaced."""
 AUTO: Final = "auto"
@@ -84,8 +84,9 @@ def read_json(text: str, where: str) -> Source:
     if not isinstance(data, dict):
         raise broken(where, 1, "must hold one JSON object, {...}")
     # JSON is YAML but for its tabs, and the reader of YAML knows lines
-    lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), where).items()}
-    return _plain(_with_lines(data, lines), where)
+    notes: list[str] = []
+    lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), where, notes).items()}
+    return replace(_plain(_with_lines(data, lines), where), notes=tuple(notes))
 
 
 def _plain(entries: dict[str, Entry], where: str) -> Source:
@@ -98,13 +99,22 @@ def read_yaml(text: str, where: str, folder: Path) -> Source:
 
     A reference that cannot be resolved stays as it is written.
     """
-    own = _yaml_entries(text, where)
     notes: list[str] = []
+    own = _yaml_entries(text, where, notes)
     merged: dict[str, Entry] = {}
     for part in _parts(own, folder, notes):
-        merged |= part
+        merged |= {key.removeprefix(wrapper_of(key)): entry for key, entry in part.items()}
     written = {key: entry.value for key, entry in own.items()}
     return Source(where=where, entries=_resolved(merged, where), notes=tuple(notes), written=written)
+
+
+WRAPPERS: Final = ("ConfigContainer.", "parameters.")
+"""Tables in which the whole configuration may stand: Megatron-Bridge's recipes, MosaicML's jobs."""
+
+
+def wrapper_of(key: str) -> str:
+    """The table, with its dot, in which the whole configuration stands and this key with it; else nothing."""
+    return next((wrapper for wrapper in WRAPPERS if key.startswith(wrapper)), "")
 
 
 def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
@@ -141,15 +151,36 @@ def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[di
         yield {f"{prefix}{key}": Entry(entry.value, line) for key, entry in entries.items() if key != "defaults"}
 
 
-def _yaml_entries(text: str, where: str) -> dict[str, Entry]:
+_TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
+"""What Jinja and its like begin a place to fill in with."""
+
+
+def _is_template(text: str, line: int) -> bool:
+    """Whether a line (from 1; 0 for any) has places to fill in."""
+    lines = text.splitlines()
+    return bool(_TEMPLATE.search(lines[line - 1] if 0 < line <= len(lines) else text))
+
+
+def _yaml_entries(text: str, where: str, notes: list[str] | None = None) -> dict[str, Entry]:
+    """Entries of a YAML file; of a key that is given twice the last counts, as in every loader in use.
+
+    Args:
+        notes: to which a sentence is added for every key that is given twice.
+    """
     import yaml
+
+    def template(line: int) -> LaunchFileError:
+        return broken(where, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
 
     try:
         root = compose_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 0
+        if _is_template(text, line):
+            raise template(line) from None
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise broken(where, mark.line + 1 if mark else 0, f"not valid YAML: {problem}; mend this line") from None
+        raise broken(where, line, f"not valid YAML: {problem}; mend this line") from None
     except ValueError as error:
         raise LaunchFileError(f"{where}: {error}; this is no launch file") from None
     if not isinstance(root, yaml.MappingNode):
@@ -164,12 +195,16 @@ def _yaml_entries(text: str, where: str) -> dict[str, Entry]:
             return str(node.value)
 
     def walk(node: yaml.MappingNode, prefix: str) -> None:
-        own: set[str] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
-            if key_node.value in own:
-                line = key_node.start_mark.line + 1
-                raise broken(where, line, f"{prefix}{key_node.value} is given twice; leave one out")
-            own.add(key_node.value)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                if _is_template(text, line):
+                    raise template(line)
+                raise broken(where, line, "a key must be a plain word, `key: value`; mend this line")
+            if key_node.value in seen and key_node.value != "<<" and notes is not None:
+                notes.append(f"{prefix}{key_node.value} is given twice; the last one counts (line {line})")
+            seen.add(key_node.value)
         try:
             loader.flatten_mapping(node)
         except yaml.YAMLError:
@@ -233,17 +268,45 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
         if kind in ("oc.env", "env"):
             value = os.environ.get(first, default if comma else None)
             return None if value is None else ("", _scalar(value))
-        if kind == "multiply" and comma:
-            factors = [_scalar(part.strip()) for part in rest.split(",")]
-            if len(factors) <= MOST_FACTORS and all(isinstance(factor, int) for factor in factors):
-                return "", _scalar(str(prod(factors)))
+        if kind in RESOLVERS and comma:
+            operands = [_scalar(part.strip()) for part in rest.split(",")]
+            if len(operands) <= MOST_OPERANDS and all(isinstance(operand, int) for operand in operands):
+                result = RESOLVERS[kind](operands)
+                return None if result is None else ("", _scalar(str(result)))
         return None
     dots = len(text) - len(text.lstrip("."))
     name = text.strip(". ")
     if dots:
         parents = key.split(".")[:-dots]
         name = ".".join([*parents, name])
+    # A file of a Hydra group names itself from the root of the configuration: `training.model.X` is its `model.X`.
+    while name not in entries and "." in name and not dots:
+        name = name.partition(".")[2]
     return (name, entries[name].value) if name in entries else None
+
+
+def _quotient(operands: Sequence[int]) -> int | None:
+    """Of two whole numbers, rounded down; None of others."""
+    return operands[0] // operands[1] if len(operands) == 2 and operands[1] else None
+
+
+def _quotient_up(operands: Sequence[int]) -> int | None:
+    """The same, rounded up."""
+    return -(-operands[0] // operands[1]) if len(operands) == 2 and operands[1] else None
+
+
+RESOLVERS: Final[Mapping[str, Callable[[Sequence[int]], int | None]]] = {
+    "multiply": prod,
+    "sum": sum,
+    "add": sum,
+    "subtract": lambda operands: operands[0] - sum(operands[1:]),
+    "divide_ceil": _quotient_up,
+    "divide_floor": _quotient,
+    "int_div": _quotient,
+    "min": min,
+    "max": max,
+}
+"""Arithmetic in configurations of NeMo (`nemo/core/config`, the launcher's own and its users')."""
 
 
 def _scalar(text: str) -> Any:

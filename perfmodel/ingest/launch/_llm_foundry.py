@@ -43,7 +43,25 @@ def _model(found: Mapping[str, Any]) -> Fields:
     if kv_heads is not None or found.get("model.attn_config.attn_type") == "multiquery_attention":
         says["model.kv_heads"] = WHOLE.read(kv_heads or 1)
     says["model.bias"] = not found.get("model.no_bias", True)
+    if (inner := found.get("model.ffn_config.ffn_hidden_size")) is not None:
+        says["model.ffn_hidden"] = WHOLE.read(inner)
+    kind = found.get("model.ffn_config.ffn_type", "mptmlp")
+    if kind in _MIXTURES:
+        says["experts.count"] = WHOLE.read(found.get("model.ffn_config.moe_num_experts", 1))
+        says["experts.topk"] = WHOLE.read(found.get("model.ffn_config.moe_top_k", 1))
+        says["experts.ffn_hidden"] = says["model.ffn_hidden"]
+    says["model.gated_ffn"] = kind in _GATED or bool(found.get("model.ffn_config.mlp_type") == "glu")
     return says
+
+
+_MIXTURES: Final = ("mb_moe", "mb_dmoe", "torch_dmoe")
+_GATED: Final = ("mptglu", "te_ln_glu")
+"""Kinds of feed-forward (`llmfoundry/models/layers/ffn.py`): experts in every layer, with a gate."""
+
+
+def _adapters(found: Mapping[str, Any]) -> Fields:
+    """LoRA by the peft library (`peft_config`): all other weights are frozen."""
+    return {"frozen": True, "adapter_rank": WHOLE.read(found.get("model.peft_config.r", 8))}
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
@@ -131,8 +149,11 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key("model.attn_config.attn_impl", "flash_attention", words(_ATTENTION)),
         Rule(keys=("model.name", "model.pretrained_model_name_or_path", "model.d_model", "model.n_heads",
                    "model.n_layers", "model.expansion_ratio", "model.no_bias", "model.attn_config.alibi",
-                   "model.attn_config.rope", "model.attn_config.kv_n_heads", "model.attn_config.attn_type"),
+                   "model.attn_config.rope", "model.attn_config.kv_n_heads", "model.attn_config.attn_type",
+                   "model.ffn_config.ffn_type", "model.ffn_config.ffn_hidden_size", "model.ffn_config.moe_num_experts",
+                   "model.ffn_config.moe_top_k", "model.ffn_config.mlp_type"),
              read=_model, write=_write_model),
+        Rule(keys=("model.peft_config.peft_type", "model.peft_config.r"), fields=("adapter_rank",), read=_adapters),
         key("model.vocab_size", "model.vocab", default=50368),
     ),
     always={"overlap_grad_reduce": True, "overlap_param_gather": True, "model.tied_embeddings": True},
@@ -147,7 +168,9 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "fsdp_config.keep_low_precision_grads", "model.init_*", "model.emb_*", "model.use_auth_token",
         "model.pretrained", "model.config_overrides.*", "model.use_flash_attention_2", "expandable_segments",
         "model.attn_config.clip_qkv", "model.attn_config.attn_pdrop", "model.attn_config.rope_*", "icl_*",
-        "model.attn_config.qk_ln", "model.attn_config.softmax_scale", "model.resid_pdrop", "tags",
+        "model.ffn_config.moe_*", "model.ffn_config.uniform_expert_assignment", "model.ffn_config.mlp_impl",
+        "model.peft_config.*", "model.attn_config.qk_ln", "model.attn_config.softmax_scale", "model.resid_pdrop",
+        "tags",
     ),
     limits={
         "pp": "it has no pipeline", "cp": "it has no context parallelism", "ep": "experts are not spread by this file",

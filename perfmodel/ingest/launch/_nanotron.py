@@ -5,15 +5,46 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE_OR_NONE, Fields, accumulated, key, read_only, words
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    OPTIMIZER,
+    WHOLE,
+    WHOLE_OR_NONE,
+    Fields,
+    Rule,
+    accumulated,
+    key,
+    read_only,
+    words,
+)
 
 _CONFIG: Final = "model.model_config."
 _MIXTURE: Final = "model.model_config.moe_config."
+_EXPERT_AXIS: Final = "parallelism.expert_parallel_size"
 
 
 def _accumulation(fields: Fields) -> Mapping[str, Any]:
     passes = accumulated(fields, "nanotron states micro-batches per replica")
     return {"tokens.batch_accumulation_per_replica": passes}
+
+
+def _replicas(found: Mapping[str, Any]) -> Fields:
+    """Experts have an axis of the mesh of their own (`nanotron/parallel/context.py`): the world is dp * tp * pp * ep.
+    For the other layers the ranks of that axis are replicas."""
+    experts = WHOLE.read(found.get(_EXPERT_AXIS, 1))
+    says: Fields = {"ep": experts}
+    if "parallelism.dp" in found:
+        says["dp"] = WHOLE.read(found["parallelism.dp"]) * experts
+    whole_inputs = found.get("parallelism.tp_mode") == "ALL_REDUCE"
+    if experts > 1 and whole_inputs and WHOLE.read(found.get("parallelism.tp", 1)) > 1:
+        says["sequence_parallel"] = True
+        says["note.experts"] = "experts beside tp_mode ALL_REDUCE as with REDUCE_SCATTER"
+    return says
+
+
+def _write_replicas(fields: Fields) -> Mapping[str, Any]:
+    values = {"parallelism.dp": fields["dp"] // fields["ep"]}
+    return values | ({_EXPERT_AXIS: fields["ep"]} if fields["ep"] > 1 else {})
 
 
 def _zero(fields: Fields) -> Mapping[str, Any]:
@@ -28,13 +59,14 @@ NANOTRON: Final = LaunchFormat(
     frameworks=("nanotron",),
     marks=("parallelism.pp_engine", "parallelism.tp_mode", "tokens.batch_accumulation_per_replica"),
     table=(
-        key("parallelism.dp", "dp"),
         key("parallelism.tp", "tp"),
         key("parallelism.pp", "pp"),
         key("parallelism.context_parallel_size", "cp", default=1),
-        key("parallelism.expert_parallel_size", "ep", default=1),
         key("parallelism.pp_engine", "schedule", words({"1f1b": "1f1b", "afab": "gpipe"}), default="1f1b"),
         key("parallelism.tp_mode", "sequence_parallel", words({"REDUCE_SCATTER": True, "ALL_REDUCE": False})),
+        # after the mode of tensor parallelism, which experts may change
+        Rule(keys=("parallelism.dp", _EXPERT_AXIS, "parallelism.tp", "parallelism.tp_mode"),
+             read=_replicas, write=_write_replicas),
         key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG),
         key("parallelism.recompute_layer", "recompute", words({True: "full", False: "none"})),
         key("tokens.micro_batch_size", "micro_batch"),
@@ -55,8 +87,10 @@ NANOTRON: Final = LaunchFormat(
         key(f"{_CONFIG}tie_word_embeddings", "model.tied_embeddings", FLAG, default=False),
         key(f"{_CONFIG}attention_bias", "model.qkv_bias", FLAG),
         key(f"{_CONFIG}hidden_act", "model.activation", words({"silu": "silu", "gelu": "gelu", "relu": "relu"})),
-        key(f"{_MIXTURE}num_experts", "experts.count"),
-        key(f"{_MIXTURE}top_k", "experts.topk"),
+        # forks of 2024 have them beside the other sizes
+        key(f"{_MIXTURE}num_experts", "experts.count", also=(f"{_CONFIG}moe_num_experts", f"{_CONFIG}num_experts")),
+        key(f"{_MIXTURE}top_k", "experts.topk",
+            also=(f"{_CONFIG}num_experts_per_tok", f"{_CONFIG}num_experts_per_token")),
         key(f"{_MIXTURE}moe_intermediate_size", "experts.ffn_hidden"),
     ),
     always={

@@ -41,15 +41,40 @@ from perfmodel.ingest.launch._table import (
 from perfmodel.ingest.launch._tokenizers import vocabulary_rule
 
 _PRECISIONS: Final = {
-    "bf16_mixed": "bf16", "bf16-mixed": "bf16", "bf16": "bf16", "fp16_mixed": "fp16", "16-mixed": "fp16", "16": "fp16",
-    16: "fp16", "fp16": "fp16", "32": "fp32", 32: "fp32", "32-true": "fp32",
-    "bf16_with_fp8_current_scaling_mixed": "fp8", "bf16_with_fp8_delayed_scaling_mixed": "fp8",
-    "bf16_with_mxfp8_mixed": "fp8", "bf16_with_fp8_subchannel_scaling_mixed": "fp8", "fp8": "fp8",
-}  # fmt: skip
+    "bf16_mixed": "bf16",
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "bf16-true": "bf16",
+    "fp16_mixed": "fp16",
+    "16-mixed": "fp16",
+    "16": "fp16",
+    16: "fp16",
+    "fp16": "fp16",
+    "16-true": "fp16",
+    "32": "fp32",
+    32: "fp32",
+    "32-true": "fp32",
+    "bf16_with_fp8_current_scaling_mixed": "fp8",
+    "bf16_with_fp8_delayed_scaling_mixed": "fp8",
+    "bf16_with_mxfp8_mixed": "fp8",
+    "bf16_with_fp8_subchannel_scaling_mixed": "fp8",
+    "fp8": "fp8",
+}
+_TRUE_16_BITS: Final = ("bf16-true", "16-true")
+"""Precisions of Lightning under which weights are kept in 16 bits alone."""
 _ACTIVATIONS: Final = {
-    "gelu": ("gelu", False), "swiglu": ("silu", True), "fast-swiglu": ("silu", True), "geglu": ("gelu", True),
-    "squared-relu": ("relu2", False), "relu": ("relu", False), "silu": ("silu", False),
-}  # fmt: skip
+    "gelu": ("gelu", False),
+    "swiglu": ("silu", True),
+    "fast-swiglu": ("silu", True),
+    "geglu": ("gelu", True),
+    "fast-geglu": ("gelu", True),
+    "reglu": ("relu", True),
+    "fast-reglu": ("relu", True),
+    "squared-relu": ("relu2", False),
+    "relu": ("relu", False),
+    "silu": ("silu", False),
+}
+"""`activation` of NeMo 1 (nemo/collections/nlp/modules/common/megatron/mlp.py) -> function, and whether it is gated."""
 _LIMITS: Final = LIMITS | {
     "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
     "offload": "the file has no key for all activations in host memory",
@@ -117,9 +142,11 @@ def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
 
 
 def _nemo_dtype(found: Mapping[str, Any]) -> Fields:
+    precision = found.get("trainer.precision")
+    says: Fields = {"optimizer": "adam16bit"} if precision in _TRUE_16_BITS else {}
     if found.get("model.fp8"):
-        return {"dtype": "fp8"}
-    return {"dtype": words(_PRECISIONS).read(found["trainer.precision"])} if "trainer.precision" in found else {}
+        return says | {"dtype": "fp8"}
+    return says if precision is None else says | {"dtype": words(_PRECISIONS).read(precision)}
 
 
 def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:

@@ -190,7 +190,7 @@ def recognised(
     elif syntax == "toml":
         source = read_toml(text, where)
     elif syntax == "yaml":
-        source = _unwrapped(read_yaml(text, where, path.parent))
+        source = read_yaml(text, where, path.parent)
     else:
         known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
         source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
@@ -200,20 +200,6 @@ def recognised(
             return source, form
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in fitting)
     raise LaunchFileError(f"{where}: no launch file that is known: {needed}; give --model, --layout and so on instead")
-
-
-_WRAPPERS: Final = ("ConfigContainer.", "parameters.")
-"""Tables in which the whole configuration may stand: Megatron-Bridge's recipes, MosaicML's jobs."""
-
-
-def _unwrapped(source: Source) -> Source:
-    found = {key.removeprefix(wrapper_of(key)): entry for key, entry in source.entries.items()}
-    return replace(source, entries=found)
-
-
-def wrapper_of(key: str) -> str:
-    """The table, with its dot, in which the whole configuration stands and this key with it; else nothing."""
-    return next((one for one in _WRAPPERS if key.startswith(one)), "")
 
 
 def text_of(path: Path) -> str:

@@ -30,12 +30,21 @@ SCHEDULES: Final = {
 """Names in `torch.distributed.pipelining` -> ours, and the virtual stages that it takes where nothing says more."""
 _FAMILIES: Final = {"llama3": "llama3-", "deepseek_v3": "deepseek-v3-", "qwen3": "qwen3-", "llama2": "llama2-"}
 _FLAVORS: Final = {
-    ("llama3", "405B"): "llama3.1-405b", ("deepseek_v3", "671B"): "deepseek-v3",
-    ("llama3", "1B"): "llama3.2-1b", ("llama3", "3B"): "llama3.2-3b",
-}  # fmt: skip
+    ("llama3", "405B"): "llama3.1-405b",
+    ("llama3", "1B"): "llama3.2-1b",
+    ("llama3", "3B"): "llama3.2-3b",
+    ("llama3", "debugmodel"): "torchtitan-debugmodel",
+    ("llama4", "17bx16e"): "llama-4-scout",
+    ("llama4", "17bx128e"): "llama-4-maverick",
+    # the sizes of its smaller flavors are those of DeepSeek-V2
+    ("deepseek_v3", "16B"): "deepseek-v2-lite",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+}
 """Flavors whose model has another name in the catalog than family and size."""
 _TITAN: Final = "parallelism."
 _ON_HOST: Final = "training.enable_cpu_offload"
+_ONE_DEGREE: Final = "training.data_parallel_degree"
 
 
 def _model(found: Mapping[str, Any]) -> Fields:
@@ -65,7 +74,8 @@ def _stated(found: Mapping[str, Any], name: str, otherwise: Any) -> Any:
 
 def _data(found: Mapping[str, Any]) -> Fields:
     """Replicas times shards. Weights are gathered again for backward unless a pipeline keeps them, or the file says."""
-    shards = _stated(found, "data_parallel_shard_degree", -1)
+    # until August 2024 one degree, for FSDP
+    shards = _stated(found, "data_parallel_shard_degree", found.get(_ONE_DEGREE, -1))
     copies = _stated(found, "data_parallel_replicate_degree", 1)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
@@ -125,6 +135,8 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
 
 _BATCH: Final = ("training.local_batch_size", "training.global_batch_size",
                  "parallelism.pipeline_parallel_microbatch_size", "training.batch_size")  # fmt: skip
+_ACCUMULATED: Final = "training.gradient_accumulation_steps"
+"""Of forks and launchers (torchft's), where torchtitan itself states the global batch."""
 _PIECES: Final = ("experimental.pipeline_parallel_microbatches", "parallelism.pipeline_parallel_microbatches",
                   "experimental.pipeline_parallel_degree", "experimental.pipeline_parallel_schedule")  # fmt: skip
 
@@ -135,6 +147,8 @@ def _batch(found: Mapping[str, Any]) -> Fields:
     says: Fields = {"local_batch": WHOLE.read(found.get(_BATCH[0], found.get(_BATCH[3], 8)))}
     if found.get(_BATCH[1], -1) != -1:
         says["global_batch"] = WHOLE.read(found[_BATCH[1]])
+    elif _ACCUMULATED in found:
+        says["grad_accum"] = WHOLE.read(found[_ACCUMULATED])
     if _BATCH[2] in found:
         says["pipeline_micro_batch"] = WHOLE.read(found[_BATCH[2]])
     elif (pieces := _pieces(found)) > 1:
@@ -149,7 +163,7 @@ def _pieces(found: Mapping[str, Any]) -> int:
     stated = next((found[name] for name in _PIECES[:2] if name in found), None)
     if stated is not None:
         return WHOLE.read(stated)
-    stages = WHOLE.read(found.get(_PIECES[2], 1))
+    stages = WHOLE.read(found.get(_PIECES[2], found.get("training.pipeline_parallel_degree", 1)))
     return stages * words(SCHEDULES).read(found.get(_PIECES[3], "1F1B"))[1] if stages > 1 else 0
 
 
@@ -165,13 +179,23 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
 _DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32"})
 
 
+_FLOAT8_SWITCHES: Final = ("float8.enable_float8_linear", "training.enable_float8_linear")
+"""Before converters of models (2024)."""
+
+
 def _dtype(found: Mapping[str, Any]) -> Fields:
+    says: Fields = {}
+    # the type that weights are kept in, and with them optimizer states
+    if found.get("training.dtype") == "bfloat16":
+        says["optimizer"] = "adam16bit"
     converters = found.get("model.converters", [])
     names = converters if isinstance(converters, list) else str(converters).split(",")
-    if any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names):
-        return {"dtype": "fp8"}
+    converted = any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names)
+    switched = any(FLAG.read(found[name]) for name in _FLOAT8_SWITCHES if name in found)
+    if converted or switched or found.get("training.fp8_linear") not in (None, "", False):
+        return says | {"dtype": "fp8"}
     name = found.get("training.mixed_precision_param")
-    return {} if name is None else {"dtype": _DTYPES.read(name)}
+    return says if name is None else says | {"dtype": _DTYPES.read(name)}
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
@@ -214,7 +238,8 @@ _COMPILED: Final = "torchtitan-compile"
 
 def _generation(fields: Fields, entries: Entries) -> str:
     """Degrees were under `[training]` and `[experimental]` in 2024."""
-    old = any(name.startswith("experimental.") or name == "training.tensor_parallel_degree" for name in entries)
+    old_keys = ("training.tensor_parallel_degree", "training.data_parallel_degree", "training.pipeline_parallel_degree")
+    old = any(name.startswith("experimental.") or name in old_keys for name in entries)
     compiled = any(entries[name].value is True for name in _COMPILE if name in entries)
     return (_COMPILED if compiled else "torchtitan") + "@2024" * old
 
@@ -240,14 +265,17 @@ TORCHTITAN: Final = LaunchFormat(
     table=(
         Rule(keys=("model.name", "model.flavor"), read=_model, write=_write_model),
         key(f"{_TITAN}tensor_parallel_degree", "tp", default=1, also=("training.tensor_parallel_degree",)),
-        key(f"{_TITAN}pipeline_parallel_degree", "pp", default=1, also=("experimental.pipeline_parallel_degree",)),
-        key(f"{_TITAN}context_parallel_degree", "cp", default=1, also=("experimental.context_parallel_degree",)),
+        key(f"{_TITAN}pipeline_parallel_degree", "pp", default=1,
+            also=("experimental.pipeline_parallel_degree", "training.pipeline_parallel_degree")),
+        key(f"{_TITAN}context_parallel_degree", "cp", default=1,
+            also=("experimental.context_parallel_degree", "training.context_parallel_degree")),
         Rule(keys=_ROTATE, write=_write_rotation,
              read=lambda found: {"cp_kind": _ROTATION.read(stated_value(found))}),
         key(f"{_TITAN}expert_parallel_degree", "ep", default=1),
         key(f"{_TITAN}expert_tensor_parallel_degree", "etp"),
         Rule(keys=("parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
-                   "training.data_parallel_shard_degree", "training.data_parallel_replicate_degree",
+                   "training.data_parallel_shard_degree", "training.data_parallel_replicate_degree", _ONE_DEGREE,
+                   "experimental.data_parallel_shard_degree", "training.pipeline_parallel_degree",
                    "parallelism.fsdp_reshard_after_forward", _ON_HOST, "parallelism.pipeline_parallel_degree",
                    "experimental.pipeline_parallel_degree", "parallelism.context_parallel_degree",
                    "experimental.context_parallel_degree"),
@@ -255,11 +283,14 @@ TORCHTITAN: Final = LaunchFormat(
         Rule(keys=_SCHEDULE, read=_schedule, write=_write_schedule, defaults={"schedule": "1f1b"}),
         Rule(keys=_COMPILE, read=_compiles,
              write=lambda fields: {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {}),
-        Rule(keys=(*_BATCH, *_PIECES), read=_batch, write=_write_batch,
-             defaults={"local_batch": 8, "pipeline_micro_batch": 1}),
+        Rule(keys=(*_BATCH, *_PIECES, _ACCUMULATED, "training.pipeline_parallel_degree"),
+             read=_batch, write=_write_batch, defaults={"local_batch": 8, "pipeline_micro_batch": 1}),
         key("training.seq_len", "seq_len", default=2048),
-        Rule(keys=("training.mixed_precision_param", "model.converters"), read=_dtype, write=_write_dtype,
-             defaults={"dtype": "bf16"}),
+        Rule(keys=("training.mixed_precision_param", "model.converters", "training.dtype", "training.fp8_linear",
+                   *_FLOAT8_SWITCHES), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
+        read_only("training.mixed_precision_reduce", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
+        Rule(keys=("lora.rank", "lora.alpha"), fields=("adapter_rank",),
+             read=lambda found: {"frozen": True, "adapter_rank": WHOLE.read(found.get("lora.rank", 8))}),
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
         key(f"{_TITAN}enable_async_tensor_parallel", "tp_overlap", FLAG,
@@ -270,7 +301,7 @@ TORCHTITAN: Final = LaunchFormat(
         "job.*", "profiling.*", "metrics.*", "optimizer.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "validation.*",
         "memory_estimation.*", "float8.*", "mx.*", "quantize.*", "training.dataset*", "training.max_norm",
         "training.steps", "training.warmup_steps", "training.seed", "training.deterministic", "training.gc_*",
-        "training.mixed_precision_reduce", "training.data_parallel_type", "model.hf_assets_path", "model.norm_type",
+        "training.data_parallel_type", "model.hf_assets_path", "model.norm_type",
         "model.tokenizer_path", "model.print_after_conversion", "experimental.custom_*",
         "parallelism.disable_loss_parallel",
         "debug.*", "activation_checkpoint.early_stop", "compile.*",
