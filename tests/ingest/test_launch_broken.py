@@ -27,10 +27,11 @@ BROKEN = {
     "schedule": ("torchtitan_405b.toml", "Interleaved1F1B", "Interleaved9F9B", 0, "must be one of 1F1B, GPipe"),
     "mode": ("torchtitan_8b.toml", 'mode = "selective"', 'mode = "most"', 0, "must be one of none, selective, full"),
     "json": ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 256', 1, "not valid JSON.*mend"),
-    "json twice": ("deepspeed_zero3.json", '"steps_per_print": 100,', '"train_batch_size": 1,', 0, "given twice"),
     "stage": ("deepspeed_zero3.json", '"stage": 3', '"stage": -1', 0, "zero_optimization.stage must be"),
     "yaml": ("nanotron_3d.yaml", "  zero_stage: 1", "  zero_stage: [1", 1, "not valid YAML.*mend this line"),
-    "yaml twice": ("nanotron_3d.yaml", "  tp: 4", "  dp: 4", 0, "parallelism.dp is given twice; leave one out"),
+    "template": ("nanotron_3d.yaml", "  tp: 4", "  tp: {{ tp }}", 0, "a template, not YAML; fill in what stands in"),
+    "statement": ("nanotron_3d.yaml", "  tp: 4", "{% if tp %}", 0, "a template, not YAML"),
+    "no key": ("nanotron_3d.yaml", "  tp: 4", "  [a, b]: 4", 0, "a key must be a plain word"),
     "yaml value": ("nanotron_3d.yaml", "  pp: 2", "  pp: two", 0, "parallelism.pp must be a whole number"),
     "itself": ("llm_foundry_7b.yaml", "  max_seq_len: 2048", "  max_seq_len: ${max_seq_len}", 0, "refers to itself"),
     "nowhere": ("llm_foundry_7b.yaml", "max_seq_len: ${variables.max_seq_len}", "max_seq_len: ${variables.len}", 0,
@@ -43,6 +44,28 @@ BROKEN = {
                     "must be full or selective"),
     "accelerate": ("accelerate_fsdp.yaml", "mixed_precision: bf16", "mixed_precision: bf17", 0, "must be one of bf16"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "becomes", "key"),
+    [
+        ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 1, "train_batch_size": 256,',
+         "train_batch_size"),
+        ("nanotron_3d.yaml", "  dp: 4\n", "  dp: 2\n  dp: 4\n", "parallelism.dp"),
+    ],
+)  # fmt: skip
+def test_of_a_key_that_is_given_twice_the_last_counts(
+    name: str, was: str, becomes: str, key: str, tmp_path: Path
+) -> None:
+    text = (FILES / name).read_text()
+    path = tmp_path / name
+    path.write_text(text)
+    once = read_launch(path, devices=32)
+    assert was in text
+    path.write_text(text.replace(was, becomes, 1))
+    twice = read_launch(path, devices=32)
+    assert (twice.layout, twice.global_batch) == (once.layout, once.global_batch)
+    assert any(f"{key} is given twice; the last one counts" in note for note in twice.ignored)
 
 
 @pytest.mark.parametrize("case", BROKEN)

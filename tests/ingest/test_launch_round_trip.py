@@ -113,6 +113,9 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
         raise
     # MaxText's experts spread over replicas of which some are left for FSDP, and its context ranks hold no experts
     assume(framework != "maxtext" or (layout.dp % layout.ep == 0 and (layout.zero < 3 or layout.ep < layout.dp)))
+    # nanotron's experts spread over replicas, and beside tensor parallelism tokens must be shared out
+    shared_out = layout.ep == 1 or layout.tp == 1 or layout.sequence_parallel
+    assume(framework != "nanotron" or (layout.dp % layout.ep == 0 and shared_out))
     return layout, draw(st.sampled_from(MODELS), label="model")
 
 

@@ -87,6 +87,101 @@ def test_a_stranger_is_read_as_it_is(name: str) -> None:
     assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
 
 
+CONFIGURED = {
+    "k14a_nemo_fast_geglu.yaml": Facts(
+        1.322, 8, {"tp": 2}, 2048, "bf16", "nemo@2023", {"gated_ffn": True, "activation": "gelu"}
+    ),
+    "k14d_nemo_reference_to_own_group.yaml": Facts(1.314, 8, {"tp": 2}, 16384, "bf16", "nemo@2023"),
+    "k16b_key_twice.yaml": Facts(1.316, 8, {"tp": 2, "micro_batch": 2}, 2048, "bf16", "nemo@2023"),
+    "k19a_titan_float8_old_key.toml": Facts(8.030, 16, {"dp": 16, "zero": 3}, 8192, "fp8", "torchtitan@2024"),
+    "k19b_titan_2024_degrees.toml": Facts(
+        8.030, 16, {"tp": 2, "pp": 2, "dp": 4, "micro_batch": 4}, 8192, "bf16", "torchtitan@2024"
+    ),
+    "k19d_titan_flavour_known.toml": Facts(107.770, 64, {"dp": 64}, 8192, "bf16", "torchtitan"),
+    "k19f_titan_accumulation.toml": Facts(8.030, 8, {"dp": 8, "micro_batch": 2}, 4096, "bf16", "torchtitan"),
+    "k20a_nanotron_expert_axis.yaml": Facts(0.498, 4, {"tp": 2, "dp": 2, "ep": 2}, 2048, "bf16", "nanotron"),
+    "k21a_llmfoundry_wrapped_variables.yaml": Facts(1.315, 8, {"dp": 8}, 4096, "bf16", "llm-foundry"),
+    "k21b_llmfoundry_moe.yaml": Facts(0.338, 8, {"dp": 8}, 1024, "bf16", "llm-foundry", {"stack": ("*E",) * 4}),
+}
+"""Files of configurations, of the other frameworks."""
+NOT_IN_THE_FILE = {"k19a_titan_float8_old_key.toml": 16, "k19b_titan_2024_degrees.toml": 16}
+"""Devices of those that do not say them."""
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_a_configuration_is_read_as_it_is(name: str) -> None:
+    launch, facts = read_launch(STRANGERS / name, devices=NOT_IN_THE_FILE.get(name)), CONFIGURED[name]
+    assert launch.missing == ()
+    assert launch.may_be_wrong == ()
+    assert launch.layout is not None
+    assert {key: getattr(launch.layout, key) for key in facts.layout} == facts.layout
+    assert (launch.devices, launch.seq_len, launch.framework) == (facts.devices, facts.seq_len, facts.framework)
+    assert launch.job_fields["dtype"] == facts.dtype
+    assert {key: getattr(launch.model, key) for key in facts.model} == facts.model
+    assert launch.model is not None
+    assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
+
+
+def test_batches_that_accumulate_are_whole() -> None:
+    """8 shards of 2 sequences, accumulated 8 times."""
+    assert read_launch(STRANGERS / "k19f_titan_accumulation.toml").global_batch == 128
+
+
+@pytest.mark.parametrize(
+    ("reference", "value"),
+    [
+        ("${multiply:2,1024}", 2048),
+        ("${sum:1024,1024}", 2048),
+        ("${divide_ceil:4095,2}", 2048),
+        ("${divide_floor:4097,2}", 2048),
+        ("${subtract:4096,2048}", 2048),
+        ("${.max_position_embeddings}", 2048),
+        ("${model.max_position_embeddings}", 2048),
+        ("${training.model.max_position_embeddings}", 2048),
+        ("${conf.training.model.max_position_embeddings}", 2048),
+    ],
+)
+def test_references_of_nemo_are_computed(reference: str, value: int) -> None:
+    text = (STRANGERS / "k16b_key_twice.yaml").read_text()
+    assert "encoder_seq_length: 2048" in text
+    changed = text.replace("encoder_seq_length: 2048", f"encoder_seq_length: {reference}")
+    assert parse_launch(changed, "run.yaml").seq_len == value
+
+
+@pytest.mark.parametrize("section", ["training", "experimental", "parallelism"])
+def test_degrees_of_torchtitan_stand_under_every_section_that_had_them(section: str) -> None:
+    text = (STRANGERS / "k19a_titan_float8_old_key.toml").read_text().partition("[experimental]")[0]
+    text = text.replace("batch_size = 1", "batch_size = 8")
+    degrees = {"pipeline_parallel_degree": 2, "context_parallel_degree": 2}
+    lines = "\n".join(f"{name} = {degree}" for name, degree in degrees.items())
+    text = f"{text}{lines}\n" if section == "training" else f"{text}[{section}]\n{lines}\n"
+    launch = parse_launch(text, "run.toml", devices=16)
+    assert launch.layout is not None
+    assert (launch.layout.pp, launch.layout.cp, launch.layout.dp) == (2, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("lines", "dtype"),
+    [
+        ("[float8]\nenable_float8_linear = true", "fp8"),
+        ("[float8]\nenable_float8_linear = false", "bf16"),
+        ("[model.extra]\n[float8]", "bf16"),
+    ],
+)
+def test_float8_of_torchtitan_is_a_switch(lines: str, dtype: str) -> None:
+    text = (STRANGERS / "k19a_titan_float8_old_key.toml").read_text().partition("[float8]")[0]
+    assert parse_launch(f"{text}{lines}\n", "run.toml", devices=16).job_fields.get("dtype", "bf16") == dtype
+
+
+def test_adapters_of_configurations_freeze_the_rest() -> None:
+    titan = (STRANGERS / "k19f_titan_accumulation.toml").read_text() + "[lora]\nrank = 16\nalpha = 32.0\n"
+    assert parse_launch(titan, "run.toml").job_fields["adapter_rank"] == 16
+    foundry = (STRANGERS / "k21b_llmfoundry_moe.yaml").read_text()
+    peft = "  peft_config:\n    peft_type: LORA\n    r: 8\nglobal_train_batch_size"
+    job = parse_launch(foundry.replace("global_train_batch_size", peft, 1), "run.yaml").job_fields
+    assert (job["frozen"], job["adapter_rank"]) == (True, 8)
+
+
 def test_a_launcher_and_a_command_in_exported_variables() -> None:
     launch = read_launch(STRANGERS / "r02_quoted_launcher.slurm")
     assert launch.layout is not None

@@ -43,6 +43,10 @@ def _replicas(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_replicas(fields: Fields) -> Mapping[str, Any]:
+    if fields["dp"] % fields["ep"]:
+        raise LaunchFileError(f"ep={fields['ep']}: nanotron spreads experts over replicas; take one that divides dp")
+    if fields["ep"] > 1 and fields["tp"] > 1 and not fields["sequence_parallel"]:
+        raise LaunchFileError("sequence_parallel=false: with ep > 1 and tp > 1 every rank would send the same tokens")
     values = {"parallelism.dp": fields["dp"] // fields["ep"]}
     return values | ({_EXPERT_AXIS: fields["ep"]} if fields["ep"] > 1 else {})
 
