@@ -310,6 +310,45 @@ def test_one_task_per_node_is_a_guess() -> None:
     assert any("one device per node is a guess" in line for line in launch.assumed)
 
 
+def test_nodes_of_a_file_are_a_guess() -> None:
+    launch = launched(before="deepspeed --hostfile hosts --num_gpus 8")
+    assert launch.devices == 8
+    assert any("8 devices are a guess: the nodes are those of hosts" in line for line in launch.assumed)
+    assert launched(before="deepspeed --hostfile hosts --num_gpus 8 --num_nodes 2").devices == 16
+
+
+@pytest.mark.parametrize(
+    ("argument", "field", "value"),
+    [
+        ("--tensor-model-parallel 2", "tp", 2),
+        ("--tensor_model_parallel_size=2", "tp", 2),
+        ("--pipeline-model-parallel=2", "pp", 2),
+        ("--expert-model-parallel-size=1", "ep", 1),
+        ("--sequence-parallel --tensor-model-parallel-size 2", "sequence_parallel", True),
+        ("--sequence-parallel ${EXTRA} --tensor-model-parallel-size 2", "sequence_parallel", True),
+        ("--use-distributed $EXTRA", "zero", 1),
+    ],
+)
+def test_spellings_of_arguments(argument: str, field: str, value: object) -> None:
+    launch = launched(argument)
+    assert getattr(launch.layout, field) == value
+    assert launch.ignored == ()
+
+
+CONFIG = '{"zero_optimization": {"stage": $STAGE, "offload_optimizer": {"device": "cpu"}}}'
+
+
+def test_the_configuration_of_deepspeed_says_the_stage(tmp_path: Path) -> None:
+    command = f"deepspeed --num_nodes 1 --num_gpus 8 {TRAIN} --no-pipeline-parallel --deepspeed --deepspeed_config"
+    (tmp_path / "ds.json").write_text(CONFIG.replace("$STAGE", "3"))
+    beside = tmp_path / "run.sh"
+    beside.write_text(f"{command} ds.json\n")
+    written = f"STAGE=2\ncat <<EOT > ./ds.json\n{CONFIG}\nEOT\n{command} ./ds.json\n"
+    for launch, stage in ((read_launch(beside), 3), (parse_launch(written, "run.sh"), 2)):
+        assert launch.layout is not None
+        assert (launch.layout.zero, launch.layout.offload_states) == (stage, "optimizer")
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "words"),
     [

@@ -1,5 +1,6 @@
 """Command lines of launch scripts as entries, and scripts that launch."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,8 @@ LAUNCHER: Final = ("nproc-per-node", "nnodes")
 """Arguments of torchrun, before the script's name."""
 SCRIPT: Final = "<script>"
 """The entry of the Python program that runs: its file or module."""
-LAUNCHING: Final = ("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "num-processes", "num-machines")
-"""Arguments of torchrun, DeepSpeed's launcher and Accelerate's that say how many processes run."""
+LAUNCHING: Final = ("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "num-processes", "num-machines", "hostfile")
+"""Arguments of torchrun, DeepSpeed's launcher and Accelerate's that say how many processes run, or where."""
 _LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
 _SLURM: Final = ("srun", "sbatch", "salloc")
 _MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "jsrun", "aprun")
@@ -65,17 +66,46 @@ def read_arguments(
         job.pop("ntasks", None)  # that of the whole job, of which this command runs a part
     for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
+    if "deepspeed-config" in entries and "zero-stage" not in entries:
+        entries |= _of_configuration(entries["deepspeed-config"], where, script.files)
     return Source(where=where, entries=entries, notes=tuple(notes))
+
+
+def _of_configuration(config: Entry, where: str, written: Mapping[str, str]) -> dict[str, Entry]:
+    """What DeepSpeed's JSON says of ZeRO, where the script writes it or it lies beside the script."""
+    name = Path(str(config.value))
+    path = Path(where).parent / name.name
+    try:
+        text = written.get(name.name) or (path.read_text("utf-8") if path.is_file() else "")
+        zero = json.loads(text)["zero_optimization"]
+        stage, offload = zero["stage"], zero.get("offload_optimizer") or {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    entries = {"zero-stage": Entry(str(stage), config.line)}
+    if isinstance(offload, dict) and offload.get("device") in ("cpu", "nvme"):
+        entries["cpu-optimizer"] = Entry(True, config.line)
+    return entries
 
 
 def _known(command: Command, known: frozenset[str]) -> set[str]:
     """Known arguments of a command."""
-    return {_name(word.text) for word in command.words if word.text.startswith("--")} & known
+    return {_in_full(_name(word.text), known) for word in command.words if word.text.startswith("--")} & known
 
 
 def _name(text: str) -> str:
     """An argument's name with hyphens: `--num_layers=4` is `num-layers`."""
     return text[2:].partition("=")[0].replace("_", "-")
+
+
+def _in_full(name: str, known: frozenset[str]) -> str:
+    """An argument's whole name where it is written in part, as argparse allows (`--micro-batch` of one alone).
+
+    Words without a hyphen are too many things: `--output` is of srun, and no part of `--output-logit-softcapping`.
+    """
+    if name in known or "-" not in name:
+        return name
+    longer = [whole for whole in known if whole.startswith(name)]
+    return longer[0] if len(longer) == 1 else name
 
 
 def _others(best: Command, commands: Sequence[Command], known: frozenset[str]) -> list[str]:
@@ -138,7 +168,7 @@ def _entries(words: Sequence[Word], known: frozenset[str], switches: frozenset[s
     for i, word in enumerate(words):
         of_launcher = script is not None and i < script
         if word.text.startswith("--") and len(word.text) > 2:
-            name = _name(word.text)
+            name = _in_full(_name(word.text), known)
             if of_launcher and name not in LAUNCHING:
                 name = ""  # options of schedulers, containers and the like
                 continue

@@ -52,17 +52,6 @@ class Launch:
     missing: tuple[str, ...] = ()
     """What must be given for a prediction, one sentence with the remedy each."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """What was read from which file, and how far to trust it, for JSON."""
-        return {
-            "file": self.path,
-            "format": self.format,
-            "framework": self.framework,
-            "may_be_wrong": list(self.may_be_wrong),
-            "assumed": list(self.assumed),
-            "not_understood": list(self.ignored),
-        }
-
     def problem(self, cluster: Cluster | str) -> Problem:
         """What the file is about, on a cluster: with the layout all that a prediction or a search needs.
 

@@ -55,6 +55,11 @@ def _world(found: Mapping[str, Any]) -> Fields:
             scheduled[name] = int(found[f"sbatch-{name}"])
     nodes = _number(found, "nnodes", "num-nodes") or scheduled.get("nodes")
     each = _number(found, "nproc-per-node", "num-gpus")
+    if each is not None and nodes is None and found.get("hostfile"):
+        guess = (
+            f"{each} devices are a guess: the nodes are those of {found['hostfile']}, which is not read; give --devices"
+        )
+        return {"devices": each, "note.devices": guess}
     if each is not None:
         return {"devices": (nodes or 1) * each}
     if (processes := _number(found, "num-processes")) is not None:
@@ -216,7 +221,7 @@ _FP8_RECIPES: Final = {"delayed": "delayed", "tensorwise": "current", "mxfp8": "
 _TABLE: Final = (
     Rule(
         keys=(*LAUNCHING, *(f"sbatch-{name}" for name in SCHEDULED)),
-        read=_world, write=_write_world, fields=("devices",),
+        read=_world, write=_write_world, fields=("devices",), optional=("hostfile",),
     ),
     key("tensor-model-parallel-size", "tp", default=1, also=("model-parallel-size",)),
     key("pipeline-model-parallel-size", "pp", default=1),

@@ -56,6 +56,8 @@ class Script:
     """Parts that were left out, one sentence each."""
     from_environment: tuple[str, ...]
     """Numbers that the script takes from variables of the environment: `NAME=VALUE`."""
+    files: Mapping[str, str]
+    """Texts of the files that it writes, by their names without folders."""
 
 
 class _Stop(Exception):
@@ -105,7 +107,12 @@ def run_script(
     except RecursionError:
         raise broken(where, 0, "nested too deeply to be a launch script") from None
     taken = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
-    return Script(commands=tuple(state.commands), notes=tuple(dict.fromkeys(state.notes)), from_environment=taken)
+    return Script(
+        commands=tuple(state.commands),
+        notes=tuple(dict.fromkeys(state.notes)),
+        from_environment=taken,
+        files=state.files,
+    )
 
 
 def _run_tree(
