@@ -139,6 +139,7 @@ def test_what_is_not_known_stays(script: str, commands: list[list[str]]) -> None
             r"line 1: the condition cannot be judged; what it sets \(GPUS\) is left out",
         ),
         ("\nfor x in $(ls); do A=$x; done", r"line 2: the loop is not followed; what it sets \(x, A\)|\(A\)"),
+        ("[ -f /data ] && A=1", r"line 1: the condition cannot be judged; what it sets \(A\) is left out"),
         ("source sizes.sh", r"sizes.sh \(line 1\) is not beside the script and is not followed"),
         ("case $1 in a) L=1;; esac", None),
     ],

@@ -10,27 +10,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from perfmodel.ingest.launch import _shell_syntax as syntax
+from perfmodel.ingest.launch import _shell_tree as tree
 from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch._scheduler import directives, slurm_numbers, slurm_variables
+from perfmodel.ingest.launch._shell_builtins import Builtins
 from perfmodel.ingest.launch._shell_expansion import (
     MOST_TURNS,
     Command,
-    Expander,
     State,
-    Value,
     Word,
-    next_index,
     pieces,
     shown,
-    unset_as_empty,
     with_braces,
 )
 from perfmodel.ingest.launch._shell_output import pipeline_output
-from perfmodel.ingest.launch._shell_values import Condition, calculate, unknown
+from perfmodel.ingest.launch._shell_values import unknown
 
 SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
 PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "say", "tee")
@@ -41,8 +39,6 @@ MOST_SCRIPTS: Final = 8
 """Scripts that start one another."""
 MOST_BEFORE_SCRIPT: Final = 30
 """Words of a command before the name of the script that it starts."""
-LONGEST_VALUE: Final = 500_000
-"""Characters of a variable, beyond which a script is none (`A=$A$A` doubles it)."""
 _SYSTEM_FILES: Final = ("/etc/", "/usr/", "/opt/", "/root/", "~", "/home/")
 """Where files lie that set up a machine, and say nothing of a job."""
 
@@ -96,13 +92,13 @@ def run_script(
         LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
     """
     try:
-        tree = syntax.parse(text, where)
-        state = _run_tree(tree, where, environment, arguments, variables or {}, obeys_exit=True)
+        script_tree = syntax.parse(text, where)
+        state = _run_tree(script_tree, where, environment, arguments, variables or {}, obeys_exit=True)
         launched = any(word.text.startswith("--") for command in state.commands for word in command.words)
         if state.stopped_at and not launched:
             # A script that refuses to run without its arguments still says the rest.
             line = state.stopped_at
-            state = _run_tree(tree, where, environment, arguments, variables or {}, obeys_exit=False)
+            state = _run_tree(script_tree, where, environment, arguments, variables or {}, obeys_exit=False)
             state.notes.append(f"line {line}: the script stops there; it is read on as if it did not")
     except RecursionError:
         raise broken(where, 0, "nested too deeply to be a launch script") from None
@@ -116,7 +112,7 @@ def run_script(
 
 
 def _run_tree(
-    tree: syntax.Sequence,
+    script_tree: tree.Sequence,
     where: str,
     environment: Mapping[str, str],
     arguments: Sequence[str],
@@ -129,7 +125,7 @@ def _run_tree(
         state.variables[name] = {"0": Word(value, 0)}
     interpreter = _Interpreter(state, obeys_exit)
     try:
-        interpreter.sequence(tree)
+        interpreter.sequence(script_tree)
     except _Stop as stop:
         state.stopped_at = stop.line
     # A function that nobody calls by its name may be called by a program (`srun bash -c "export -f ..."`).
@@ -139,7 +135,7 @@ def _run_tree(
     return state
 
 
-class _Interpreter(Expander):
+class _Interpreter(Builtins):
     """Walks the tree of a script, a method for each kind of node.
 
     Statuses are True (success), False, or None where the script does not say.
@@ -151,44 +147,40 @@ class _Interpreter(Expander):
         self.prefix = prefix
         """Words of the command that started this shell: `srun --nodes 4` of `srun --nodes 4 bash -c '...'`."""
         self.certain = True
-        self.written: list[str] | None = None
-        """What has been written so far, inside `$(...)`."""
-        self.folder = "."
-        """Where a command inside `$(...)` runs."""
-        self.locals: list[dict[str, Value | None]] = []
-        """Of every function that runs: what its local variables were outside."""
 
     # Lists of commands.
 
-    def sequence(self, node: syntax.Sequence) -> bool | None:
+    def sequence(self, node: tree.Sequence) -> bool | None:
+        """Run commands one after the other; the status is that of the last."""
         status: bool | None = True
         for item in node.items:
             status = self.and_or(item)
         return status
 
-    def and_or(self, node: syntax.AndOr) -> bool | None:
+    def and_or(self, node: tree.AndOr) -> bool | None:
         status = self.pipeline(node.first)
         for sign, other in node.others:
             if status is None:
                 # Programs are taken to succeed; a condition that cannot be judged decides nothing.
                 status = True if not self.judged(node.first) else None
             if status is None:
-                with self.supposing():
-                    self.pipeline(other)
+                line = getattr(node.first.commands[-1], "line", 0)
+                body = tree.Sequence((tree.AndOr(other, ()),))
+                self.left_out(body, line, "the condition cannot be judged")
             elif status is (sign == "&&"):
                 status = self.pipeline(other)
         return status
 
     @staticmethod
-    def judged(node: syntax.Pipeline) -> bool:
+    def judged(node: tree.Pipeline) -> bool:
         """Whether a pipeline is a condition, not a program that runs."""
         last = node.commands[-1]
-        if isinstance(last, syntax.Test):
+        if isinstance(last, tree.Test):
             return True
-        head = last.words[0].parts if isinstance(last, syntax.Simple) and last.words else ()
+        head = last.words[0].parts if isinstance(last, tree.Simple) and last.words else ()
         return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
 
-    def pipeline(self, node: syntax.Pipeline) -> bool | None:
+    def pipeline(self, node: tree.Pipeline) -> bool | None:
         if self.written is not None and self.writes(node):
             return self.write(node)
         printed = None
@@ -207,7 +199,7 @@ class _Interpreter(Expander):
 
     # Output of commands, `$(...)`.
 
-    def output(self, part: syntax.Part) -> str | None:
+    def output(self, part: tree.Part) -> str | None:
         outer, folder = self.written, self.folder
         self.written = []
         try:
@@ -219,18 +211,20 @@ class _Interpreter(Expander):
         finally:
             self.written, self.folder = outer, folder
 
-    def writes(self, node: syntax.Pipeline) -> bool:
+    def writes(self, node: tree.Pipeline) -> bool:
         """Whether a pipeline is of programs, which write something, and not of what the shell does itself."""
         first = node.commands[0]
-        if not isinstance(first, syntax.Simple) or not first.words:
+        if not isinstance(first, tree.Simple) or not first.words:
             return len(node.commands) > 1
         words = self.expand(first.words[0])
         head = words[0].text if words else ""
-        is_own = head in self.state.functions or head in syntax.DECLARING or self.builtin(head) is not None
+        is_own = head in self.state.functions or head in tree.DECLARING or self.builtin(head) is not None
         return len(node.commands) > 1 or not is_own
 
-    def write(self, node: syntax.Pipeline) -> bool:
-        def expand(raw: syntax.RawWord) -> list[str]:
+    def write(self, node: tree.Pipeline) -> bool:
+        """Add what a pipeline writes to the output; raises `_Unknown` where nobody knows it."""
+
+        def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
 
         text = pipeline_output(node, expand, self.text_of, self.variable, self.folder)
@@ -239,46 +233,46 @@ class _Interpreter(Expander):
         self.written.append(text)
         return True
 
-    def is_shell(self, node: syntax.Node) -> bool:
-        if not isinstance(node, syntax.Simple) or len(node.words) != 1:
+    def is_shell(self, node: tree.Node) -> bool:
+        if not isinstance(node, tree.Simple) or len(node.words) != 1:
             return False
         return [word.text for word in self.expand(node.words[0])][:1] in [[name] for name in SHELLS]
 
-    def printed(self, node: syntax.Node) -> Word | None:
+    def printed(self, node: tree.Node) -> Word | None:
         """What an `echo` writes."""
-        if not isinstance(node, syntax.Simple) or not node.words:
+        if not isinstance(node, tree.Simple) or not node.words:
             return None
         words = [word for raw in node.words for word in self.expand(raw)]
         if not words or words[0].text != "echo":
             return None
         return Word(" ".join(word.text for word in words[1:] if word.text not in ("-e", "-n")), node.line)
 
-    def run(self, node: syntax.Node) -> bool | None:
+    def run(self, node: tree.Node) -> bool | None:
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
             raise broken(self.state.where, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
         match node:
-            case syntax.Simple():
+            case tree.Simple():
                 return self.simple(node)
-            case syntax.Test():
+            case tree.Test():
                 return self.condition_of(node)
-            case syntax.Calculation():
+            case tree.Calculation():
                 value = self.arithmetic(node.text, node.line)
                 return None if value is None else value != 0
-            case syntax.If():
+            case tree.If():
                 return self.if_block(node)
-            case syntax.While():
+            case tree.While():
                 return self.while_loop(node)
-            case syntax.For():
+            case tree.For():
                 return self.for_loop(node)
-            case syntax.CountingFor():
+            case tree.CountingFor():
                 return self.left_out(node.body, node.line, "the loop is not followed")
-            case syntax.Case():
+            case tree.Case():
                 return self.case_block(node)
-            case syntax.Function():
+            case tree.Function():
                 self.state.functions[node.name] = node.body
                 return True
-            case syntax.Group():
+            case tree.Group():
                 if not node.subshell:
                     return self.sequence(node.body)
                 with self.subshell():
@@ -309,7 +303,7 @@ class _Interpreter(Expander):
             self.certain = certain
             self.state.variables, self.state.arguments = variables, arguments
 
-    def left_out(self, body: syntax.Sequence, line: int, reason: str) -> None:
+    def left_out(self, body: tree.Sequence, line: int, reason: str) -> None:
         """Commands that run or do not, or an unknown number of times; says so where they change anything."""
         before, commands = dict(self.state.variables), len(self.state.commands)
         changed: list[str] = []
@@ -326,7 +320,7 @@ class _Interpreter(Expander):
 
     # Blocks.
 
-    def if_block(self, node: syntax.If) -> bool | None:
+    def if_block(self, node: tree.If) -> bool | None:
         for i, (condition, body) in enumerate(node.branches):
             status = self.sequence(condition)
             if status is None:
@@ -339,7 +333,7 @@ class _Interpreter(Expander):
                 return self.sequence(body)
         return True if node.otherwise is None else self.sequence(node.otherwise)
 
-    def case_block(self, node: syntax.Case) -> bool | None:
+    def case_block(self, node: tree.Case) -> bool | None:
         subject = self.condition_text(node.subject)
         if unknown(subject):
             for _, body in node.clauses:
@@ -350,7 +344,7 @@ class _Interpreter(Expander):
                 return self.sequence(body)
         return True
 
-    def while_loop(self, node: syntax.While) -> bool | None:
+    def while_loop(self, node: tree.While) -> bool | None:
         variables, arguments = dict(self.state.variables), list(self.state.arguments)
         commands = len(self.state.commands)
         for _ in range(MOST_TURNS):
@@ -365,7 +359,7 @@ class _Interpreter(Expander):
         self.left_out(node.body, node.line, "the loop is not followed")
         return None
 
-    def for_loop(self, node: syntax.For) -> bool | None:
+    def for_loop(self, node: tree.For) -> bool | None:
         if node.words is None:
             words = list(self.state.arguments)
         else:
@@ -379,7 +373,7 @@ class _Interpreter(Expander):
                 break
         return True
 
-    def turn(self, body: syntax.Sequence) -> bool:
+    def turn(self, body: tree.Sequence) -> bool:
         """One turn of a loop; False where it is the last."""
         try:
             self.sequence(body)
@@ -391,10 +385,10 @@ class _Interpreter(Expander):
 
     # Simple commands.
 
-    def simple(self, node: syntax.Simple) -> bool | None:
+    def simple(self, node: tree.Simple) -> bool | None:
         words = [word for raw in node.words for word in self.expand(raw)]
         head = words[0].text if words else ""
-        if not words or head in syntax.DECLARING:
+        if not words or head in tree.DECLARING:
             return self.declare(node, words)
         if node.assignments:
             # `NAME=value command` sets it for this command alone.
@@ -403,59 +397,7 @@ class _Interpreter(Expander):
                 return self.command(node, words)
         return self.command(node, words)
 
-    @contextmanager
-    def restoring(self, names: Sequence[str]) -> Iterator[None]:
-        before = {name: self.state.variables.get(name) for name in names}
-        try:
-            yield
-        finally:
-            self.restore(before)
-
-    def restore(self, before: Mapping[str, Value | None]) -> None:
-        for name, value in before.items():
-            if value is None:
-                self.state.variables.pop(name, None)
-            else:
-                self.state.variables[name] = value
-
-    def declare(self, node: syntax.Simple, words: Sequence[Word]) -> bool:
-        if self.locals and words and words[0].text == "local":
-            for assignment in node.assignments:
-                self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
-        self.assign(node.assignments)
-        for word in words[1:]:
-            # `export $VARIABLES` may hold whole assignments.
-            name, sign, value = word.text.partition("=")
-            if sign and name.isidentifier():
-                self.state.variables[name] = {"0": Word(value, word.line)}
-        return True
-
-    def assign(self, assignments: Sequence[syntax.Assignment]) -> None:
-        for assignment in assignments:
-            name = assignment.name
-            before = self.state.variables.get(name, {})
-            if assignment.elements is not None:
-                value = dict(before) if assignment.appends else {}
-                for index, raw in assignment.elements:
-                    words = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
-                    first = self.index(index) if index is not None else next_index(value)
-                    for i, word in enumerate(words):
-                        value[first if i == 0 else str(int(first) + i)] = word
-            else:
-                word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
-                # What a script adds to a variable that it has not set is added to nothing.
-                word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
-                at = "0" if assignment.index is None else self.index(assignment.index)
-                if assignment.appends and at in before:
-                    word = Word(before[at].text + word.text, before[at].line)
-                value = {at: word} if assignment.index is None else {**before, at: word}
-            if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
-                raise broken(
-                    self.state.where, assignment.line, f"{name} grows beyond measure; this is no launch script"
-                )
-            self.state.variables[name] = value
-
-    def command(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+    def command(self, node: tree.Simple, words: list[Word]) -> bool | None:
         """What a command does: to the script's state if it is a part of the shell, else it is collected."""
         head = words[0].text
         builtin = self.builtin(head)
@@ -474,8 +416,8 @@ class _Interpreter(Expander):
         self.launch(node, words)
         return None
 
-    def builtin(self, head: str) -> "Callable[[syntax.Simple, list[Word]], bool | None] | None":
-        tables: dict[str, Callable[[syntax.Simple, list[Word]], bool | None]] = {
+    def builtin(self, head: str) -> "Callable[[tree.Simple, list[Word]], bool | None] | None":
+        tables: dict[str, Callable[[tree.Simple, list[Word]], bool | None]] = {
             "[": self.old_test,
             "test": self.old_test,
             "true": lambda node, words: True,
@@ -501,127 +443,21 @@ class _Interpreter(Expander):
         }
         return tables.get(head)
 
-    def old_test(self, node: syntax.Simple, words: list[Word]) -> bool | None:
-        texts = [text for raw in node.words[1:] for text in self.condition_texts(raw)]
-        if texts and texts[-1] == "]":
-            texts.pop()
-        return Condition(texts, double=False, exists=self.exists).value()
-
-    def condition_of(self, node: syntax.Test) -> bool | None:
-        texts = []
-        for i, raw in enumerate(node.words):
-            is_pattern = i > 0 and node.words[i - 1].parts and node.words[i - 1].parts[0].text in ("==", "=", "!=")
-            texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
-        return Condition(texts, double=True, exists=self.exists).value()
-
-    def condition_texts(self, raw: syntax.RawWord) -> list[str]:
-        """Words of a condition, where a variable that nobody set is empty."""
-        return [unset_as_empty(word.text) for word in self.expand(raw)]
-
-    def condition_text(self, raw: syntax.RawWord) -> str:
-        return unset_as_empty(self.joined(raw).text)
-
-    def pattern(self, raw: syntax.RawWord) -> str:
-        """A pattern, in which quoted characters stand for themselves."""
-        text = ""
-        for part in raw.parts:
-            piece = self.joined(syntax.RawWord((part,), raw.line)).text
-            text += re.sub(r"([*?\[])", r"[\1]", piece) if part.quoted else piece
-        return unset_as_empty(text)
-
-    def exists(self, name: str) -> bool | None:
-        """Whether a file is there: known only of those beside the script, and of those that it writes."""
-        if unknown(name) or not name:
-            return None
-        beside = self.beside(name)
-        return True if Path(name).name in self.state.files or (beside is not None and beside.exists()) else None
-
-    def set_arguments(self, node: syntax.Simple, words: list[Word]) -> bool:
-        texts = [word.text for word in words]
-        if "--" in texts:
-            self.state.arguments = words[texts.index("--") + 1 :]
-        elif len(words) > 1 and not texts[1].startswith(("-", "+")):
-            self.state.arguments = words[1:]
-        return True
-
-    def shift(self, node: syntax.Simple, words: list[Word]) -> bool:
-        number = calculate(words[1].text) if len(words) > 1 else 1
-        if number is None or not 0 <= number <= len(self.state.arguments):
-            return False
-        del self.state.arguments[:number]
-        return True
-
-    def unset(self, node: syntax.Simple, words: list[Word]) -> bool:
-        for word in words[1:]:
-            element = re.fullmatch(r"(\w+)\[(.+)\]", word.text)
-            if element and element[1] in self.state.variables:
-                value = dict(self.state.variables[element[1]])
-                value.pop(self.index(element[2]), None)
-                self.state.variables[element[1]] = value
-            else:
-                self.state.variables.pop(word.text, None)
-        return True
-
-    def evaluate(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+    def evaluate(self, node: tree.Simple, words: list[Word]) -> bool | None:
         return self.inline(" ".join(word.text for word in words[1:]), node.line)
 
-    def let(self, node: syntax.Simple, words: list[Word]) -> bool | None:
-        values = [self.arithmetic(word.text, node.line) for word in words[1:]]
-        return None if None in values else bool(values and values[-1])
-
-    def read(self, node: syntax.Simple, words: list[Word]) -> bool | None:
-        names = [word.text for word in words[1:] if word.text.isidentifier()]
-        if node.here is None or not names:
-            return None
-        text = self.text_of(node.here).strip("\n")
-        if any(word.text.startswith("-") and "a" in word.text for word in words[1:]):
-            separator = self.state.variables.get("IFS", {}).get("0", Word("", 0)).text.strip() or None
-            pieces = text.split(separator)
-            self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(pieces)}
-            return True
-        values = text.split(None, len(names) - 1) if len(names) > 1 else [text]
-        for name, value in zip(names, values, strict=False):
-            self.state.variables[name] = {"0": Word(value, node.here.line)}
-        return True
-
-    def getopts(self, node: syntax.Simple, words: list[Word]) -> bool | None:
-        """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
-        if len(words) < 3:
-            return None
-        options, name, arguments = words[1].text, words[2].text, self.state.arguments
-        at = int(self.value_of("OPTIND", "1"))
-        if at > len(arguments) or not re.match(r"-\w", arguments[at - 1].text):
-            return False
-        letter, attached = arguments[at - 1].text[1], arguments[at - 1].text[2:]
-        takes_value = f"{letter}:" in options
-        argument = attached
-        if takes_value and not attached and at < len(arguments):
-            argument, at = arguments[at].text, at + 1
-        for variable, value in ((name, letter), ("OPTARG", argument), ("OPTIND", str(at + 1))):
-            self.state.variables[variable] = {"0": Word(value, node.line)}
-        return True
-
-    def value_of(self, name: str, default: str) -> str:
-        value = self.state.variables.get(name)
-        return value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
-
-    def stop(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+    def stop(self, node: tree.Simple, words: list[Word]) -> bool | None:
         if words[0].text == "exit" and not self.obeys_exit:
             return True
         raise _Stop(words[0].text, node.line)
 
-    def prefixed(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+    def prefixed(self, node: tree.Simple, words: list[Word]) -> bool | None:
         rest = words[1:]
         while rest and rest[0].text.startswith("-"):
             if "v" in rest[0].text:  # `command -v nvcc` asks whether there is one
                 return None
             del rest[0]
         return self.command(node, rest) if rest else True
-
-    def change_folder(self, node: syntax.Simple, words: list[Word]) -> bool:
-        if self.written is not None:
-            self.folder = str(PurePosixPath(self.folder, words[1].text)) if len(words) > 1 else "~"
-        return True
 
     def call(self, name: str, words: Sequence[Word]) -> bool | None:
         """Run a function; what it declares local is forgotten after."""
@@ -666,7 +502,7 @@ class _Interpreter(Expander):
             finally:
                 self.prefix = outer
 
-    def source(self, node: syntax.Simple, words: list[Word]) -> bool | None:
+    def source(self, node: tree.Simple, words: list[Word]) -> bool | None:
         name = words[1].text if len(words) > 1 else ""
         text = self.script_beside(name)
         if text is None:
@@ -687,34 +523,7 @@ class _Interpreter(Expander):
         finally:
             self.state.arguments = arguments
 
-    def beside(self, name: str) -> Path | None:
-        """The file of this name in the script's folder, in that above it, or below; None for those elsewhere."""
-        if not name or self.state.where in ("", "-"):
-            return None
-        folder = Path(self.state.where).parent
-        outermost = folder.resolve().parent
-        # A part that is not known may be the folder itself, as in `$(git rev-parse --show-toplevel)/sizes.sh`.
-        known = re.sub(r"^.*[})]/", "", name) if unknown(name) else name
-        try:
-            for candidate in (Path(known), folder / known):
-                inside = outermost in candidate.resolve().parents
-                if inside and candidate.is_file():
-                    return candidate
-        except (OSError, ValueError, RuntimeError):
-            return None
-        return None
-
-    def script_beside(self, name: str) -> str | None:
-        """The text of a script that this one writes, or that lies beside it."""
-        if (written := self.state.files.get(Path(name).name)) is not None:
-            return written
-        path = self.beside(name)
-        try:
-            return None if path is None or path.stat().st_size > LONGEST_VALUE else path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
-
-    def launch(self, node: syntax.Simple, words: list[Word]) -> None:
+    def launch(self, node: tree.Simple, words: list[Word]) -> None:
         """A program: an inner shell is followed, everything else is collected with its arguments."""
         names = [Path(word.text).name for word in words]
         shell_at = next((i for i, name in enumerate(names) if name in SHELLS), None)
@@ -749,7 +558,7 @@ class _Interpreter(Expander):
                 self.state.variables[name] = {"0": Word(value, line)}
             self.inner(text, line, prefix, arguments, counts=counts)
 
-    def shell(self, node: syntax.Simple, words: list[Word], at: int) -> bool:
+    def shell(self, node: tree.Simple, words: list[Word], at: int) -> bool:
         """Follow `bash -c text`, `bash file` or `bash <<EOF`; False where there is nothing to follow."""
         rest = words[at + 1 :]
         while rest and rest[0].text.startswith(("-", "+")):

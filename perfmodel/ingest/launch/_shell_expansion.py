@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from perfmodel.ingest.launch import _shell_syntax as syntax
+from perfmodel.ingest.launch import _shell_tree as tree
 from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch._shell_values import calculate, replaced, trimmed, unknown
 
@@ -52,7 +53,7 @@ class State:
     arguments: list[Word]
     """`$1` and those after it."""
     variables: dict[str, Value] = field(default_factory=dict)
-    functions: dict[str, syntax.Node] = field(default_factory=dict)
+    functions: dict[str, tree.Node] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     files: dict[str, str] = field(default_factory=dict)
     """Texts of files that the script itself writes."""
@@ -75,7 +76,7 @@ class Expander:
         self.depth = 0
         """Levels of functions, scripts and expressions that are open."""
 
-    def joined(self, raw: syntax.RawWord) -> Word:
+    def joined(self, raw: tree.RawWord) -> Word:
         """A word that is not divided at blanks: the value of an assignment."""
         texts = []
         for part in raw.parts:
@@ -83,7 +84,7 @@ class Expander:
             texts.append(part.written if values is None else " ".join(word.text for word in values))
         return Word("".join(texts), raw.line)
 
-    def expand(self, raw: syntax.RawWord) -> list[Word]:
+    def expand(self, raw: tree.RawWord) -> list[Word]:
         """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
         words: list[Word] = []
         text, line, begun = "", raw.line, False
@@ -113,7 +114,7 @@ class Expander:
             words.append(Word(text, line))
         return words
 
-    def values(self, part: syntax.Part) -> list[Word] | None:
+    def values(self, part: tree.Part) -> list[Word] | None:
         """What a part stands for; None where nothing says."""
         words = self._values(part)
         # Variables made of variables double at every line.
@@ -123,7 +124,7 @@ class Expander:
             raise broken(self.state.where, part.line, message)
         return words
 
-    def _values(self, part: syntax.Part) -> list[Word] | None:
+    def _values(self, part: tree.Part) -> list[Word] | None:
         if part.kind == "text":
             return [Word(part.text, part.line)]
         if part.kind == "arithmetic":
@@ -134,7 +135,7 @@ class Expander:
             return None if text is None else [Word(text, part.line)]
         return self.parameter(part.text, part.line)
 
-    def output(self, part: syntax.Part) -> str | None:
+    def output(self, part: tree.Part) -> str | None:
         """What a command writes; None where that is not known."""
         raise NotImplementedError
 
@@ -289,7 +290,7 @@ class Expander:
             self.state.variables.pop(name, None)
         return before if sign in ("++", "--") else after
 
-    def text_of(self, here: syntax.HereText) -> str:
+    def text_of(self, here: tree.HereText) -> str:
         if here.word is not None:
             return self.joined(here.word).text
         if here.literal:
@@ -302,25 +303,25 @@ def pieces(word: Word) -> list[Word]:
     words: list[Word] = []
     line, before = word.line, 0
     for match in re.finditer(r"\S+", word.text):
-        line += syntax.lines_in(word.text[before : match.start()])
+        line += tree.lines_in(word.text[before : match.start()])
         before = match.start()
         words.append(Word(match[0], line))
     return words
 
 
-def _is_list(part: syntax.Part) -> bool:
+def _is_list(part: tree.Part) -> bool:
     """Whether a part stands for any number of words, also when it is quoted (`"$@"`, `"${A[@]}"`)."""
     return part.kind == "parameter" and (part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text)
 
 
 def shown(text: str) -> str:
     """A text as it was written, without the marks that keep words together and count lines."""
-    return text.replace(syntax.JOINED, "").replace(syntax.HELD, " ")
+    return text.replace(tree.JOINED, "").replace(tree.HELD, " ")
 
 
 def unset_as_empty(text: str) -> str:
     """A text in which variables that nobody set are empty, as the shell takes them."""
-    return re.sub(r"\$\{(\w+)(\[[^\]]*\])?\}", "", text.replace(syntax.JOINED, ""))
+    return re.sub(r"\$\{(\w+)(\[[^\]]*\])?\}", "", text.replace(tree.JOINED, ""))
 
 
 def next_index(value: Value) -> str:

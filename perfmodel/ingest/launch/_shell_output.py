@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Final
 
-from perfmodel.ingest.launch import _shell_syntax as syntax
+from perfmodel.ingest.launch import _shell_tree as tree
 from perfmodel.ingest.launch._shell_values import calculate, unknown
 
-Expand = Callable[[syntax.RawWord], list[str]]
+Expand = Callable[[tree.RawWord], list[str]]
 MOST_NODES: Final = 100_000
 """Names of nodes that are made up at most."""
 
 
 def pipeline_output(
-    node: syntax.Pipeline,
+    node: tree.Pipeline,
     expand: Expand,
-    text_of: Callable[[syntax.HereText], str],
+    text_of: Callable[[tree.HereText], str],
     variable: Callable[[str], str | None],
     folder: str,
 ) -> str | None:
@@ -34,7 +34,7 @@ def pipeline_output(
     """
     text: str | None = None
     for command in node.commands:
-        if not isinstance(command, syntax.Simple):
+        if not isinstance(command, tree.Simple):
             return None
         words = [word for raw in command.words for word in expand(raw)]
         given = text if command.here is None else text_of(command.here)

@@ -5,10 +5,32 @@ The parser only divides text. It expands nothing and runs nothing: `perfmodel.in
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch._shell_tree import (
+    DECLARING,
+    JOINED,
+    AndOr,
+    Assignment,
+    Calculation,
+    Case,
+    CountingFor,
+    For,
+    Function,
+    Group,
+    HereText,
+    If,
+    Node,
+    Part,
+    Pipeline,
+    RawWord,
+    Sequence,
+    Simple,
+    Test,
+    While,
+    lines_in,
+)
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?!$-]")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
@@ -33,183 +55,8 @@ _CLOSERS: Final = {
     "esac": "case",
     "}": "{",
 }
-JOINED: Final = "\v"
-"""A blank in place of a continued line inside quotes, so that the lines of what follows can be counted."""
-HELD: Final = "\x01"
-"""A blank in what could not be expanded, at which it is not divided."""
-DECLARING: Final = ("export", "local", "declare", "readonly", "typeset")
-"""Commands whose arguments are assignments."""
 DEEPEST: Final = 60
 """Levels of nesting, beyond which a text is no launch script."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of a word that is expanded by itself."""
-
-    kind: Literal["text", "parameter", "arithmetic", "output"]
-    """`text` stands for itself; `parameter` is the inside of `${...}`, `arithmetic` of `$((...))`, `output` of
-    `$(...)`."""
-    text: str
-    quoted: bool
-    line: int
-
-    @property
-    def written(self) -> str:
-        """The piece as a script has it, for what cannot be expanded; it stays one word."""
-        form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[self.kind]
-        return form.format(re.sub(r"\s", HELD, self.text))
-
-
-@dataclass(frozen=True)
-class RawWord:
-    """A word before expansion."""
-
-    parts: tuple[Part, ...]
-    line: int
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """`name=value`, `name+=value`, `name[index]=value` or `name=(elements)`."""
-
-    name: str
-    index: str | None
-    appends: bool
-    value: RawWord | None
-    elements: tuple[tuple[str | None, RawWord], ...] | None
-    """Of an array: an index, where it has one, and a word each."""
-    line: int
-
-
-@dataclass
-class HereText:
-    """What stands after `<<` or `<<<`."""
-
-    delimiter: str
-    literal: bool
-    """Nothing in it is expanded (`<<'EOF'`)."""
-    text: str = ""
-    word: RawWord | None = None
-    """Of a `<<<`."""
-    line: int = 0
-
-
-@dataclass(frozen=True)
-class Simple:
-    """Assignments, or a command with its arguments."""
-
-    assignments: tuple[Assignment, ...]
-    """Those before the command; of `export` and the like also those after."""
-    words: tuple[RawWord, ...]
-    here: HereText | None
-    output: RawWord | None
-    """The file that the output goes to."""
-    line: int
-
-
-@dataclass(frozen=True)
-class Test:
-    """`[[ ... ]]`: the words between."""
-
-    words: tuple[RawWord, ...]
-    line: int
-
-
-@dataclass(frozen=True)
-class Calculation:
-    """`(( ... ))`."""
-
-    text: str
-    line: int
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Commands joined by `|`, the status of the last negated by a leading `!`."""
-
-    commands: "tuple[Node, ...]"
-    negated: bool
-
-
-@dataclass(frozen=True)
-class AndOr:
-    """A pipeline and those that run after it if it succeeds (`&&`) or fails (`||`)."""
-
-    first: Pipeline
-    others: tuple[tuple[str, Pipeline], ...]
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """Commands one after the other."""
-
-    items: tuple[AndOr, ...]
-
-
-@dataclass(frozen=True)
-class If:
-    """Conditions with what runs if they hold, and what runs if none does."""
-
-    branches: tuple[tuple[Sequence, Sequence], ...]
-    otherwise: Sequence | None
-    line: int
-
-
-@dataclass(frozen=True)
-class While:
-    """`while` and `until` loops."""
-
-    condition: Sequence
-    body: Sequence
-    until: bool
-    line: int
-
-
-@dataclass(frozen=True)
-class For:
-    """`for name in words`; without words over the script's own arguments."""
-
-    name: str
-    words: tuple[RawWord, ...] | None
-    body: Sequence
-    line: int
-
-
-@dataclass(frozen=True)
-class CountingFor:
-    """`for ((start; condition; step))`, and `select`, neither of which is followed."""
-
-    body: Sequence
-    line: int
-
-
-@dataclass(frozen=True)
-class Case:
-    """A word, and what runs if it matches patterns."""
-
-    subject: RawWord
-    clauses: tuple[tuple[tuple[RawWord, ...], Sequence], ...]
-    line: int
-
-
-@dataclass(frozen=True)
-class Function:
-    """The definition of a function."""
-
-    name: str
-    body: "Node"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Commands in braces or, as a `subshell` that changes no variables outside, in parentheses."""
-
-    body: Sequence
-    subshell: bool
-
-
-Node = Simple | Test | Calculation | If | While | For | CountingFor | Case | Function | Group
 
 
 def parse(text: str, where: str, line: int = 1, *, counts: bool = True) -> Sequence:
@@ -228,11 +75,6 @@ def parse(text: str, where: str, line: int = 1, *, counts: bool = True) -> Seque
     tree = parser.sequence(())
     parser.require_end()
     return tree
-
-
-def lines_in(text: str) -> int:
-    """Ends of lines in a text, also those that a backslash joined."""
-    return text.count("\n") + text.count(JOINED)
 
 
 def parse_word(text: str, where: str, line: int, *, quoted: bool) -> RawWord:
