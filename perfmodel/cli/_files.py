@@ -210,6 +210,7 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
         model=arguments.model,
         seq_len=arguments.seq_len,
         dtype=arguments.dtype,
+        needs_layout=hasattr(arguments, "layout"),
     )
     arguments.launch = launch
     _say(launch)

@@ -100,7 +100,7 @@ UNDEFINED = {
 @pytest.mark.parametrize("argument", UNDEFINED)
 def test_what_is_given_replaces_what_the_file_cannot_say(argument: str) -> None:
     text = f"torchrun --nproc-per-node 4 {SIZES} {argument}\n"
-    with pytest.raises(LaunchFileError, match="which the file does not define; set it, or give --"):
+    with pytest.raises(LaunchFileError, match=r"which the file does not define; .* give --"):
         parse_launch(text, "run.sh")
     launch = parse_launch(text, "run.sh", **UNDEFINED[argument])
     assert launch.layout is not None
@@ -112,6 +112,14 @@ def test_what_is_given_replaces_what_the_file_cannot_say(argument: str) -> None:
             assert launch.model.name == value
         else:
             assert getattr(launch, name) == value
+
+
+def test_a_search_needs_no_layout_of_the_file() -> None:
+    text = f"torchrun --nproc-per-node 8 {SIZES} --tensor-model-parallel-size $TP\n"
+    with pytest.raises(LaunchFileError, match=r"--layout tp="):
+        parse_launch(text, "run.sh")
+    launch = parse_launch(text, "run.sh", needs_layout=False)
+    assert (launch.devices, launch.global_batch) == (8, 8)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_adapters_freeze_the_rest() -> None:
 
 def test_arguments_of_a_script_stand_behind_its_name() -> None:
     path = STRANGERS / "k11c_positional_parameters.sh"
-    with pytest.raises(LaunchFileError, match=r"nproc-per-node is '\$\{1\}'.* --devices"):
+    with pytest.raises(LaunchFileError, match=r"nproc-per-node is '\$\{1\}'.* behind its name.* --devices"):
         read_launch(path)
     for call in (f"{path} 8 24 2", f"bash {path} 8 24 2", f"NOBODY=1 {path} 8 24 2"):
         launch = read_launch(call)
@@ -440,6 +440,12 @@ def test_megatron_deepspeed() -> None:
     assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.zero) == (4, "ulysses", 3)
     assert launch.layout.offload_states == "optimizer"
     assert launch.layout.dp == 8
+    residual = launched("--num-experts 8 --mlp-type residual --ffn-hidden-size 1024 --deepspeed", deepspeed)
+    experts = model(residual).experts
+    assert experts is not None
+    assert experts.shared_ffn_hidden == 1024
+    launch = launched("--num-experts 64 128 --expert-interval 2 --deepspeed", deepspeed)
+    assert launch.may_be_wrong == ("the model may be wrong: layers with 64, 128 experts are read as 96 in each",)
     experts = model(launched("--num-experts 1 1 64 --expert-interval 2 --deepspeed", deepspeed)).experts
     assert experts is not None
     assert (experts.count, experts.topk, experts.every) == (64, 1, 2)

@@ -1,5 +1,6 @@
 """One format of launch files: how it is recognised, and the table of what its keys mean."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -98,8 +99,12 @@ class LaunchFormat:
             stated = [rule for rule in rules if rule.fields and all(settled(field) for field in rule.fields)]
             if rules and not stated:
                 # Several rules may read a key; the one that reads little else is about this key.
-                remedy = _flag_for(min(rules, key=lambda rule: (not rule.fields, len(rule.keys))))
-                message = f"{name} is {entries[name].value!r}, which the file does not define; set it, or give {remedy}"
+                flag = _flag_for(min(rules, key=lambda rule: (not rule.fields, len(rule.keys))))
+                value = entries[name].value
+                remedy = f"set it, or give {flag}"
+                if re.search(r"\$\{[1-9]\}", value):
+                    remedy = f"write the script's own arguments behind its name, or give {flag}"
+                message = f"{name} is {value!r}, which the file does not define; {remedy}"
                 raise broken(where, entries[name].line, message)
         return set(keys)
 

@@ -81,6 +81,8 @@ class Given:
     model: Model | None = None
     seq_len: int | None = None
     dtype: str | None = None
+    needs_layout: bool = True
+    """Whether the file's layout is wanted; else what it does not define of it does not matter."""
 
     def states(self, field: str) -> bool:
         """Whether the caller states a field of a file (`perfmodel.ingest.launch._table`)."""
@@ -90,7 +92,8 @@ class Given:
             return self.devices is not None
         if field in ("global_batch", "seq_len", "dtype"):
             return getattr(self, field) is not None
-        return _has(self, field)
+        is_of_layout = field in (*_LAYOUT, "layers_per_chunk", "ep_most")
+        return _has(self, field) or (is_of_layout and not self.needs_layout)
 
     @property
     def settled(self) -> tuple[Harm, ...]:

@@ -42,7 +42,7 @@ def _listed(node: ast.AST) -> list[int] | int:
 def expert_layers(frequency: Any, layers: int) -> list[bool]:
     """Which layers have experts: every so many one, the first of them, or as a list says (Megatron-Core
     `megatron/core/models/gpt/gpt_layer_specs.py`); raises `BadValue`."""
-    text = str(frequency).strip()
+    text = " ".join(map(str, frequency)) if isinstance(frequency, list) else str(frequency).strip()
     if text.lstrip("-").isdigit():
         every = int(text)
         if every == -1:  # MindSpeed: all of them

@@ -55,13 +55,9 @@ def _feed_forward(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
-    kind, gated = fields.get("model.activation"), fields.get("model.gated_ffn", False)
-    flags = {
-        "swiglu": True if gated and kind == "silu" else None,
-        "geglu": True if gated and kind == "gelu" else None,
-        "glu-activation": "reglu" if gated and kind == "relu" else None,
-        "squared-relu": True if kind == "relu2" else None,
-    }
+    # Megatron-LM itself has no other gates than these.
+    kind = fields.get("model.activation")
+    flags = {"swiglu": True if kind == "silu" else None, "squared-relu": True if kind == "relu2" else None}
     return {"ffn-hidden-size": fields.get("model.ffn_hidden")} | flags
 
 
@@ -175,8 +171,10 @@ def of_deepspeed(found: Mapping[str, Any]) -> bool:
 
 
 def _count_experts(value: Any) -> int:
-    """Experts of a layer; Megatron-DeepSpeed takes a number for each, the largest of which counts."""
-    return max((WHOLE.read(number) for number in _listed(value) if number is not None), default=0)
+    """Experts of a layer; the mean of those above 1 where layers differ, as Megatron-DeepSpeed has them."""
+    counts = [WHOLE.read(number) for number in _listed(value) if number is not None]
+    several = [count for count in counts if count > 1]
+    return round(sum(several) / len(several)) if several else max(counts, default=0)
 
 
 def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
@@ -198,8 +196,15 @@ def _experts(found: Mapping[str, Any]) -> Fields:
         says["experts.topk"] = WHOLE.read(found.get("moe-router-topk", found.get("topk")))
     elif count > 1:
         says["experts.topk"] = 1 if of_deepspeed(found) else 2
+    if len(set(_listed(found.get("num-experts"))) - {"1"}) > 1:
+        numbers = ", ".join(map(str, _listed(found["num-experts"])))
+        says["doubt.experts"] = f"the model may be wrong: layers with {numbers} experts are read as {count} in each"
     if "moe-intermediate-size" in found:
         says["experts.ffn_hidden"] = WHOLE.read(found["moe-intermediate-size"])
+    if found.get("mlp-type") == "residual" and "hidden-size" in found:
+        # Every token passes a dense feed-forward too (DeepSpeed-MoE, arXiv 2201.05596, section 4.1).
+        dense = found.get("ffn-hidden-size", 4 * WHOLE.read(found["hidden-size"]))
+        says["experts.shared_ffn_hidden"] = WHOLE.read(dense)
     shared = WHOLE_OR_NONE.read(found.get("n-shared-experts", 0))
     if shared:
         each = found.get("moe-intermediate-size", found.get("moe-ffn-hidden-size", found.get("ffn-hidden-size")))
@@ -211,7 +216,8 @@ def _experts(found: Mapping[str, Any]) -> Fields:
 
 _EXPERTS: Final = (
     "num-experts", "topk", "moe-router-topk", "n-shared-experts", "moe-intermediate-size", "moe-ffn-hidden-size",
-    "ffn-hidden-size", "moe-expert-parallel-size", "deepspeed", "deepspeed-config", "expert-interval",
+    "ffn-hidden-size", "moe-expert-parallel-size", "deepspeed", "deepspeed-config", "expert-interval", "mlp-type",
+    "hidden-size",
 )  # fmt: skip
 
 

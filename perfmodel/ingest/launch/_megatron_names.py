@@ -44,7 +44,7 @@ _HARMLESS: Final = {
     "capacity": "moe-min-capacity moe-eval-capacity-factor",
     "8 bits": "fp8-margin fp8-interval fp8-amax-* use-precision-aware-optimizer",
     "adapters": "lora-fusion lora-load",
-    "forks": "model-type-hf use-tutel mlp-type deepspeed-activation-checkpointing is-hybrid-model bert-no-binary-head",
+    "forks": "model-type-hf use-tutel deepspeed-activation-checkpointing is-hybrid-model bert-no-binary-head",
     "scales": "original-max-position-embeddings scale-depth scale-emb dim-model-base embed-scale",
     "checks": "output-multiplier-scale check-for-* no-check-for-* record-memory-history memory-snapshot-path",
     "more checks": "empty-unused-memory-level hysteresis",

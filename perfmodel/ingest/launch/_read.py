@@ -43,6 +43,7 @@ def read_launch(
     model: Model | str | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
+    needs_layout: bool = True,
 ) -> Launch:
     """What a launch file of a training framework says: model, layout, job, number of devices.
 
@@ -58,6 +59,8 @@ def read_launch(
         model: the model, or its name in the catalog.
         seq_len: tokens per sequence.
         dtype: element type of the products.
+        needs_layout: False where another layout is looked for: values of the file's that it does not define, as
+            variables that nobody sets, are then not refused.
 
     Raises:
         LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
@@ -73,6 +76,7 @@ def read_launch(
         model=model,
         seq_len=seq_len,
         dtype=dtype,
+        needs_layout=needs_layout,
         arguments=call.arguments,
         variables=call.variables,
     )
@@ -116,6 +120,7 @@ def parse_launch(
     model: Model | str | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
+    needs_layout: bool = True,
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Launch:
@@ -133,6 +138,7 @@ def parse_launch(
         model=catalog.model(model) if isinstance(model, str) else model,
         seq_len=seq_len,
         dtype=dtype,
+        needs_layout=needs_layout,
     )
     stated, unread = form.read(source.entries, where, given.states)
     if kept := _COMMENT.search(text):
