@@ -304,6 +304,15 @@ def test_devices_are_those_that_run(name: str) -> None:
     assert not any("guess" in line for line in launch.assumed)
 
 
+def test_several_trainings_in_a_script_are_named() -> None:
+    command = f"torchrun --nproc_per_node 8 {TRAIN}"
+    launch = parse_launch(f"{command}\n{command} --tensor-model-parallel-size 2\n", "run.sh")
+    assert launch.ignored == ("2 commands train with different arguments; the one on line 2 is read",)
+    assert parse_launch(f"{command}\n{command} --node_rank 1 --save x\n", "run.sh").ignored == ()
+    sweep = f"for MICRO in 1 2 4; do\n{command.replace('--micro-batch-size 1', '--micro-batch-size $MICRO')}\ndone\n"
+    assert "3 commands train with different arguments" in parse_launch(sweep, "run.sh").ignored[0]
+
+
 def test_one_task_per_node_is_a_guess() -> None:
     launch = parse_launch(f"#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nsrun python {TRAIN}\n", "run.sh")
     assert launch.devices == 4

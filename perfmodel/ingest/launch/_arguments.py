@@ -20,7 +20,7 @@ LAUNCHING: Final = ("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "num-pr
 """Arguments of torchrun, DeepSpeed's launcher and Accelerate's that say how many processes run, or where."""
 _LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
 _SLURM: Final = ("srun", "sbatch", "salloc")
-_MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "jsrun", "aprun")
+_MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "aprun")
 FEWEST: Final = 4
 """Known arguments that a command has at least if it is one of several that train."""
 
@@ -59,7 +59,7 @@ def read_arguments(
         commands = [Command(tuple(word for line in lines for word in line))]
     notes = [*script.notes, *(f"{setting} is taken from the environment" for setting in script.from_environment)]
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
-    notes += _others(best, commands, known)
+    notes += _others(best, commands, known, switches)
     entries = _entries(best.words, known, switches)
     started = _numbers_of(best.words)
     if "ntasks-per-node" in started:
@@ -108,18 +108,21 @@ def _in_full(name: str, known: frozenset[str]) -> str:
     return longer[0] if len(longer) == 1 else name
 
 
-def _others(best: Command, commands: Sequence[Command], known: frozenset[str]) -> list[str]:
+def _others(best: Command, commands: Sequence[Command], known: frozenset[str], switches: frozenset[str]) -> list[str]:
     """A note on further commands that train with other arguments."""
-    texts = [word.text for word in best.words]
-    others = [
-        command
-        for command in commands
-        if len(_known(command, known)) >= FEWEST and [word.text for word in command.words] != texts
-    ]
+    read = _said(best, known, switches)
+    stated = [_said(command, known, switches) for command in commands]
+    others = [arguments for arguments in stated if len(arguments) >= FEWEST and arguments != read]
     if not others:
         return []
     line = best.words[0].line
     return [f"{len(others) + 1} commands train with different arguments; the one on line {line} is read"]
+
+
+def _said(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
+    """Known arguments of a command with their values."""
+    entries = _entries(command.words, known, switches)
+    return {name: entry.value for name, entry in entries.items() if name in known}
 
 
 def _numbers_of(words: Sequence[Word]) -> dict[str, int]:

@@ -1,0 +1,339 @@
+"""The same script in other words is read the same: quoting, arrays, variables, order, continued lines, comments, flags.
+
+Two generators. One rewrites the text of real-shaped scripts by steps that a shell does not see. The other takes the
+command that a script runs, and writes a new script around it in the ways that people write launch scripts.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.ingest.launch._scheduler import requested, slurm_variables
+from perfmodel.ingest.launch._shell import run_script
+
+FOLDER = Path(__file__).parent
+SCRIPTS = sorted(
+    path
+    for folder in ("launch_files", "strangers")
+    for path in (FOLDER / folder).rglob("*")
+    if path.suffix in (".sh", ".slurm") and path.name not in ("sizes.sh", "k11c_positional_parameters.sh")
+)
+"""Scripts that say all that a prediction needs."""
+
+
+def facts(launch: Launch) -> tuple[object, ...]:
+    """All that a script says, without its name and its lines."""
+    model = launch.model
+    shape = None if model is None else {**vars(model), "name": "", "source": "", "aliases": ()}
+    sentences = [re.sub(r"line \d+", "", line) for line in (*launch.may_be_wrong, *launch.ignored)]
+    return (
+        shape and {key: value for key, value in shape.items() if key not in ("stack", "longest_seq_len", "seq_len")},
+        launch.layout,
+        launch.devices,
+        launch.global_batch,
+        launch.seq_len,
+        dict(launch.job_fields),
+        launch.framework,
+        sorted(sentences),
+        launch.missing,
+    )
+
+
+def read(text: str, path: Path) -> tuple[object, ...]:
+    return facts(parse_launch(text, str(path)))
+
+
+# Rewriting the text.
+
+
+def statement_starts(text: str) -> list[int]:
+    """Positions at which a line begins that is no part of a command, a quote, an array or a here-document."""
+    starts, at = [], 0
+    quote, depth, is_continued, delimiter = "", 0, False, ""
+    for line in text.splitlines(keepends=True):
+        start, at = at, at + len(line)
+        if delimiter:
+            delimiter = "" if line.strip() == delimiter else delimiter
+            continue
+        if not quote and depth == 0 and not is_continued:
+            starts.append(start)
+        if not quote and line.lstrip().startswith("#"):
+            continue
+        before = " "
+        for char in re.sub(r"\\.", "", line):
+            if quote:
+                quote = "" if char == quote else quote
+            elif char == "#" and before.isspace():
+                break
+            elif char in "'\"":
+                quote = char
+            else:
+                depth = max(0, depth + (char == "(") - (char == ")"))
+            before = char
+        is_continued = line.endswith("\\\n") and not quote
+        here = re.search(r"<<-?\s*['\"]?(\w+)", line)
+        delimiter = here[1] if here and not quote else ""
+    return starts
+
+
+def with_comments(text: str, data: st.DataObject) -> str:
+    """Comments before statements, but not before the first line, which names the shell."""
+    for start in reversed(statement_starts(text)[1:]):
+        comment = data.draw(st.sampled_from(("", "", "# --num-layers 1 'and \"so on\n", "   \n", "\t# $X ${Y\n")))
+        text = text[:start] + comment + text[start:]
+    return text
+
+
+def with_braces(text: str, data: st.DataObject) -> str:
+    """`$NAME` as `${NAME}`, outside single quotes."""
+    pieces = re.split(r"('[^'\n]*')", text)
+    return "".join(p if p.startswith("'") else re.sub(r"\$([A-Z_]\w*)", r"${\1}", p) for p in pieces)
+
+
+def with_equals(text: str, data: st.DataObject) -> str:
+    """`--flag=value` for `--flag value` of arguments with one value."""
+    names = "num-layers|hidden-size|seq-length|micro-batch-size|global-batch-size|tensor-model-parallel-size"
+    return re.sub(rf"--({names}) +(?=[\w$])", r"--\1=", text)
+
+
+def with_spaces(text: str, data: st.DataObject) -> str:
+    """More blanks between arguments, and at the ends of lines that are not continued."""
+    text = re.sub(r"(?<=\S) --", "   --", text)
+    return re.sub(r"(?<![\\\n])\n", "  \n", text)
+
+
+def with_windows_lines(text: str, data: st.DataObject) -> str:
+    return text.replace("\n", "\r\n")
+
+
+def with_function(text: str, data: st.DataObject) -> str:
+    """All but the scheduler's lines in a function, called at the end."""
+    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    body = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    return f'{head}\nmain() {{\n{body}\n}}\nmain "$@"\n'
+
+
+def with_condition(text: str, data: st.DataObject) -> str:
+    """All of it in a condition that holds."""
+    head, body = text.partition("\n")[::2]
+    condition = data.draw(st.sampled_from(("true", "[ 1 -eq 1 ]", '[[ -z "" ]]', "(( 2 > 1 ))")))
+    return f"{head}\nif {condition}; then\n{body}\nelse\nexit 1\nfi\n"
+
+
+def with_noise(text: str, data: st.DataObject) -> str:
+    """What scripts do beside: logs, folders, modules, traps."""
+    noise = "set -euo pipefail\nmkdir -p logs && cd logs\nmodule load cuda || true\ntrap 'echo bye' EXIT\n" \
+            'if [ ! -d "$CKPT" ]; then mkdir -p "$CKPT"; fi\nexport NCCL_DEBUG=INFO\n'  # fmt: skip
+    starts = statement_starts(text)
+    at = starts[min(1, len(starts) - 1)]
+    return text[:at] + noise + text[at:]
+
+
+STEPS = (
+    with_comments, with_braces, with_equals, with_spaces, with_windows_lines, with_function, with_condition, with_noise
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_a_rewritten_script_says_the_same(path: Path, data: st.DataObject) -> None:
+    text = path.read_text()
+    expected = read(text, path)
+    steps = data.draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=4, unique=True))
+    # Ends of lines are changed last: other steps look for them.
+    for step in sorted(steps, key=lambda step: step is with_windows_lines):
+        text = step(text, data)
+    assert read(text, path) == expected
+
+
+# Writing a new script around a command.
+
+
+class Writer:
+    """Writes arguments in the ways that scripts write them."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.lines: list[str] = []
+        self.names = 0
+
+    def choose(self, *ways: str) -> str:
+        return self.data.draw(st.sampled_from(ways))
+
+    def name(self, stem: str) -> str:
+        self.names += 1
+        return f"{stem}_{self.names}"
+
+    def quoted(self, word: str) -> str:
+        """A word in some quotes, or in none where it needs none."""
+        plain = shlex.quote(word) == word
+        way = self.choose("single", "double", "none", "none") if plain else self.choose("single", "double")
+        if way == "none":
+            return word
+        if way == "single":
+            return "'" + word.replace("'", "'\\''") + "'"
+        return '"' + re.sub(r'([\\"$`])', r"\\\1", word) + '"'
+
+    def value(self, word: str) -> str:
+        """A value as it stands, or by a variable that is set before."""
+        if not re.fullmatch(r"[\w.]+", word):
+            return self.quoted(word)
+        way = self.choose("plain", "plain", "variable", "default", "arithmetic", "quoted", "positional", "case")
+        name = self.name("VALUE")
+        if way == "variable":
+            self.lines.append(f"{self.choose('', 'export ', 'readonly ')}{name}={self.quoted(word)}")
+        elif way == "default":
+            self.lines.append(f"{name}=${{{name}:-{word}}}")
+        elif way == "case":
+            self.lines.append(f"case small in\n  large) {name}=0 ;;\n  small|tiny) {name}={word} ;;\nesac")
+        elif way == "arithmetic" and word.isdecimal() and not word.startswith("0"):
+            self.lines.append(f"{name}=$(( {int(word) + 3} - 3 ))")
+        elif way == "positional":
+            self.lines.append(f'set_{name}() {{ {name}="$2"; }}\nset_{name} x {self.quoted(word)}')
+        else:
+            return self.quoted(word)
+        return self.choose(f"${name}", f"${{{name}}}", f'"${{{name}}}"')
+
+    def argument(self, words: list[str]) -> list[str]:
+        """The words of one argument: its name, and its values."""
+        name, values = words[0], [self.value(word) for word in words[1:]]
+        if len(values) == 1 and self.choose("space", "space", "equals") == "equals":
+            return [f"{name}={values[0]}"]
+        return [name, *values]
+
+    def group(self, arguments: list[list[str]]) -> str:
+        """Arguments in an array, a string, or where they are used."""
+        words = [word for argument in arguments for word in self.argument(argument)]
+        breakable = [word for argument in arguments for word in argument]
+        way = self.choose("array", "array over lines", "appended array", "string", "appended string", "plain")
+        has_blanks = any(re.search(r"\s", word) or not re.fullmatch(r"[\w.,=/:-]+", word) for word in breakable)
+        if way.endswith("string") and has_blanks:
+            way = "array"  # a string is divided at its blanks, and its quotes are not read again
+        name = self.name("ARGUMENTS")
+        # Quotes within a string would be characters of the arguments.
+        bare = [re.sub("[\"']", "", word) for word in words]
+        if way == "array":
+            self.lines.append(f"{name}=({' '.join(words)})")
+        elif way == "array over lines":
+            self.lines.append(f"{name}=(\n    " + "  # a remark\n    ".join(words) + "\n)")
+        elif way == "appended array":
+            self.lines.append(f"{name}=()\n" + "\n".join(f"{name}+=({word})" for word in words))
+        elif way == "string":
+            self.lines.append(f'{name}="{self.choose("", " ")}{" ".join(bare)}"')
+        elif way == "appended string":
+            half = len(bare) // 2
+            first, second = " ".join(bare[:half]), " ".join(bare[half:])
+            self.lines.append(f'{name}=" \\\n  {first} \\\n"\n{name}+=" {second}"')
+        else:
+            return " ".join(words)
+        return f"${{{name}}}" if way.endswith("string") else f'"${{{name}[@]}}"'
+
+    def command(self, before: list[str], groups: list[str]) -> None:
+        """The command, by itself or through another shell."""
+        joint = self.choose(" ", " \\\n    ", "   ")
+        text = joint.join([*map(shlex.quote, before), *groups])
+        way = self.choose("plain", "plain", "function", "subshell", "condition", "evaluated", "piped")
+        if way == "function":
+            text = f"launch() {{\n  {text}\n}}\nlaunch"
+        elif way == "subshell":
+            text = f"( {text} )"
+        elif way == "condition":
+            text = f'if [ "$#" -lt 9 ]; then\n  {text}\nfi'
+        elif way == "evaluated" and '"' not in text and "'" not in text and "\\" not in text:
+            text = f'COMMAND="{text}"\neval $COMMAND'
+        elif way == "piped":
+            text = f"{text} 2>&1 | tee run.log"
+        self.lines.append(text)
+
+
+def grouped(words: list[str]) -> list[list[str]]:
+    """Arguments with their values."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def launched_words(text: str, path: Path) -> list[str]:
+    """The command that a script runs with most arguments."""
+    commands = run_script(text, str(path), {}, variables=slurm_variables(requested(text))).commands
+    texts = [[word.text for word in command.words] for command in commands if command.certain]
+    return max(texts, key=len)
+
+
+def from_program(words: list[str]) -> int:
+    """Where the arguments of the Python program begin."""
+    return next(i for i, word in enumerate(words) if word.endswith(".py")) + 1
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_a_new_script_around_the_same_command_says_the_same(path: Path, data: st.DataObject) -> None:
+    text = path.read_text()
+    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    words = launched_words(text, path)
+    start = from_program(words)
+    before, arguments = words[:start], grouped([word for word in words[start:] if "$" not in word])
+    plain = shlex.join([*before, *(word for argument in arguments for word in argument)])
+    expected = read(f"{head}{plain}\n", path)
+
+    writer = Writer(data)
+    shuffled = data.draw(st.permutations(arguments))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(shuffled)), max_size=3)))
+    parts = [shuffled[a:b] for a, b in zip([0, *cuts], [*cuts, len(shuffled)], strict=True) if a < b]
+    groups = [writer.group(part) for part in parts]
+    writer.command(before, groups)
+    text = head + "\n".join(writer.lines) + "\n"
+    assert read(text, path) == expected, text
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(data=st.data())
+def test_new_scripts_are_what_bash_runs(data: st.DataObject, tmp_path: Path) -> None:
+    """The second generator writes shell: bash passes the same words on as are read here."""
+    recorder = tmp_path / "torchrun"
+    if not recorder.exists():
+        recorder.write_text('#!/bin/bash\nprintf "%s\\037" "$@" > "$RECORD"\n')
+        recorder.chmod(0o755)
+    writer = Writer(data)
+    arguments = [["--num-layers", "4"], ["--bf16"], ["--moe-layer-freq", "([0]*1+[1]*3)"], ["--data-path", "a b", "c"],
+                 ["--split", "99,1,0"], ["--lr", "1e-4"]]  # fmt: skip
+    groups = [writer.group(part) for part in (arguments[:3], arguments[3:])]
+    writer.command(["torchrun", "--nproc_per_node", "8", "pretrain_gpt.py"], groups)
+    text = "#!/bin/bash\n" + "\n".join(writer.lines) + "\n"
+    record = tmp_path / "record"
+    record.unlink(missing_ok=True)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record)}
+    subprocess.run(["bash", "-c", text], env=environment, capture_output=True, timeout=20, cwd=tmp_path)
+    ran = record.read_text().split("\037")[:-1]
+    assert launched_words(text, tmp_path / "x.sh")[1:] == ran, text
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_a_script_with_a_line_less_is_read_or_refused_in_one_line(path: Path, data: st.DataObject) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    del lines[data.draw(st.integers(0, len(lines) - 1))]
+    refused = ""
+    try:
+        read("".join(lines), path)
+    except LaunchFileError as error:
+        refused = str(error)
+    assert "\n" not in refused
