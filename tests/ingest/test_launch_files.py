@@ -89,12 +89,12 @@ SAID = {
     ),
     "nanotron_3d.yaml": Said(
         "nanotron", "llama-like-1b",
-        f"tp=4,pp=2,dp=4,micro_batch=2,zero=1,sequence_parallel=true,tp_overlap=true,{NO_OVERLAP}", 128,
+        f"tp=4,pp=2,dp=4,micro_batch=2,zero=1,sequence_parallel=true,tp_overlap=true,partition=11-5,{NO_OVERLAP}", 128,
         4096, {"dtype": "bf16", "grad_dtype": "fp32"},
     ),
     "nanotron_afab.yaml": Said(
         "nanotron", {"layers": 12, "kv_heads": 4, "gated_ffn": True, "tied_embeddings": False, "norm": "rms_norm"},
-        "pp=4,schedule=gpipe,recompute=full", 8, 2048, {"dtype": "bf16", "grad_dtype": "bf16"},
+        "pp=4,schedule=gpipe,recompute=full,partition=4-4-4-0", 8, 2048, {"dtype": "bf16", "grad_dtype": "bf16"},
     ),
     "llm_foundry_7b.yaml": Said(
         "llm-foundry", "mpt-7b", "dp=32,zero=3,micro_batch=8,recompute=full", 1024, 2048,
