@@ -17,6 +17,7 @@ from perfmodel.schedule import (
     Phase,
     Schedule,
     check,
+    even_split,
     forward_part,
     from_keys,
     from_orders,
@@ -208,3 +209,38 @@ def test_messages_take_no_time_unless_told(p: int, m: int) -> None:
         assert starts_and_ends(schedule, times)[1].max() == 3 * (m + p - 1)
     late = PassTimes.uniform(p, 1.0, 2.0, transfer_s=0.5)
     assert starts_and_ends(schedule, late)[1].max() >= 3 * (m + p - 1) + 2 * (p - 1) * 0.5
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes"),
+    [
+        (8, [2, 2, 2, 2]),
+        (9, [2, 3, 2, 2]),
+        (10, [2, 3, 3, 2]),
+        (11, [3, 3, 3, 2]),
+        (3, [1, 1, 1, 0]),
+        (2, [0, 1, 1, 0]),  # the ends hold embedding and head
+    ],
+)
+def test_what_does_not_divide_goes_to_the_middle(layers: int, sizes: list[int]) -> None:
+    assert even_split(layers, 4).tolist() == sizes
+    with pytest.raises(LayoutError, match="cannot fill 4 pipeline stages"):
+        even_split(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "micro_batches", "steps"),
+    [
+        # until the first micro-batch is back, 2p passes, and again as long where no flush lets devices meet
+        ("1f1b", 4, 8, 2),
+        ("1f1b", 4, 2, 4),
+        ("1f1b", 4, 3, 3),
+        ("pipedream", 4, 8, 4),
+        ("pipedream", 4, 2, 8),
+        ("pipedream", 4, 3, 6),
+    ],
+)
+def test_a_stream_is_steady_once_the_first_micro_batch_is_back(
+    name: str, devices: int, micro_batches: int, steps: int
+) -> None:
+    assert get_schedule(name).steady_steps(devices, micro_batches) == steps
