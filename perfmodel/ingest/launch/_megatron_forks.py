@@ -20,26 +20,26 @@ _CONTEXT_ALGORITHMS: Final = {
 }
 
 
-def _ulysses(found: Mapping[str, Any]) -> Fields:
+def _ulysses(arguments: Mapping[str, Any]) -> Fields:
     """Sequence parallelism of Megatron-DeepSpeed, which shares heads out instead of passing keys around."""
-    degree = WHOLE.read(found["ds-sequence-parallel-size"])
+    degree = WHOLE.read(arguments["ds-sequence-parallel-size"])
     return {"cp": degree, "cp_kind": "ulysses"} if degree > 1 else {}
 
 
-def _context_algorithm(found: Mapping[str, Any]) -> Fields:
-    name = found["context-parallel-algo"]
+def _context_algorithm(arguments: Mapping[str, Any]) -> Fields:
+    name = arguments["context-parallel-algo"]
     says: Fields = {"cp_kind": words(_CONTEXT_ALGORITHMS).read(name)}
-    if "hybrid" in name and str(found.get("context-parallel-size", 1)) != "1":
+    if "hybrid" in name and str(arguments.get("context-parallel-size", 1)) != "1":
         says["note.context"] = f"{name} is taken as a ring, without its all-to-alls"
     return says
 
 
-def _no_pipeline(found: Mapping[str, Any]) -> Fields:
-    return {"pp": 1} if stated(found, "no-pipeline-parallel") else {}
+def _no_pipeline(arguments: Mapping[str, Any]) -> Fields:
+    return {"pp": 1} if stated(arguments, "no-pipeline-parallel") else {}
 
 
-def _offloaded_optimizer(found: Mapping[str, Any]) -> Fields:
-    if stated(found, "cpu-optimizer") or stated(found, "optimizer-cpu-offload"):
+def _offloaded_optimizer(arguments: Mapping[str, Any]) -> Fields:
+    if stated(arguments, "cpu-optimizer") or stated(arguments, "optimizer-cpu-offload"):
         return {"offload_states": "optimizer"}
     return {}
 
@@ -50,21 +50,21 @@ _STAGES: Final = (
 )  # fmt: skip
 
 
-def _stages(found: Mapping[str, Any]) -> Fields:
+def _stages(arguments: Mapping[str, Any]) -> Fields:
     """Layers of every stage: MindSpeed lists them, or leaves some of equal stages idle."""
-    pp = WHOLE.read(found.get("pipeline-model-parallel-size", 1))
-    if "num-layer-list" in found and pp > 1:
-        sizes = tuple(WHOLE_OR_NONE.read(part.strip()) for part in str(found["num-layer-list"]).split(","))
+    pp = WHOLE.read(arguments.get("pipeline-model-parallel-size", 1))
+    if "num-layer-list" in arguments and pp > 1:
+        sizes = tuple(WHOLE_OR_NONE.read(part.strip()) for part in str(arguments["num-layer-list"]).split(","))
         if len(sizes) != pp:
-            raise BadValue(f"must have a number for each of {pp} stages, got {found['num-layer-list']!r}")
+            raise BadValue(f"must have a number for each of {pp} stages, got {arguments['num-layer-list']!r}")
         return {"partition": sizes}
-    idle = idle_layers(found.get("noop-layers"))
-    if not idle or "num-layers" not in found or pp == 1:
+    idle = idle_layers(arguments.get("noop-layers"))
+    if not idle or "num-layers" not in arguments or pp == 1:
         return {}
-    layers = WHOLE.read(found["num-layers"])
-    each = WHOLE.read(found.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
+    layers = WHOLE.read(arguments["num-layers"])
+    each = WHOLE.read(arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
     if layers % (pp * each):
-        raise BadValue(f"layers are not {pp} stages of {each}; got {found['num-layers']!r}")
+        raise BadValue(f"layers are not {pp} stages of {each}; got {arguments['num-layers']!r}")
     sizes = [0] * pp
     for layer in range(layers):
         # Stages take their chunks of layers in turn.
@@ -72,26 +72,19 @@ def _stages(found: Mapping[str, Any]) -> Fields:
     return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
 
 
-_ADAPTED: Final = {
-    "linear_qkv": "attention",
-    "query_key_value": "attention",
-    "linear_proj": "attention",
-    "dense": "attention",
-    "linear_q": "attention",
-    "linear_kv": "attention",
-}
+_OF_ATTENTION: Final = ("linear_qkv", "query_key_value", "linear_proj", "dense", "linear_q", "linear_kv")
 """Products of attention by the names of Megatron-Core and of the generation before."""
 
 
-def _adapters(found: Mapping[str, Any]) -> Fields:
+def _adapters(arguments: Mapping[str, Any]) -> Fields:
     """LoRA of MindSpeed-LLM: all weights are frozen but those of adapters."""
-    rank = WHOLE_OR_NONE.read(found["lora-r"])
+    rank = WHOLE_OR_NONE.read(arguments["lora-r"])
     if not rank:
         return {}
     says: Fields = {"frozen": True, "adapter_rank": rank}
-    targets = found.get("lora-target-modules")
+    targets = arguments.get("lora-target-modules")
     names = targets if isinstance(targets, list) else str(targets or "").split()
-    others = [name for name in names if name not in _ADAPTED]
+    others = [name for name in names if name not in _OF_ATTENTION]
     if others:
         says["note.adapters"] = f"adapters of {', '.join(others)} are left out; those of attention are counted"
     return says
@@ -100,36 +93,36 @@ def _adapters(found: Mapping[str, Any]) -> Fields:
 _STATE_TYPES: Final = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
 
 
-def _state_types(found: Mapping[str, Any]) -> Fields:
+def _state_types(arguments: Mapping[str, Any]) -> Fields:
     """Element types of gradients and optimizer states (`--use-precision-aware-optimizer` of Megatron-Core)."""
     says: Fields = {}
-    if "main-grads-dtype" in found:
-        says["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(found["main-grads-dtype"])
-    narrow = [f"--{name} {found[name]}" for name in _STATE_TYPES[1:] if found.get(name, "fp32") != "fp32"]
+    if "main-grads-dtype" in arguments:
+        says["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(arguments["main-grads-dtype"])
+    narrow = [f"--{name} {arguments[name]}" for name in _STATE_TYPES[1:] if arguments.get(name, "fp32") != "fp32"]
     if narrow:
         says["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is taken as fp32"
     return says
 
 
-def _capacity(found: Mapping[str, Any]) -> Fields:
-    if stated(found, "disable-moe-token-dropping"):
+def _capacity(arguments: Mapping[str, Any]) -> Fields:
+    if stated(arguments, "disable-moe-token-dropping"):
         return {}
-    return {"expert_capacity_factor": NUMBER.read(found["moe-train-capacity-factor"])}
+    return {"expert_capacity_factor": NUMBER.read(arguments["moe-train-capacity-factor"])}
 
 
 FORKS: Final = (
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
     Rule(keys=("context-parallel-algo", "context-parallel-size"), fields=("cp_kind",),
-         read=lambda found: _context_algorithm(found) if "context-parallel-algo" in found else {}),
+         read=lambda arguments: _context_algorithm(arguments) if "context-parallel-algo" in arguments else {}),
     read_only("moe-expert-parallel-size", "ep_most"),
     Rule(keys=("no-pipeline-parallel",), read=_no_pipeline, fields=("pp",)),
     Rule(keys=("cpu-optimizer", "optimizer-cpu-offload"), read=_offloaded_optimizer, fields=("offload_states",)),
     Rule(keys=_STAGES, read=_stages, fields=("partition",)),
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
     Rule(keys=("lora-r", "lora-alpha", "lora-target-modules"), fields=("adapter_rank",),
-         read=lambda found: _adapters(found) if "lora-r" in found else {}),
+         read=lambda arguments: _adapters(arguments) if "lora-r" in arguments else {}),
     Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),
     Rule(keys=("moe-train-capacity-factor", "disable-moe-token-dropping"), fields=("expert_capacity_factor",),
-         read=lambda found: _capacity(found) if "moe-train-capacity-factor" in found else {}),
+         read=lambda arguments: _capacity(arguments) if "moe-train-capacity-factor" in arguments else {}),
 )  # fmt: skip
 """Rules of arguments of forks, read and never written."""

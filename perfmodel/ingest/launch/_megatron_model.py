@@ -37,20 +37,20 @@ _GATES_BY_NAME: Final = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "li
 _FEED_FORWARD: Final = ("ffn-hidden-size", *_GATES, "glu-activation", "squared-relu", "hidden-size")
 
 
-def _feed_forward(found: Mapping[str, Any]) -> Fields:
-    gates = [activation for name, activation in _GATES.items() if found.get(name) is True]
-    if "glu-activation" in found:
-        gates.append(words(_GATES_BY_NAME).read(found["glu-activation"]))
+def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
+    gates = [activation for name, activation in _GATES.items() if arguments.get(name) is True]
+    if "glu-activation" in arguments:
+        gates.append(words(_GATES_BY_NAME).read(arguments["glu-activation"]))
     says: Fields = {"model.gated_ffn": bool(gates)}
     if gates:
         says["model.activation"] = gates[-1]
-    elif found.get("squared-relu"):
+    elif arguments.get("squared-relu"):
         says["model.activation"] = "relu2"
-    if "ffn-hidden-size" in found:
-        says["model.ffn_hidden"] = WHOLE.read(found["ffn-hidden-size"])
-    elif found.get("swiglu") is True and "hidden-size" in found:
+    if "ffn-hidden-size" in arguments:
+        says["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
+    elif arguments.get("swiglu") is True and "hidden-size" in arguments:
         # Two thirds of four times the hidden size, in multiples of 64.
-        says["model.ffn_hidden"] = int(4 * WHOLE.read(found["hidden-size"]) * 2 / 3) // 64 * 64
+        says["model.ffn_hidden"] = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
     return says
 
 
@@ -61,11 +61,11 @@ def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
     return {"ffn-hidden-size": fields.get("model.ffn_hidden")} | flags
 
 
-def _heads(found: Mapping[str, Any]) -> Fields:
-    if "num-key-value-heads" in found:  # Megatron-DeepSpeed
-        return {"model.kv_heads": WHOLE.read(found["num-key-value-heads"])}
-    if "num-query-groups" in found and found.get("group-query-attention"):
-        return {"model.kv_heads": WHOLE.read(found["num-query-groups"])}
+def _heads(arguments: Mapping[str, Any]) -> Fields:
+    if "num-key-value-heads" in arguments:  # Megatron-DeepSpeed
+        return {"model.kv_heads": WHOLE.read(arguments["num-key-value-heads"])}
+    if "num-query-groups" in arguments and arguments.get("group-query-attention"):
+        return {"model.kv_heads": WHOLE.read(arguments["num-query-groups"])}
     return {}
 
 
@@ -95,11 +95,11 @@ _POSITION_SWITCHES: Final = {
 }
 
 
-def _positions(found: Mapping[str, Any]) -> Fields:
-    kinds = [meaning for name, meaning in _POSITION_SWITCHES.items() if found.get(name)]
+def _positions(arguments: Mapping[str, Any]) -> Fields:
+    kinds = [meaning for name, meaning in _POSITION_SWITCHES.items() if arguments.get(name)]
     kind = kinds[0] if kinds else None
-    if "position-embedding-type" in found and kind in (None, "none"):
-        kind = words(_POSITIONS).read(found["position-embedding-type"])
+    if "position-embedding-type" in arguments and kind in (None, "none"):
+        kind = words(_POSITIONS).read(arguments["position-embedding-type"])
     if kind is None:
         return {}
     says: Fields = {"model.positions": kind}
@@ -113,11 +113,11 @@ def _write_positions(fields: Fields) -> Mapping[str, Any]:
     return {"position-embedding-type": "learned_absolute" if kind == "learned" else kind}
 
 
-def _layers(found: Mapping[str, Any]) -> Fields:
+def _layers(arguments: Mapping[str, Any]) -> Fields:
     """Layers of the stack; MindSpeed counts among them those that do nothing."""
-    if "num-layers" not in found:
+    if "num-layers" not in arguments:
         return {}
-    return {"model.layers": WHOLE.read(found["num-layers"]) - len(idle_layers(found.get("noop-layers")))}
+    return {"model.layers": WHOLE.read(arguments["num-layers"]) - len(idle_layers(arguments.get("noop-layers")))}
 
 
 def idle_layers(value: Any) -> set[int]:
@@ -135,21 +135,21 @@ _EXPERT_LAYERS: Final = (
 )  # fmt: skip
 
 
-def _layers_with_experts(found: Mapping[str, Any]) -> Fields:
+def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     """Which layers have experts: as Megatron-Core says it, or MindSpeed, or Megatron-DeepSpeed."""
-    if "hybrid-override-pattern" in found or _count_experts(found.get("num-experts")) <= 1:
+    if "hybrid-override-pattern" in arguments or _count_experts(arguments.get("num-experts")) <= 1:
         return {}
-    if "first-k-dense-replace" not in found and "moe-layer-freq" not in found:
-        if of_deepspeed(found):
-            return {"experts.first_dense_layers": 0, "experts.every": WHOLE.read(found.get("expert-interval", 2))}
+    if "first-k-dense-replace" not in arguments and "moe-layer-freq" not in arguments:
+        if of_deepspeed(arguments):
+            return {"experts.first_dense_layers": 0, "experts.every": WHOLE.read(arguments.get("expert-interval", 2))}
         return {}
-    dense = WHOLE_OR_NONE.read(found.get("first-k-dense-replace", 0))
-    frequency = found.get("moe-layer-freq", 1)
-    if "num-layers" not in found:
+    dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
+    frequency = arguments.get("moe-layer-freq", 1)
+    if "num-layers" not in arguments:
         # The model is given otherwise; what can be said without its layers is said.
         return {"experts.first_dense_layers": dense} if str(frequency) in ("1", "-1") else {}
-    layers = WHOLE.read(found["num-layers"])
-    idle = idle_layers(found.get("noop-layers"))
+    layers = WHOLE.read(arguments["num-layers"])
+    idle = idle_layers(arguments.get("noop-layers"))
     pattern = expert_layers(frequency, layers)
     kept = [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]
     return expert_fields(kept)
@@ -158,7 +158,7 @@ def _layers_with_experts(found: Mapping[str, Any]) -> Fields:
 _OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
 
 
-def of_deepspeed(found: Mapping[str, Any]) -> bool:
+def of_deepspeed(arguments: Mapping[str, Any]) -> bool:
     """Whether arguments are those of Megatron-DeepSpeed."""
     names = (
         "deepspeed",
@@ -167,7 +167,7 @@ def of_deepspeed(found: Mapping[str, Any]) -> bool:
         "expert-interval",
         "ds-sequence-parallel-size",
     )
-    return any(name in found for name in names)
+    return any(name in arguments for name in names)
 
 
 def _count_experts(value: Any) -> int:
@@ -188,28 +188,30 @@ def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
     return {"moe-layer-freq": f"({'+'.join(parts)})"}
 
 
-def _experts(found: Mapping[str, Any]) -> Fields:
+def _experts(arguments: Mapping[str, Any]) -> Fields:
     """How many experts there are, how many of them a token goes to, and those that all tokens go to."""
-    count = _count_experts(found.get("num-experts"))
+    count = _count_experts(arguments.get("num-experts"))
     says: Fields = {"experts.count": count} if count else {}
-    if "topk" in found or "moe-router-topk" in found:
-        says["experts.topk"] = WHOLE.read(found.get("moe-router-topk", found.get("topk")))
+    if "topk" in arguments or "moe-router-topk" in arguments:
+        says["experts.topk"] = WHOLE.read(arguments.get("moe-router-topk", arguments.get("topk")))
     elif count > 1:
-        says["experts.topk"] = 1 if of_deepspeed(found) else 2
-    if len(set(_listed(found.get("num-experts"))) - {"1"}) > 1:
-        numbers = ", ".join(map(str, _listed(found["num-experts"])))
+        says["experts.topk"] = 1 if of_deepspeed(arguments) else 2
+    if len(set(_listed(arguments.get("num-experts"))) - {"1"}) > 1:
+        numbers = ", ".join(map(str, _listed(arguments["num-experts"])))
         says["doubt.experts"] = f"the model may be wrong: layers with {numbers} experts are read as {count} in each"
-    if "moe-intermediate-size" in found:
-        says["experts.ffn_hidden"] = WHOLE.read(found["moe-intermediate-size"])
-    if found.get("mlp-type") == "residual" and "hidden-size" in found:
+    if "moe-intermediate-size" in arguments:
+        says["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
+    if arguments.get("mlp-type") == "residual" and "hidden-size" in arguments:
         # Every token passes a dense feed-forward too (DeepSpeed-MoE, arXiv 2201.05596, section 4.1).
-        dense = found.get("ffn-hidden-size", 4 * WHOLE.read(found["hidden-size"]))
+        dense = arguments.get("ffn-hidden-size", 4 * WHOLE.read(arguments["hidden-size"]))
         says["experts.shared_ffn_hidden"] = WHOLE.read(dense)
-    shared = WHOLE_OR_NONE.read(found.get("n-shared-experts", 0))
+    shared = WHOLE_OR_NONE.read(arguments.get("n-shared-experts", 0))
     if shared:
-        each = found.get("moe-intermediate-size", found.get("moe-ffn-hidden-size", found.get("ffn-hidden-size")))
+        each = arguments.get(
+            "moe-intermediate-size", arguments.get("moe-ffn-hidden-size", arguments.get("ffn-hidden-size"))
+        )
         if each is None:
-            raise BadValue(f"needs the size of an expert, --moe-ffn-hidden-size; got {found['n-shared-experts']!r}")
+            raise BadValue(f"needs the size of an expert, --moe-ffn-hidden-size; got {arguments['n-shared-experts']!r}")
         says["experts.shared_ffn_hidden"] = shared * WHOLE.read(each)
     return says
 
@@ -221,9 +223,9 @@ _EXPERTS: Final = (
 )  # fmt: skip
 
 
-def _latent(found: Mapping[str, Any]) -> Fields:
+def _latent(arguments: Mapping[str, Any]) -> Fields:
     """Latent attention with the sizes that Megatron-Core has where nobody says them."""
-    asked = any(found.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention"))
+    asked = any(arguments.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention"))
     return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()} if asked else {}
 
 
@@ -240,37 +242,40 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _hybrid(found: Mapping[str, Any]) -> Fields:
+def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
-    program, spec = PurePosixPath(str(found.get(SCRIPT, ""))).name, " ".join(map(str, _listed(found.get("spec", ""))))
-    if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in found):
+    program, spec = (
+        PurePosixPath(str(arguments.get(SCRIPT, ""))).name,
+        " ".join(map(str, _listed(arguments.get("spec", "")))),
+    )
+    if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
         if not spec or any(known in spec for known in _PLAIN_SPECS):
             return {}
         return {"doubt.spec": f"the model may be wrong: its layers are those of --spec {spec}, which is not read"}
-    if "hidden-size" not in found:
+    if "hidden-size" not in arguments:
         return {}
-    pattern = found.get("hybrid-override-pattern", found.get("hybrid-layer-pattern"))
+    pattern = arguments.get("hybrid-override-pattern", arguments.get("hybrid-layer-pattern"))
     if pattern is not None:
         # Behind a slash stand modules that predict further tokens; bars only divide stages.
         letters = str(pattern).split("/")[0].replace("|", "")
-    elif "num-layers" in found:
-        ratios = (NUMBER.read(found.get(f"hybrid-{name}-ratio", 0.0)) for name in ("attention", "mlp"))
-        letters = hybrid_layers(WHOLE.read(found["num-layers"]), *ratios)
+    elif "num-layers" in arguments:
+        ratios = (NUMBER.read(arguments.get(f"hybrid-{name}-ratio", 0.0)) for name in ("attention", "mlp"))
+        letters = hybrid_layers(WHOLE.read(arguments["num-layers"]), *ratios)
     else:
         return {}
     if set(letters) - set("M*-E"):
         raise BadValue(f"may have layers M, *, - and E alone; got {pattern!r}")
     says: Fields = {"model.layers": len(letters), "model.mixers": letters}
     if "*" not in letters:
-        says["model.heads"] = WHOLE.read(found.get("num-attention-heads", 1))
+        says["model.heads"] = WHOLE.read(arguments.get("num-attention-heads", 1))
     if "M" in letters:
-        head_dim = WHOLE.read(found.get("mamba-head-dim", 64))
-        heads = WHOLE.read(found.get("mamba-num-heads", 2 * WHOLE.read(found["hidden-size"]) // head_dim))
+        head_dim = WHOLE.read(arguments.get("mamba-head-dim", 64))
+        heads = WHOLE.read(arguments.get("mamba-num-heads", 2 * WHOLE.read(arguments["hidden-size"]) // head_dim))
         says |= {
             "mamba.heads": heads,
             "mamba.head_dim": head_dim,
-            "mamba.state": WHOLE.read(found.get("mamba-state-dim", 128)),
-            "mamba.groups": WHOLE.read(found.get("mamba-num-groups", 8)),
+            "mamba.state": WHOLE.read(arguments.get("mamba-state-dim", 128)),
+            "mamba.groups": WHOLE.read(arguments.get("mamba-num-groups", 8)),
         }
     return says
 
@@ -295,41 +300,41 @@ _NO_DECODERS: Final = (
 """Words of programs that train something else than a stack of layers on words."""
 
 
-def _kind(found: Mapping[str, Any]) -> Fields:
+def _kind(arguments: Mapping[str, Any]) -> Fields:
     """What a program trains, where that is no causal decoder: BERT, T5, or something that is not described here."""
-    name = PurePosixPath(str(found.get(SCRIPT, ""))).stem.lower().replace("-", "_")
+    name = PurePosixPath(str(arguments.get(SCRIPT, ""))).stem.lower().replace("-", "_")
     parts = name.split("_")
-    if "bert" in parts or "bert-no-binary-head" in found:
+    if "bert" in parts or "bert-no-binary-head" in arguments:
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
-    if "t5" in parts or "decoder-num-layers" in found:
-        encoder = found.get("encoder-num-layers", found.get("num-layers"))
+    if "t5" in parts or "decoder-num-layers" in arguments:
+        encoder = arguments.get("encoder-num-layers", arguments.get("num-layers"))
         if encoder is None:
             return {}
         says: Fields = {
             "model.layers": WHOLE.read(encoder),
-            "model.decoder_layers": WHOLE.read(found.get("decoder-num-layers", encoder)),
+            "model.decoder_layers": WHOLE.read(arguments.get("decoder-num-layers", encoder)),
         }
-        if "encoder-seq-length" in found:
-            says["seq_len"] = WHOLE.read(found["encoder-seq-length"])
-        if "decoder-seq-length" in found:
-            says["model.decoder_seq_len"] = WHOLE.read(found["decoder-seq-length"])
+        if "encoder-seq-length" in arguments:
+            says["seq_len"] = WHOLE.read(arguments["encoder-seq-length"])
+        if "decoder-seq-length" in arguments:
+            says["model.decoder_seq_len"] = WHOLE.read(arguments["decoder-seq-length"])
         return says
     if set(parts) & set(_NO_DECODERS):
         return {"doubt.model": f"the model may be wrong: {name}.py trains no causal decoder, and is read as one"}
     return {}
 
 
-def _window(found: Mapping[str, Any]) -> Fields:
+def _window(arguments: Mapping[str, Any]) -> Fields:
     """Attention in a window: of Megatron-Core (`127,0`: so many tokens before and after), or of MindSpeed."""
-    value = found.get("window-size", found.get("sliding-window"))
+    value = arguments.get("window-size", arguments.get("sliding-window"))
     if value is None:
         return {}
     parts = value if isinstance(value, list) else str(value).strip("()").split(",")
     if str(parts[0]).strip() == "-1":  # no window
         return {}
     before = WHOLE_OR_NONE.read(str(parts[0]).strip())
-    says: Fields = {"model.window": before + 1 if "window-size" in found else before}
-    every = found.get("window-attn-skip-freq")
+    says: Fields = {"model.window": before + 1 if "window-size" in arguments else before}
+    every = arguments.get("window-attn-skip-freq")
     if every is not None and str(every).isdecimal():
         says["model.full_attention_every"] = WHOLE.read(every)
     elif every is not None:
@@ -337,13 +342,13 @@ def _window(found: Mapping[str, Any]) -> Fields:
     return says
 
 
-def _norm_ends(found: Mapping[str, Any]) -> Fields:
-    return {"model.norm_at": "both"} if stated(found, "post-norm") else {}
+def _norm_ends(arguments: Mapping[str, Any]) -> Fields:
+    return {"model.norm_at": "both"} if stated(arguments, "post-norm") else {}
 
 
-def stated(found: Mapping[str, Any], name: str) -> bool:
+def stated(arguments: Mapping[str, Any], name: str) -> bool:
     """Whether a switch is set."""
-    return found.get(name) in (True, "true", "True")
+    return arguments.get(name) in (True, "true", "True")
 
 
 def argument(name: str) -> str:

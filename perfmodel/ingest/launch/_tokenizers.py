@@ -83,21 +83,21 @@ def vocabulary_rule(
         added: keys of how many words come to those of the tokenizer.
     """
 
-    def read(found: Mapping[str, Any]) -> Fields:
+    def read(settings: Mapping[str, Any]) -> Fields:
         for key in sizes:
-            if key in found:
-                return {"model.vocab": WHOLE.read(found[key])}
-        more = sum(WHOLE_OR_NONE.read(found[key]) for key in added if key in found)
+            if key in settings:
+                return {"model.vocab": WHOLE.read(settings[key])}
+        more = sum(WHOLE_OR_NONE.read(settings[key]) for key in added if key in settings)
         for key in types:
-            size = vocabulary_of_type(found.get(key))
+            size = vocabulary_of_type(settings.get(key))
             if size is not None:
                 return {"model.vocab": size + more}
         for key in names:
-            size = vocabulary_of(found.get(key))
+            size = vocabulary_of(settings.get(key))
             if size is not None:
                 return {
                     "model.vocab": size + more,
-                    "note.vocabulary": f"a vocabulary of {size:,}, that of {found[key]}",
+                    "note.vocabulary": f"a vocabulary of {size:,}, that of {settings[key]}",
                 }
         return {}
 
