@@ -26,7 +26,7 @@ from perfmodel.validation._open_cells import (
     stated_degrees,
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, OpenChoice
-from perfmodel.validation._priors import ChoicePriors
+from perfmodel.validation._priors import EVERYWHERE, ChoicePriors
 from perfmodel.validation._run_features import case_features, model_features
 
 FRAMEWORK_CHAIN: Final = (("vendor",), ("vendor", "kind"), ("vendor", "era"), ("vendor", "kind", "era"))
@@ -35,6 +35,8 @@ MOST_FRAMEWORKS: Final = 8
 MOST_WEIGHED: Final = 48
 """Completions of which the memory is computed."""
 GENERIC: Final = Framework().name
+VERSION: Final = "version"
+"""Choice between the versions of a framework, by their years."""
 
 
 _TUNABLE_CELLS: Final = ("degrees", "micro_batch", "vpp", "replicate")
@@ -191,16 +193,18 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     """The frameworks that may have run a run, with their probabilities.
 
     A framework of the catalog is itself: the version of its year, of the run's year where it states none, or the first
-    one for a year before that. A name that begins with one of the catalog's and a hyphen (`pytorch-rocm`) is a kind of
-    that. Any other name, and none, may be any framework of the catalog that published runs have used: how likely each
-    is follows from the hardware, the kind of network and the year, and from what the run states beside (one that
-    states ZeRO 3 is likelier one of a framework whose runs mostly use it).
+    one for a year before that; any of its versions where no year is known. A name that begins with one of the catalog's
+    and a hyphen (`pytorch-rocm`) is a kind of that. Any other name, and none, may be any framework of the catalog that
+    published runs have used: how likely each is follows from the hardware, the kind of network and the year, and from
+    what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs mostly use it).
     """
     plain, _, stated_year = run.framework_name.partition("@")
     known = _catalog_name(plain)
     year = stated_year or (str(run.year) if run.year else "")
+    if known and year:
+        return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
-        return [(framework_of(f"{known}@{year}" if year else known)[0], 1.0)]
+        return _versions_of(known, priors)
     names = [each for each in catalog.frameworks() if each != GENERIC]
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
@@ -212,6 +216,14 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         found.append((candidate, weight * _likelihood(run, candidate, priors)))
     kept, shares = representatives(np.array([weight for _, weight in found]), MOST_FRAMEWORKS)
     return [(found[i][0], share) for i, share in zip(kept.tolist(), shares.tolist(), strict=True)]
+
+
+def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float]]:
+    """The versions of a framework of which no year is known, as published runs have used them."""
+    versions = catalog.framework_versions(name)
+    years = tuple(str(version.since) for version in versions)
+    chances = priors.probabilities(VERSION, (EVERYWHERE, f"framework {name}"), years)
+    return list(zip(versions, chances.tolist(), strict=True))
 
 
 def _catalog_name(plain: str) -> str:

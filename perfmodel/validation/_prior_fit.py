@@ -15,7 +15,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, team_key
 from perfmodel.spec import Transformer
 from perfmodel.validation._case_rows import Case, framework_of, read_case
-from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC
+from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, VERSION
 from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._open_cells import (
     CHUNKS_CHAIN,
@@ -165,6 +165,7 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
     known = _names_framework(row, case)
     if known:
         yield seen("framework", FRAMEWORK_CHAIN, case.framework.name), None
+        yield seen(VERSION, (("framework",),), str(case.framework.since)), None
     else:
         features = replace(features, framework="")  # no context of a framework counts it
     overlaps_by_launch = bool(data_parallel_overlaps(launch_flags(row)))

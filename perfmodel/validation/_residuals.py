@@ -23,9 +23,9 @@ from perfmodel.prediction import (
     step_problem,
 )
 from perfmodel.spec import Device, Framework
-from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._cases import predict_cases
 from perfmodel.validation._row_cells import Row, read_tables, rows_of
+from perfmodel.validation._run_mixture import predict_run
 
 MOST_EVENTS = 8
 WORST = 5
@@ -97,7 +97,7 @@ def explain_case(
     tables: Sequence[pd.DataFrame] = (),
     framework: Framework | str | None = None,
 ) -> CaseResidual:
-    """Explain the error of one published run.
+    """Explain the error of one published run, with the likeliest of what it leaves open.
 
     The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.PARAMETERS`), with
     derivatives through the timeline; `needed` is the change that alone makes up log(measured / predicted).
@@ -111,7 +111,8 @@ def explain_case(
     Raises:
         PerfModelError: a row that cannot be predicted, or was not timed.
     """
-    case = read_case(row, catalog.framework(framework) if isinstance(framework, str) else framework)
+    chosen = catalog.framework(framework) if isinstance(framework, str) else framework
+    case = predict_run(row, calibration, framework=chosen).case
     measured = row.get("measured_iter_time_s")
     if measured is None:
         raise PerfModelError(f"{case.case_id}: no step time was measured; nothing to explain")

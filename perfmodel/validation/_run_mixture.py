@@ -264,7 +264,8 @@ def _memory_of_run(found: list[Completion], calibration: Path | None, site: Site
     fits_probability = min(1.0, float(prior @ np.array([each.fits_probability for each in weighed])))
     # Completions that cannot have fitted vanish, those that hardly fit lose weight.
     can_fit = np.array([1.0 if ran_out else each.can_fit for each in weighed])
-    contradiction = () if float(prior @ can_fit) >= UNLIKELY_TO_FIT else (_memory_contradiction(weighed),)
+    likely = min(fits_probability, float(prior @ can_fit)) >= UNLIKELY_TO_FIT
+    contradiction = () if likely or ran_out else (_memory_contradiction(weighed),)
     return _MemoryOfRun(weighed, posterior_weights(prior, can_fit), fits_probability, contradiction)
 
 
@@ -312,9 +313,13 @@ def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
 
 
 def _memory_contradiction(weighed: list[_Weighed]) -> str:
-    """What in the description of a run that ran cannot be: that even its smallest completion hardly fits."""
-    smallest = max(weighed, key=lambda each: each.can_fit)
-    case = smallest.completion.case
-    memory = needed_memory(smallest.problem, case.layout)
-    peak, capacity = max(rank.peak for rank in memory), case.cluster.device.memory_bytes
-    return f"memory: predicted to need {peak / GIB:.0f} of {capacity / GIB:.0f} GiB although the run fitted"
+    """What in the description of a run that ran cannot be: that even the completion which fits best hardly fits."""
+    best = max(weighed, key=lambda each: each.can_fit)
+    case = best.completion.case
+    memory = needed_memory(best.problem, case.layout)
+    needed, capacity = max(rank.peak for rank in memory), case.cluster.device.memory_bytes
+    shown = fullness(best.problem, case.layout, memory) * capacity
+    return (
+        f"memory: predicted to need {needed / GIB:.0f} GiB ({shown / GIB:.0f} with what the allocator loses) of "
+        f"{capacity / GIB:.0f} GiB although the run fitted"
+    )

@@ -84,6 +84,9 @@ def test_a_framework_without_a_year_is_that_of_the_row_s_year():
     row = ROW | {"framework": "megatron-lm", "launch_and_overlap": None}
     assert predict_run(row | {"year": 2021}).case.framework.since == 2021
     assert predict_run(row | {"year": 2023}).case.framework.since == 2023
+    # Without any year it may be any version.
+    versions = {case.framework.label for case in predict_run(row).completions}
+    assert {"megatron-lm@2021", "megatron-lm@2023"} <= versions
 
 
 def test_a_run_that_ran_but_cannot_have_fitted_says_so():
