@@ -1,6 +1,7 @@
 """What each term of the physics contributes to predictions of published runs: errors with the term switched off."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
 from perfmodel.spec import Layout
-from perfmodel.validation._cases import measured_times_s
+from perfmodel.validation._cases import measured_times_s, unstated_share
 from perfmodel.validation._row_cells import Row, rows_of
 from perfmodel.validation._run_mixture import predict_run
 from perfmodel.validation._run_sources import source_of_run
@@ -59,12 +60,19 @@ def term_errors(
 
 
 def _times_s(row: Row, site: Site) -> np.ndarray:
-    """Step time with every term, with each term off in turn, and with all of them off."""
-    case = predict_run(row, None, site).case
+    """Step time with every term, with each term off in turn, and with all of them off.
+
+    Terms are switched off in the likeliest completion of what the row leaves open, and shorten the prediction, which is
+    the median of all completions, in the same proportion.
+    """
+    run = predict_run(row, None, replace(site, unstated=unstated_share(row)))
+    case = run.case
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     names = [term.name for term in STEP_TERMS]
     whole_s = _step_s(problem, case.layout)
-    return np.array([whole_s, *(_without_s(problem, case.layout, off, whole_s) for off in (*zip(names), names))])
+    switched_off = [*([name] for name in names), names]
+    times_s = [whole_s, *(_without_s(problem, case.layout, terms, whole_s) for terms in switched_off)]
+    return np.array(times_s) * (run.step_time_s / whole_s)
 
 
 def _without_s(problem: StepProblem, layout: Layout, names: Sequence[str], whole_s: float) -> float:
