@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -146,7 +146,7 @@ def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
     return framework.memory_counter or "device"
 
 
-def unstated_share(row: dict[str, Any]) -> float:
+def unstated_share(row: Mapping[str, Any]) -> float:
     """Share of the settings that decide a run which its row leaves empty."""
     open_degrees = sum(row.get(name) in (None, "") for name in ("tp", "pp", "dp"))
     settings = sum(row.get(name) in (None, "") for name in _SETTINGS) + max(0, open_degrees - 1)  # one follows
