@@ -20,16 +20,27 @@ from perfmodel.validation._described_run import DescribedRun
 from perfmodel.validation._open_cells import (
     DEGREE_CHAIN,
     MICRO_BATCH_CHAIN,
+    PARALLELISM,
+    PARALLELISM_CHAIN,
+    PARALLELISMS,
     FilledRow,
     filled_rows,
+    parallelism_of,
     powers_of_two,
     stated_degrees,
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, OpenChoice
 from perfmodel.validation._priors import EVERYWHERE, ChoicePriors
-from perfmodel.validation._run_features import case_features, model_features
+from perfmodel.validation._row_cells import number
+from perfmodel.validation._run_features import case_features, model_features, scale_of
 
-FRAMEWORK_CHAIN: Final = (("vendor",), ("vendor", "kind"), ("vendor", "era"), ("vendor", "kind", "era"))
+FRAMEWORK_CHAIN: Final = (
+    ("vendor",),
+    ("vendor", "kind"),
+    ("vendor", "era"),
+    ("vendor", "kind", "era"),
+    ("vendor", "scale"),
+)
 MOST_FRAMEWORKS: Final = 8
 """That stand for an unnamed one."""
 MOST_WEIGHED: Final = 48
@@ -209,10 +220,13 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
     features = model_features(model, run.device(), run.seq_len(model), generic, run.year)
+    if (devices := number(run.cells, "n_devices")) is not None:
+        per_node = number(run.cells, "devices_per_node") or catalog.DEVICES_PER_NODE
+        features = replace(features, scale=scale_of(int(devices), int(per_node)))
     weights = priors.probabilities("framework", features.contexts(FRAMEWORK_CHAIN), tuple(names))
     found = []
-    for i, weight in zip(*(each.tolist() for each in representatives(weights, 2 * MOST_FRAMEWORKS)), strict=True):
-        candidate = framework_of(f"{names[i]}@{year}" if year else names[i])[0]
+    for candidate_name, weight in zip(names, weights.tolist(), strict=True):
+        candidate = framework_of(f"{candidate_name}@{year}" if year else candidate_name)[0]
         found.append((candidate, weight * _likelihood(run, candidate, priors)))
     kept, shares = representatives(np.array([weight for _, weight in found]), MOST_FRAMEWORKS)
     return [(found[i][0], share) for i, share in zip(kept.tolist(), shares.tolist(), strict=True)]
@@ -238,7 +252,10 @@ def _catalog_name(plain: str) -> str:
 
 _LARGEST_DEGREE: Final = 1 << 12
 _IMPOSSIBLE: Final = 1e-6
-"""Likelihood of a framework that does not run what a row states."""
+"""Likelihood of a framework under which a run cannot even be read."""
+_REFUSED: Final = 0.05
+"""By what the likelihood of a framework falls for each setting of the run that it does not run, assumed: forks add
+features, and words of a table may be read as another setting than was meant."""
 
 
 def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> float:
@@ -248,17 +265,20 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
     except (PerfModelError, ValueError):
         return _IMPOSSIBLE
     case = completion.case
-    if framework.cannot_run(case.layout):
-        return _IMPOSSIBLE
     features = case_features(case, run.year)
-    likelihood = 1.0
+    refused = framework.refused(case.layout)
+    likelihood = _REFUSED ** len(refused)
     for choice in OPEN_CHOICES:
-        if not choice.matters(case) or not choice.stated(case):
+        # A value that the framework refuses has counted already: published runs never state it.
+        if choice.name in refused or not choice.matters(case) or not choice.stated(case):
             continue
         value = choice.value(case)
         values = tuple(dict.fromkeys([value, *(each.counted_as or each.value for each in choice.variants(case))]))
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
+    kind = parallelism_of(case.layout.tp, case.layout.pp)
+    chances = priors.probabilities(PARALLELISM, features.contexts(PARALLELISM_CHAIN), PARALLELISMS)
+    likelihood *= float(chances[PARALLELISMS.index(kind)])
     degrees = tuple(map(str, powers_of_two(_LARGEST_DEGREE)))
     for name, value in stated_degrees(run.cells).items():
         chain = MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN

@@ -5,7 +5,7 @@ These are filled in as cells of a row, since the batch, the devices and the rest
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ MOST_CHUNKS: Final = 16
 MOST_MICRO_BATCH: Final = 1024
 
 DEGREE_CHAIN: Final = (("kind",), ("size",), ("framework",))
-MICRO_BATCH_CHAIN: Final = (("kind", "length"), ("size", "length"), ("framework",))
+MICRO_BATCH_CHAIN: Final = (("kind", "length"), ("size", "length"), ("stages", "size"), ("framework",))
 CHUNKS_CHAIN: Final = (("framework",),)
 DTYPE_CHAIN: Final = (("architecture",), ("framework",))
 
@@ -128,7 +128,8 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
     dp = count(row, "dp", max(1, count(row, "n_devices", others) // others))
     share = batch // dp if batch and batch % dp == 0 else 1
     sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
-    contexts = features.contexts(MICRO_BATCH_CHAIN)
+    stages = "pipeline" if count(row, "pp", 1) > 1 else "one stage"
+    contexts = replace(features, stages=stages).contexts(MICRO_BATCH_CHAIN)
     chances = priors.probabilities("micro_batch", contexts, tuple(map(str, powers_of_two(MOST_MICRO_BATCH))))
     for size in sizes:
         yield before.filled("micro_batch", str(size), float(chances[size.bit_length() - 1]), micro_batch=size)
@@ -185,6 +186,19 @@ def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, 
 def powers_of_two(most: int) -> tuple[int, ...]:
     """Powers of two up to a number."""
     return tuple(1 << i for i in range(most.bit_length()))
+
+
+PARALLELISM: Final = "parallelism"
+"""What a framework is used for: the choice between `PARALLELISMS`, of which the degrees say how much."""
+PARALLELISMS: Final = ("data", "tensor", "pipeline")
+PARALLELISM_CHAIN: Final = (("size",), ("framework",))
+
+
+def parallelism_of(tp: int, pp: int) -> str:
+    """The most involved kind of parallelism of a layout."""
+    if pp > 1:
+        return "pipeline"
+    return "tensor" if tp > 1 else "data"
 
 
 def stated_degrees(row: Row) -> dict[str, str]:

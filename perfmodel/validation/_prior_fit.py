@@ -22,7 +22,10 @@ from perfmodel.validation._open_cells import (
     DEGREE_CHAIN,
     DTYPE_CHAIN,
     MICRO_BATCH_CHAIN,
+    PARALLELISM,
+    PARALLELISM_CHAIN,
     chunks_of,
+    parallelism_of,
     stated_degrees,
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, Chain, DataParallelOverlap
@@ -179,6 +182,7 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
                 yield seen(choice.name, choice.chain, choice.value(case)), default
         except PerfModelError:
             continue
+    yield seen(PARALLELISM, PARALLELISM_CHAIN, parallelism_of(case.layout.tp, case.layout.pp)), None
     for name, value in stated_degrees(row).items():
         yield seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value), None
     if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):

@@ -72,8 +72,13 @@ def case_features(case: Case, year: int | None) -> RunFeatures:
     """Features of a completed run."""
     features = model_features(case.model, case.cluster.device, case.job.seq_len, case.framework, year)
     stages = "pipeline" if case.layout.pp > 1 else "one stage"
-    nodes = -(-case.layout.devices // case.cluster.levels[0].size)
-    return replace(features, stages=stages, scale=_class_of(nodes, _NODES, " nodes"), fabric=fabric_of(case.cluster))
+    scale = scale_of(case.layout.devices, case.cluster.levels[0].size)
+    return replace(features, stages=stages, scale=scale, fabric=fabric_of(case.cluster))
+
+
+def scale_of(devices: int, devices_per_node: int) -> str:
+    """Class of a machine by its nodes."""
+    return _class_of(-(-devices // devices_per_node), _NODES, " nodes")
 
 
 _FABRICS: Final = (
