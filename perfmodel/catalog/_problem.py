@@ -67,6 +67,8 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
     """
     where = str(path) if path is not None else "--set"
     data = read_toml(Path(path)) if path is not None else {}
+    if path is not None and "layout" in data:
+        data["layout"] = _with_schedule_below(data["layout"], Path(path).parent, where)
     for change in changes:
         _change(data, change)
     return job_from_toml(data, where, Path(path).parent if path is not None else Path())
@@ -90,6 +92,8 @@ def job_from_toml(data: Mapping[str, Any], where: str, folder: Path | None = Non
             raise PerfModelError(f"{where}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
             raise PerfModelError(f"{where}: {key} must be a name or the path of a file, got {value!r}")
+    if folder is None and "layout" in data:
+        _with_schedule_below(data["layout"], None, where)
     words = {key: _beside(folder or Path(), data[key]) for key in NAMED if key in data}
     stem = Path(where).stem
     if isinstance(words.get("model"), dict):
@@ -170,6 +174,39 @@ def _beside(folder: Path, value: Any) -> Any:
     if isinstance(value, str) and value.partition("@")[0].endswith((".toml", ".json")):
         return str(folder / value)
     return value
+
+
+def _with_schedule_below(layout: Any, folder: Path | None, where: str) -> Any:
+    """A layout of a file, whose schedule may be in another file only if that lies below a folder.
+
+    Whoever writes a job file must not choose what else is read: only the command line names any file.
+
+    Args:
+        layout: as it stands in the file, a table or text.
+        folder: that a schedule's file must lie below; None where none may be read.
+
+    Raises:
+        PerfModelError: the schedule is in a file elsewhere.
+    """
+    fields = layout
+    if isinstance(layout, str):
+        fields = dict(part.split("=", 1) for part in layout.split(",") if "=" in part)
+    schedule = fields.get("schedule", "") if isinstance(fields, dict) else ""
+    kind, colon, name = str(schedule).strip().partition(":")
+    if kind.strip().lower() != "file" or not colon:
+        return layout
+    if folder is None:
+        raise PerfModelError(f"{where}: schedule={schedule}: only the command line and job files may name a file")
+    path = (folder / name.strip()).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise PerfModelError(
+            f"{where}: schedule={schedule} is not below {folder.resolve()}; put it beside the job file, or say "
+            "--set layout.schedule=file:PATH"
+        )
+    below = f"file:{path}"
+    if isinstance(layout, str):
+        return layout.replace(f"{schedule}", below, 1)
+    return {**fields, "schedule": below}
 
 
 def _layout(data: Mapping[str, Any], where: str) -> str:

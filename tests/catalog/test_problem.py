@@ -1,11 +1,14 @@
 """Problems of names and words are those of objects, and every question takes either."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import perfmodel as pm
 from perfmodel import catalog
+from perfmodel.catalog import read_job
+from perfmodel.catalog._problem import job_from_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Job, Problem
 
@@ -57,3 +60,38 @@ def test_a_search_of_a_problem_is_the_search_of_its_words():
     given = pm.search(problem, options=pm.SearchOptions(top=3))
     words = pm.search("gpt2-345m", "dgx-a100", global_batch=16, seq_len=512, devices=4, top=3)
     assert given.to_dict() | {"seconds": 0} == words.to_dict() | {"seconds": 0}
+
+
+@pytest.mark.parametrize("as_table", [True, False])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../order.txt", "a/../../order.txt", "link.txt", " /etc/passwd", "File:/etc/passwd"]
+)
+def test_a_job_file_names_no_schedule_outside_its_folder(as_table: bool, name: str, tmp_path: Path) -> None:
+    """Whoever writes a job file does not choose what else is read, by links neither."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (tmp_path / "order.txt").write_text("secret\n")
+    (folder / "link.txt").symlink_to(tmp_path / "order.txt")
+    schedule = name if name.startswith("File:") else f"file:{name}"
+    layout = f'[layout]\nschedule = "{schedule}"\n' if as_table else f'layout = "pp=2,schedule={schedule}"\n'
+    file = folder / "job.toml"
+    file.write_text(layout)
+    with pytest.raises(PerfModelError, match="is not below"):
+        read_job(file)
+
+
+def test_a_schedule_below_a_job_file_is_read_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "orders").mkdir()
+    order = tmp_path / "orders" / "mine.txt"
+    order.write_text("F0 B0\nF0 B0\n")
+    for layout in ('layout = "pp=2,schedule=file:orders/mine.txt"\n', '[layout]\nschedule = "file:orders/mine.txt"\n'):
+        file = tmp_path / "job.toml"
+        file.write_text(layout)
+        assert f"schedule=file:{order}" in read_job(file).layout
+    # the command line may name any file
+    assert "file:/elsewhere" in read_job(file, ["layout.schedule=file:/elsewhere"]).layout
+
+
+def test_a_row_of_a_table_names_no_schedule_in_a_file() -> None:
+    with pytest.raises(PerfModelError, match="only the command line and job files may name a file"):
+        job_from_toml({"layout": {"schedule": "file:order.txt"}}, "row 0")

@@ -142,7 +142,10 @@ def parse_launch(
     )
     stated, unread = form.read(source.entries, where, given.states)
     if kept := _COMMENT.search(text):
-        fields = {name: getattr(Layout.parse(kept[1]), name) for name in form.elsewhere}
+        kept_layout = Layout.parse(kept[1])
+        if kept_layout.schedule.startswith("file:"):
+            raise LaunchFileError(f"{where}: {kept_layout.schedule}: a launch file may not name a file; give --layout")
+        fields = {name: getattr(kept_layout, name) for name in form.elsewhere}
         stated = replace(stated, fields=stated.fields | fields)
     framework = form.framework_of(stated, source.entries)
     return settle(stated, given, where=where, form=form, framework_name=framework, unread=unread, notes=source.notes)
