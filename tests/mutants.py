@@ -14,7 +14,7 @@ no caller can see. What nobody can see is excluded by the rules of `_is_invisibl
 import argparse
 import ast
 import csv
-import importlib
+import importlib.util
 import os
 import random
 import resource
@@ -86,6 +86,7 @@ GUARDS = (1e-9, 1e15)
 """Smaller and larger constants keep divisions and logarithms finite: what they are exactly says nothing."""
 INVISIBLE_KEYWORDS = ("strict", "copy", "maxsize", "frozen", "eq", "kw_only", "slots", "repr", "digits", "stacklevel")
 INVISIBLE_CALLS = ("round", "warn", "lru_cache", "report_progress", "cast", "astype")
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 INVISIBLE_NAMES = ("cache", "progress", "tolerance", "rounding", "chunk_bytes")
 """Assignments and functions with these in their names decide how fast an answer comes, or how it is shown."""
 
@@ -204,6 +205,8 @@ def _is_invisible(node: ast.AST) -> bool:
 
 def _names_speed_or_looks(name: str) -> bool:
     lowered = name.lower()
+    if "torch" in lowered and not HAS_TORCH:
+        return True  # nothing here can run it
     return lowered in ("__repr__", "__str__", "__all__") or any(part in lowered for part in INVISIBLE_NAMES)
 
 

@@ -110,6 +110,8 @@ def collectives() -> list[Collective]:
     return ops
 
 
+UNSAID = ("", "nobody", "nccl", "fp16", "auto")
+"""What goes without saying in the table."""
 INTERCONNECTS = (
     ("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR"),
     ("A100-SXM4-80GB", "NVSwitch"),
@@ -157,9 +159,11 @@ def table_rows() -> pd.DataFrame:
         {"collective": "all_reduce", "bytes": 1e5, "algorithm": "auto"},
         {"collective": "all_reduce", "bytes": 3e8, "algorithm": "tree"},
         {"collective": "all_to_all", "bytes": 1e7, "algorithm": "auto"},
+        {"collective": "all_reduce", "bytes": 2e7, "algorithm": "collnet_direct(SHARP)"},
+        {"collective": "all_reduce", "bytes": 2e7, "algorithm": "nvls_tree"},
     )
     rows = [
-        {"source": "s", "software": "nccl", "dtype": "fp16", "variant": "", "device": device, "interconnect": name}
+        {"source": "nobody", "software": "nccl", "dtype": "fp16", "variant": "", "device": device, "interconnect": name}
         | placement
         | run
         for (device, name), placement, run in product(INTERCONNECTS, placements, runs)
@@ -204,7 +208,7 @@ def answers() -> Iterator[Answer]:
     rows = pd.concat([table_rows(), measured_rows(collective_model)], ignore_index=True)
     for row, found in zip(rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True):
         time_s, lo_s, hi_s, provenance = found
-        said = " ".join(f"{key}={value}" for key, value in row.items() if value == value and key != "device")
+        said = " ".join(f"{key}={value}" for key, value in row.items() if value not in UNSAID and value == value)
         yield Answer("table", str(row["device"]), said, time_s * 1e6, lo_s * 1e6, hi_s * 1e6, provenance)
     for name in ("dgx-a100", "dgx-h100", "hgx-b200"):
         cluster = catalog.cluster(name)
@@ -234,7 +238,9 @@ def _event(op: Any) -> str:
     if isinstance(op, Collective):
         by = "/".join(op.exchange) if op.exchange else op.collective
         return f"{by} {op.bytes:g} B on {op.num_ranks} ranks, {op.ranks_per_node} a node, x{op.concurrent}"
-    fields = " ".join(f"{name}={value}" for name, value in op.stated().items() if value not in (0, False, "balanced"))
+    fields = " ".join(
+        f"{name}={value}" for name, value in op.stated().items() if value not in (0, 1, False, "balanced")
+    )
     return f"{op.family} {fields}"
 
 
