@@ -4,13 +4,17 @@
 scripts. Beside each stand its relatives: the same kind of thing said in other ways.
 """
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, parse_launch, read_launch
+from perfmodel.ingest.launch._model import shape
 from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
 
@@ -88,6 +92,11 @@ def test_a_stranger_is_read_as_it_is(name: str) -> None:
 
 
 CONFIGURED = {
+    "k13a_megatron_arguments_yaml.yaml": Facts(0.055, 8, {"tp": 2, "pp": 2, "dp": 2}, 1024, "bf16", CORE),
+    "k13b_underscored_arguments_yaml.yaml": Facts(
+        1.316, 8, {"tp": 2, "dp": 4, "zero": 1}, 2048, "bf16", CORE, {"layers": 24}
+    ),
+    "r11_neox.yml": Facts(0.162, 8, {"tp": 2, "dp": 4, "zero": 1, "micro_batch": 4}, 2048, "fp16", DEEPSPEED),
     "k14a_nemo_fast_geglu.yaml": Facts(
         1.322, 8, {"tp": 2}, 2048, "bf16", "nemo@2023", {"gated_ffn": True, "activation": "gelu"}
     ),
@@ -104,7 +113,13 @@ CONFIGURED = {
     "k21b_llmfoundry_moe.yaml": Facts(0.338, 8, {"dp": 8}, 1024, "bf16", "llm-foundry", {"stack": ("*E",) * 4}),
 }
 """Files of configurations, of the other frameworks."""
-NOT_IN_THE_FILE = {"k19a_titan_float8_old_key.toml": 16, "k19b_titan_2024_degrees.toml": 16}
+NOT_IN_THE_FILE = {
+    "k13a_megatron_arguments_yaml.yaml": 8,
+    "k13b_underscored_arguments_yaml.yaml": 8,
+    "r11_neox.yml": 8,
+    "k19a_titan_float8_old_key.toml": 16,
+    "k19b_titan_2024_degrees.toml": 16,
+}
 """Devices of those that do not say them."""
 
 
@@ -120,6 +135,90 @@ def test_a_configuration_is_read_as_it_is(name: str) -> None:
     assert {key: getattr(launch.model, key) for key in facts.model} == facts.model
     assert launch.model is not None
     assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
+
+
+ARGUMENT_VALUES = {
+    "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "vocab_size": 32000,
+    "micro_batch_size": 1, "global_batch_size": 64, "tensor_model_parallel_size": 2, "bf16": True, "swiglu": True,
+    "ffn_hidden_size": 1024, "use_distributed_optimizer": True, "disable_bias_linear": True,
+}  # fmt: skip
+"""Arguments of Megatron, in every spelling of which a table of YAML is read the same."""
+
+
+def _in_table(values: dict[str, Any], head: str, indent: int, name: Callable[[str], str]) -> str:
+    lines = [f"{' ' * indent}{name(key)}: {str(value).lower()}" for key, value in values.items()]
+    return "\n".join([head, *lines]) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _in_table(ARGUMENT_VALUES, "MODEL_ARGS:", 2, lambda name: "--" + name.replace("_", "-")),
+        _in_table(ARGUMENT_VALUES, "ENV_VARS:\n  A: 1\nMODEL_ARGS:", 2, lambda name: "--" + name),
+        _in_table(ARGUMENT_VALUES, "modules:\n pre_trainer:\n  framework: megatron\n  overrides:", 3, str),
+        _in_table(ARGUMENT_VALUES, "experiment:\n  runner:\n    nnodes: 1\n    nproc_per_node: 8\nmodel:", 2, str),
+        _in_table(ARGUMENT_VALUES, "", 0, lambda name: name.replace("_", "-")),
+        _in_table(
+            {**ARGUMENT_VALUES, "disable_bias_linear": False, "add_bias_linear": False}, "language_model:", 2, str
+        ),
+        _in_table(ARGUMENT_VALUES, "modules:\n pre_trainer:\n  overrides:", 3, str).replace(
+            "micro_batch_size: 1", "micro_batch_size: ${NOBODY_SETS_THIS:1}"
+        ),
+    ],
+)
+def test_tables_of_arguments_are_read_as_command_lines(text: str) -> None:
+    launch = parse_launch(text, "run.yaml", devices=8)
+    arguments = " ".join(
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for name, value in ARGUMENT_VALUES.items()
+    )
+    command = parse_launch(f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments}", "run.sh")
+    assert launch.ignored == ()
+    assert shape(launch.model) == shape(command.model)
+    assert (launch.layout, launch.global_batch, launch.seq_len) == (command.layout, command.global_batch, 512)
+    assert launch.job_fields == command.job_fields
+
+
+def test_a_recipe_of_primus_names_its_model() -> None:
+    text = "modules:\n pre_trainer:\n  framework: megatron\n  model: ${NOBODY_SETS_THIS:llama2_7B}.yaml\n  overrides:\n"
+    text += "   micro_batch_size: 2\n   global_batch_size: 64\n   tensor_model_parallel_size: 2\n   seq_length: 2048\n"
+    launch = parse_launch(text, "run.yaml", devices=8)
+    assert model(launch).name == "llama2-7b"
+    assert (launch.seq_len, launch.job_fields["dtype"]) == (2048, "bf16")
+
+
+NEOX = (STRANGERS / "r11_neox.yml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "value"),
+    [
+        ('"norm": "layernorm"', '"norm": "rmsnorm"', "norm", "rms_norm"),
+        ('"pos-emb": "rotary"', '"pos_emb": "alibi"', "positions", "alibi"),
+        ('"no-weight-tying": true', '"no-weight-tying": false', "tied_embeddings", True),
+        ('"gpt-j-residual": false', '"gpt_j_residual": true', "parallel_blocks", "two_norms"),
+        ('"gpt-j-residual": false', '"mlp_type": "llama"', "ffn_hidden", 2048),
+        ('"gpt-j-residual": false', '"activation": "swiglu"', "gated_ffn", True),
+        ('"gpt-j-residual": false', '"intermediate_size": 4096', "ffn_hidden", 4096),
+    ],
+)
+def test_models_of_gpt_neox(old: str, new: str, field: str, value: Any) -> None:
+    assert old in NEOX
+    launch = parse_launch(NEOX.replace(old, new), "run.yml", devices=8)
+    assert getattr(launch.model, field) == value
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("new", "dtype"),
+    [('"precision": "bfloat16"', "bf16"), ('"bf16": {"enabled": true}', "bf16"), ('"precision": "fp16"', "fp16"),
+     ('"fp16": {"enabled": true, "type": "bfloat16"}', "bf16"), ('"precision": "fp32"', "fp32")],
+)  # fmt: skip
+def test_precision_of_gpt_neox(new: str, dtype: str) -> None:
+    text = NEOX.replace('"fp16": {"enabled": true}', new)
+    for name in ("run.yml", "run.json"):
+        launch = parse_launch(text if name == "run.yml" else json.dumps(yaml.safe_load(text)), name, devices=8)
+        assert (launch.job_fields["dtype"], launch.framework) == (dtype, DEEPSPEED)
 
 
 def test_batches_that_accumulate_are_whole() -> None:

@@ -236,6 +236,7 @@ _TABLE: Final = (
     read_only("num-virtual-stages-per-pipeline-rank", "vpp"),
     key("micro-batch-size", "micro_batch", also=("batch-size",)),
     key("global-batch-size", "global_batch"),
+    read_only("gradient-accumulation-steps", "grad_accum"),
     key("seq-length", "seq_len"),
     write_only("max-position-embeddings", lambda fields: fields.get("seq_len") or None),
     Rule(keys=("use-distributed-optimizer", "use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "zero-stage",

@@ -14,6 +14,7 @@ from perfmodel.ingest.launch._table import (
     PRESENT,
     SOME,
     SWITCH,
+    TEXT,
     WHOLE,
     WHOLE_OR_NONE,
     BadValue,
@@ -356,6 +357,9 @@ def argument(name: str) -> str:
     return name.replace("_", "-")
 
 
+NAMED_MODEL: Final = "<model>"
+"""The entry of the model's own name, where a configuration of a model is named instead of its sizes."""
+_PARALLEL_BLOCKS: Final = words({"none": "none", "one_norm": "one_norm", "two_norms": "two_norms"})
 _SINKS: Final = {"vanilla": False, "off-by-one": False, "learnable": True}
 MODEL: Final = (
     Rule(keys=("num-layers", "noop-layers"), read=_layers, fields=("model.layers",),
@@ -395,6 +399,8 @@ MODEL: Final = (
     *latent_rules(argument),
     read_only("qk-nope-head-dim", "latent.qk_nope_head_dim"),
     read_only("qk-rope-head-dim", "latent.qk_rope_head_dim"),
+    read_only("parallel-blocks", "model.parallel_blocks", _PARALLEL_BLOCKS),
+    read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
     Rule(keys=_HYBRID, read=_hybrid, optional=(SCRIPT, "spec")),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from perfmodel.ingest.launch._launch import Given, Launch, settle
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._megatron import MEGATRON
+from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_arguments
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._shell import SHELLS
@@ -47,7 +48,8 @@ def read_launch(
 ) -> Launch:
     """What a launch file of a training framework says: model, layout, job, number of devices.
 
-    Formats: an argument list or shell script of Megatron-LM, YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry,
+    Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
+    GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry,
     MaxText and Accelerate, DeepSpeed's JSON, torchtitan's TOML. What is given here wins over the file.
 
     Args:
@@ -203,10 +205,14 @@ def recognised(
     else:
         known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
         source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
+    if syntax in ("json", "yaml") and (of_neox := neox_arguments(source)) is not None:
+        return of_neox, MEGATRON
     fitting = [form for form in FORMATS if form.syntax == syntax]
     for form in fitting:
         if form.recognises(source.entries):
             return source, form
+    if syntax == "yaml" and (in_table := megatron_arguments(source)) is not None:
+        return in_table, MEGATRON
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in fitting)
     raise LaunchFileError(f"{where}: no launch file that is known: {needed}; give --model, --layout and so on instead")
 

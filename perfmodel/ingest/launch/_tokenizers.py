@@ -55,7 +55,7 @@ _FAMILIES: Final = (
     (r"bloom", 250880),
     (r"falcon-?3", 131072),
     (r"falcon", 65024),
-    (r"gpt-?neox|pythia", 50432),
+    (r"gpt-?neox|pythia|^20b-tokenizer", 50432),
     (r"mpt-|olmo-?1|^olmo", 50432),
     (r"olmo-?[23]", 100352),
     (r"smollm-?2|smollm-?1|starcoder|santacoder", 49152),
