@@ -95,7 +95,8 @@ def test_record_of_a_table(table: Path) -> None:
     assert (own["frameworks"], own["width_90"] > 1) == (["megatron-deepspeed@2022"], True)
     assert record["fits"]["sources"]["vTrain validation measurements"]["did_not_run"] == 1
     assert record["groups"]["every source"]["error"] == pytest.approx(error)
-    assert record["terms"]["over_sources"]["mean_ape"] == pytest.approx(error)
+    # terms are switched off on the likeliest of what a run may have been, which is near the median of all
+    assert record["terms"]["over_sources"]["mean_ape"] == pytest.approx(error, rel=0.05)
     json.dumps(record)
     text = record_text(record, {"families": {}}, json.loads(LIVE.read_text()))
     assert "| vTrain, one node | time | 8 | mean |" in text
