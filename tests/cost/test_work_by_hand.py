@@ -178,3 +178,10 @@ def test_recurrences_multiply_and_move_per_token() -> None:
     )
     assert (forward.flops, forward.bytes) == (2 * 64 * 100, 64 * 30)
     assert (backward.flops, backward.bytes) == (2 * 2 * 64 * 100, 64 * 30)
+
+
+def test_kernels_are_called_by_their_shape() -> None:
+    assert Gemm(m=3, n=5, k=7).label == "linear 3x5x7 fwd"
+    assert Gemm(op="grouped_linear", m=3, n=5, k=7, groups=6, pass_="wgrad").label == "grouped_linear 6x3x5x7 wgrad"
+    assert Gemm(op="bmm", m=3, n=5, k=7, batch=2).label == "bmm 2x3x5x7 fwd"
+    assert attention(32, 48).label == "attention b3 h8/2 q32 kv48 d16 fwd"

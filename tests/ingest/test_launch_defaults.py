@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import perfmodel as pm
+from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import parse_launch
 
 DEEPSPEED = '{"train_micro_batch_size_per_gpu": 4, %s}'
@@ -238,3 +239,18 @@ def test_references_of_omegaconf_count_from_the_root_or_by_dots_from_their_own_p
     )
     layout, _ = read("a.yaml", text)
     assert layout.tp == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "partition"),
+    [
+        ("--decoder-first-pipeline-num-layers 3", (3, 7, 7, 7)),
+        ("--decoder-last-pipeline-num-layers 6", (6, 6, 6, 6)),
+        ("--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3", (5, 8, 8, 3)),
+    ],
+)
+def test_stages_of_megatron_whose_number_is_unsaid_share_what_is_left(said: str, partition: tuple[int, ...]) -> None:
+    layout, _ = read("a.sh", MEGATRON % f"--pipeline-model-parallel-size 4 {said}")
+    assert layout.partition in (partition, None if len(set(partition)) == 1 else partition)
+    with pytest.raises(LaunchFileError, match="which do not divide"):
+        read("a.sh", MEGATRON % "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2")
