@@ -104,7 +104,7 @@ SAID = {
         "llm-foundry", "llama2-13b", "dp=16,zero=2", 64, 4096, {"dtype": "bf16", "grad_dtype": "fp32"}
     ),
     "maxtext_tpu.yml": Said(
-        "maxtext", "llama2-7b", "tp=4,dp=32,zero=3,micro_batch=16,recompute=full", 512, 4096,
+        "maxtext", "llama2-7b", "tp=4,dp=32,zero=3,replicate=2,micro_batch=16,recompute=full", 512, 4096,
         {"dtype": "bf16", "flash_attention": True},
     ),
     "maxtext_pipeline.yml": Said(

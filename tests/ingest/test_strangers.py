@@ -111,6 +111,16 @@ CONFIGURED = {
     "k20a_nanotron_expert_axis.yaml": Facts(0.498, 4, {"tp": 2, "dp": 2, "ep": 2}, 2048, "bf16", "nanotron"),
     "k21a_llmfoundry_wrapped_variables.yaml": Facts(1.315, 8, {"dp": 8}, 4096, "bf16", "llm-foundry"),
     "k21b_llmfoundry_moe.yaml": Facts(0.338, 8, {"dp": 8}, 1024, "bf16", "llm-foundry", {"stack": ("*E",) * 4}),
+    "k22a_maxtext_replicas.yml": Facts(70.554, 64, {"dp": 64, "zero": 3, "replicate": 8}, 8192, "bf16", "maxtext"),
+    "k22b_maxtext_mla_dense_first.yml": Facts(15.114, 8, {"zero": 3}, 4096, "bf16", "maxtext", {"layers": 27}),
+    "k22c_maxtext_quantization.yml": Facts(6.738, 16, {"zero": 3}, 4096, "int8", "maxtext"),
+    "k22f_maxtext_gemma2_layers.yml": Facts(
+        9.242, 8, {"zero": 3}, 4096, "bf16", "maxtext", {"layers": 42, "full_attention_every": 2}
+    ),
+    "k22g_maxtext_base/mine.yml": Facts(
+        0.618, 8, {"zero": 3, "dp": 8}, 2048, "bf16", "maxtext", {"layers": 8, "experts": None}
+    ),
+    "k22h_maxtext_command_line.sh": Facts(6.738, 16, {"zero": 3, "dp": 16}, 4096, "bf16", "maxtext"),
 }
 """Files of configurations, of the other frameworks."""
 NOT_IN_THE_FILE = {
@@ -219,6 +229,126 @@ def test_precision_of_gpt_neox(new: str, dtype: str) -> None:
     for name in ("run.yml", "run.json"):
         launch = parse_launch(text if name == "run.yml" else json.dumps(yaml.safe_load(text)), name, devices=8)
         assert (launch.job_fields["dtype"], launch.framework) == (dtype, DEEPSPEED)
+
+
+MAXTEXT = (STRANGERS / "k22c_maxtext_quantization.yml").read_text()
+MAXTEXT_MODEL = (STRANGERS / "k22b_maxtext_mla_dense_first.yml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("int8", {"dtype": "int8"}),
+        ("fp8", {"dtype": "fp8"}),
+        ("fp8_full", {"dtype": "fp8"}),
+        ("nanoo_fp8", {"dtype": "fp8"}),
+        ("te_fp8_delayedscaling", {"dtype": "fp8", "fp8_recipe": "delayed"}),
+        ("te_fp8_currentscaling", {"dtype": "fp8", "fp8_recipe": "current"}),
+        ("te_mxfp8", {"dtype": "fp8", "fp8_recipe": "mxfp8"}),
+        ("te_nvfp4", {"dtype": "fp4"}),
+        ("''", {"dtype": "bf16"}),
+    ],
+)
+def test_quantization_of_maxtext(name: str, job: dict[str, str]) -> None:
+    launch = parse_launch(MAXTEXT.replace("quantization: int8", f"quantization: {name}"), "run.yml")
+    assert {key: launch.job_fields[key] for key in job} == job
+    assert launch.may_be_wrong == ()
+    unknown = parse_launch(MAXTEXT.replace("quantization: int8", "quantization: int4w"), "run.yml")
+    assert unknown.may_be_wrong == ("the precision may be wrong: quantization int4w is not read",)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "dp", "copies", "zero"),
+    [
+        ({"dcn_data_parallelism": 2, "ici_fsdp_parallelism": 16}, 32, 2, 3),
+        ({"dcn_data_parallelism": 2, "dcn_fsdp_parallelism": 2, "ici_fsdp_parallelism": 8}, 32, 2, 3),
+        ({"dcn_data_parallelism": 4, "ici_data_parallelism": 2, "ici_fsdp_parallelism": 4}, 32, 8, 3),
+        ({"ici_data_parallelism": -1, "ici_fsdp_parallelism": 4}, 32, 8, 3),
+        ({"ici_data_parallelism": 4, "ici_fsdp_parallelism": -1}, 32, 4, 3),
+        ({"ici_data_parallelism": 32, "ici_fsdp_parallelism": 1}, 32, 1, 0),
+    ],
+)
+def test_copies_of_shards_in_maxtext(degrees: dict[str, int], dp: int, copies: int, zero: int) -> None:
+    lines = "".join(f"{name}: {size}\n" for name, size in degrees.items())
+    launch = parse_launch(MAXTEXT.replace("ici_fsdp_parallelism: 16\n", lines), "run.yml", devices=32)
+    assert launch.layout is not None
+    assert (launch.layout.dp, launch.layout.replicate, launch.layout.zero) == (dp, copies, zero)
+
+
+@pytest.mark.parametrize(
+    ("policy", "recompute"),
+    [("custom\nmlpwi: remat\ndecoder_layer_input: device", "full"), ("custom\nmlpwi_0: device", "selective"),
+     ("NONE", "none"), ("minimal_offloaded", "selective"), ("qkv_proj_offloaded", "full"), ("full", "full")],
+)  # fmt: skip
+def test_recompute_of_maxtext(policy: str, recompute: str) -> None:
+    launch = parse_launch(MAXTEXT.replace("remat_policy: full", f"remat_policy: {policy}"), "run.yml")
+    assert launch.layout is not None
+    assert launch.layout.recompute == recompute
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("gemma3\nsliding_window_size: 512", {"window": 512, "full_attention_every": 6, "norm_at": "both"}),
+        ("gpt3\ntrainable_position_size: 4096", {"norm": "layer_norm", "positions": "learned", "bias": True}),
+        ("gpt_oss\nsliding_window_size: 128", {"window": 128, "attention_sinks": True, "layers": 21}),
+        ("llama4\nchunk_attn_window_size: 8192", {"window": 8192, "chunked_window": True}),
+        ("mistral", {"window": 0, "layers": 21}),
+        ("gemma2\nattn_logits_soft_cap: 50.0", {"attention_softcap": True, "layers": 42}),
+    ],
+)
+def test_blocks_of_maxtext(block: str, said: dict[str, Any]) -> None:
+    text = (STRANGERS / "k22f_maxtext_gemma2_layers.yml").read_text()
+    launch = parse_launch(text.replace("decoder_block: gemma2", f"decoder_block: {block}"), "run.yml")
+    assert {name: getattr(launch.model, name) for name in said} == said
+    assert launch.may_be_wrong == ()
+
+
+def test_experts_of_maxtext() -> None:
+    experts = model(parse_launch(MAXTEXT_MODEL, "run.yml")).experts
+    assert experts is not None
+    assert (experts.ffn_hidden, experts.shared_ffn_hidden, experts.first_dense_layers) == (1408, 5632, 3)
+    text = MAXTEXT_MODEL.replace("first_num_dense_layers: 3", "interleave_moe_layer_step: 3").replace("mla", "global")
+    found = model(parse_launch(text, "run.yml"))
+    assert found.experts is not None
+    assert (found.experts.every, found.latent_attention) == (3, None)
+    unread = parse_launch(MAXTEXT_MODEL.replace("decoder_block: deepseek", "decoder_block: qwen3_next"), "run.yml")
+    assert "decoder_block qwen3_next" in unread.may_be_wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("deepseek2-16b", "deepseek-v2-lite"), ("llama4-17b-16e", "llama-4-scout"), ("gemma2-9b", "gemma-2-9b"),
+     ("deepseek3-671b", "deepseek-v3"), ("llama3.1-70b", "llama3-70b"), ("phi4", "phi-4")],
+)  # fmt: skip
+def test_names_of_maxtext(name: str, known: str) -> None:
+    assert model(parse_launch(MAXTEXT.replace("llama2-7b", name), "run.yml")).name == known
+
+
+def test_errors_of_an_included_file_name_it(tmp_path: Path) -> None:
+    (tmp_path / "base.yml").write_text("steps: 10\nbase_emb_dim: wide\n")
+    (tmp_path / "run.yml").write_text(f"base_config: base.yml\n{MAXTEXT}")
+    with pytest.raises(LaunchFileError, match=r"base\.yml, line 2: base_emb_dim must be"):
+        read_launch(tmp_path / "run.yml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 MaxText/train.py MaxText/configs/base.yml {settings}",
+        "JAX_PLATFORMS=tpu python3 -m MaxText.train MaxText/configs/base.yml \\\n  {settings}",
+        'xpk workload create --cluster c --command "bash setup.sh; python3 -m MaxText.train base.yml {settings}"',
+        "export NAME=run\npython3 -m maxtext.trainers.train base.yml run_name=$NAME {settings}",
+    ],
+)
+def test_command_lines_of_maxtext(line: str) -> None:
+    settings = "model_name=llama2-7b per_device_batch_size=4 ici_fsdp_parallelism=8 ici_tensor_parallelism=2 "
+    settings += "max_target_length=4096 quantization=int8"
+    launch = parse_launch(line.format(settings=settings) + "\n", "run.sh")
+    assert launch.layout is not None
+    assert (launch.format, launch.devices, launch.layout.tp, launch.layout.zero) == ("maxtext", 16, 2, 3)
+    assert (launch.seq_len, launch.job_fields["dtype"], model(launch).name) == (4096, "int8", "llama2-7b")
 
 
 def test_batches_that_accumulate_are_whole() -> None:

@@ -33,7 +33,9 @@ class Entry:
 
     value: Any
     line: int
-    """From 1; 0 where it is not known."""
+    """From 1; 0 where it is not known. Of what an included file says, the line that includes it."""
+    included: tuple[str, int] | None = None
+    """Path of the included file that says it, and the line there."""
 
 
 Entries = Mapping[str, Entry]
@@ -50,6 +52,11 @@ class Source:
     """Parts of it that were not read, one sentence each."""
     written: Mapping[str, Any] = field(default_factory=dict)
     """Its own values as they stand in it, references unresolved; empty of scripts."""
+
+
+def broken_at(where: str, entry: Entry, message: str) -> LaunchFileError:
+    """The error of a value: it names the file and line that say it, which may be those of an included file."""
+    return broken(*entry.included, message) if entry.included else broken(where, entry.line, message)
 
 
 def broken(where: str, line: int, message: str) -> LaunchFileError:
@@ -147,8 +154,11 @@ def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[di
         except (OSError, ValueError) as error:
             raise broken(str(path), 0, f"cannot be read ({error})") from None
         entries = _yaml_entries(text, str(path))
-        # lines are those of the file that was asked for
-        yield {f"{prefix}{key}": Entry(entry.value, line) for key, entry in entries.items() if key != "defaults"}
+        yield {
+            f"{prefix}{key}": Entry(entry.value, line, (str(path), entry.line))
+            for key, entry in entries.items()
+            if key != "defaults"
+        }
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
@@ -255,7 +265,7 @@ def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
         return value
 
     try:
-        return {key: Entry(resolve(key, one.value, one.line, (key,)), one.line) for key, one in entries.items()}
+        return {key: replace(one, value=resolve(key, one.value, one.line, (key,))) for key, one in entries.items()}
     except RecursionError:
         raise broken(where, 0, "its references are nested too deeply; write the values") from None
 

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final, Literal
 
-from perfmodel.ingest.launch._entries import Entries, broken
+from perfmodel.ingest.launch._entries import Entries, broken_at
 from perfmodel.ingest.launch._harm import Unread, harm_of, is_harmless
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
 
@@ -43,6 +44,8 @@ class LaunchFormat:
     """Arguments of a command line that take no value."""
     elsewhere: tuple[str, ...] = ()
     """Fields of `Layout` that the training script sets, not the file: comments of the file keep them."""
+    defaults_file: str = ""
+    """Name of the file, which others include, of all settings at the framework's own defaults."""
     framework: Callable[[Fields, Entries], str] | None = None
     """Name of the framework of one file, where the format serves several."""
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +84,9 @@ class LaunchFormat:
             fields |= _read_rule(rule, defined, where)
         unread = []
         for key, entry in entries.items():
+            # What a framework's own file of defaults says beside what is read here is what it does anyway.
+            if entry.included and Path(entry.included[0]).name == self.defaults_file:
+                continue
             if key not in understood and entry.value not in _OFF and not is_harmless(key, self.harmless):
                 unread.append(Unread(key, entry.line, harm_of(key)))
         unread.sort(key=lambda setting: setting.harm)
@@ -105,7 +111,7 @@ class LaunchFormat:
                 if re.search(r"\$\{[1-9]\}", value):
                     remedy = f"write the script's own arguments behind its name, or give {flag}"
                 message = f"{name} is {value!r}, which the file does not define; {remedy}"
-                raise broken(where, entries[name].line, message)
+                raise broken_at(where, entries[name], message)
         return set(keys)
 
     def _is_optional(self, name: str) -> bool:
@@ -143,7 +149,7 @@ def _read_rule(rule: Rule, stated: Entries, where: str) -> Fields:
         # Messages end with the value that they are about.
         guilty = (name for name, value in values.items() if str(error).endswith(f"got {value!r}"))
         name = next(guilty, next(iter(values)))
-        raise broken(where, stated[name].line, f"{name} {error}") from None
+        raise broken_at(where, stated[name], f"{name} {error}") from None
 
 
 _FLAGS: Final = {

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._maxtext_model import MODEL
 from perfmodel.ingest.launch._table import (
     NUMBER,
     OPTIMIZER,
@@ -18,7 +19,6 @@ from perfmodel.ingest.launch._table import (
     key,
     layers_per_stage,
     read_only,
-    stated_value,
     words,
 )
 
@@ -32,18 +32,31 @@ _WHERE: Final = ("ici", "dcn")
 _SEQUENCE: Final = "ici_tensor_sequence_parallelism"
 """Tensor parallelism that shards norms along the sequence."""
 _POLICIES: Final = {
-    "full": "full", "minimal": "selective", "minimal_with_context": "none", "minimal_flash": "none",
+    "full": "full", "minimal": "selective", "minimal_with_context": "none", "minimal_flash": "none", "none": "none",
     "save_dot_except_mlpwi": "selective", "save_dot_except_mlp": "full", "save_dot_with_context_except_mlp": "full",
-    "save_qkv_proj": "full", "save_out_proj": "full",
+    "save_qkv_proj": "full", "save_out_proj": "full", "qkv_proj_offloaded": "full", "minimal_offloaded": "selective",
+    "minimal_with_quantization": "selective", "minimal_with_context_and_quantization": "none",
 }  # fmt: skip
 """The nearest kind of recompute."""
-_EXACT: Final = ("full", "minimal", "minimal_with_context", "minimal_flash")
+_EXACT: Final = ("full", "minimal", "minimal_with_context", "minimal_flash", "none")
 """`minimal` keeps what products of weights give and runs attention again, `full` keeps each layer's input."""
+_KEPT_BY_CHOICE: Final = (
+    "decoder_layer_input", "context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "query_proj", "key_proj", "value_proj",
+    "qkv_proj", "out_proj", "attention_out", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo", "query_wa_proj", "kv_wa_proj",
+    "mla_q", "mla_kv",
+)  # fmt: skip
+"""Tensors of which `remat_policy: custom` says whether they are kept (`device`), offloaded or computed again."""
 
 
 def _recompute(found: Mapping[str, Any]) -> Fields:
-    name = TEXT.read(found["remat_policy"])
-    kind = words(_POLICIES).read(name)
+    if "remat_policy" not in found:
+        return {}
+    name = TEXT.read(found["remat_policy"]).lower()
+    if name == "custom":
+        wide = [tensor for tensor in _KEPT_BY_CHOICE if "mlpw" in tensor]
+        kind = "selective" if any(found.get(tensor) == "device" for tensor in wide) else "full"
+    else:
+        kind = words(_POLICIES | {"custom": "full"}).read(name)
     return {"recompute": kind} | ({} if name in _EXACT else {"note.remat": f"remat_policy {name} as recompute={kind}"})
 
 
@@ -75,6 +88,10 @@ def _mesh(found: Mapping[str, Any]) -> Fields:
     elif not left <= {"data", "fsdp"}:
         raise BadValue(f"leaves {', '.join(sorted(left))} open (-1); write its degree")
     sharded = "fsdp" in left or sizes["fsdp"] > 1
+    if sharded and "data" in left:
+        says["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
+    elif sharded and sizes["data"] > 1:
+        says["replicate"] = sizes["data"]  # the data axis holds copies of what the others shard
     return says | {"zero": 3 if sharded else 1 if found.get("shard_optimizer_over_data") is True else 0}
 
 
@@ -87,12 +104,15 @@ def _write_mesh(fields: Fields) -> Mapping[str, Any]:
             f"ep={fields['ep']}: MaxText's experts spread over replicas; it must divide dp={fields['dp']}"
         )
     sharded = fields["zero"] == 3
-    if sharded and shards == 1 and fields["dp"] > 1:
+    copies = fields["replicate"]
+    if sharded and shards % copies:
+        raise LaunchFileError(f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}")
+    if sharded and shards == copies and fields["dp"] > 1:
         raise LaunchFileError("zero=3 with ep=dp: no ranks are left for MaxText's fsdp axis; take ep < dp")
     values = {
         "dcn_data_parallelism": 1,
-        "ici_data_parallelism": 1 if sharded else shards,
-        "ici_fsdp_parallelism": shards if sharded else 1,
+        "ici_data_parallelism": copies if sharded else shards,
+        "ici_fsdp_parallelism": shards // copies if sharded else 1,
         _SEQUENCE if fields["sequence_parallel"] else "ici_tensor_parallelism": fields["tp"],
         "ici_pipeline_parallelism": fields["pp"],
         "ici_context_parallelism": fields["cp"],
@@ -132,37 +152,46 @@ def _write_stages(fields: Fields) -> Mapping[str, Any]:
     return {"num_layers_per_pipeline_stage": layers}
 
 
-def _named(found: Mapping[str, Any]) -> Fields:
-    name = TEXT.read(found["model_name"])
-    return {} if name == "default" else {"model": name}
-
-
-def _activations(found: Mapping[str, Any]) -> Fields:
-    names = stated_value(found)
-    if not isinstance(names, list) or not names:
-        raise BadValue(f"must be a list like [silu, linear], got {names!r}")
-    kind = words({"silu": "silu", "gelu": "gelu", "relu": "relu"}).read(names[0])
-    return {"model.activation": kind, "model.gated_ffn": len(names) > 1}
-
-
-def _write_activations(fields: Fields) -> Mapping[str, Any]:
-    if "model.activation" not in fields:
-        return {}
-    return {"mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]}
-
-
 _DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"})
 
 
+_QUANTIZED: Final = {
+    "int8": {"dtype": "int8"},
+    "te_fp8_delayedscaling": {"dtype": "fp8", "fp8_recipe": "delayed"},
+    "te_fp8_currentscaling": {"dtype": "fp8", "fp8_recipe": "current"},
+    "te_mxfp8": {"dtype": "fp8", "fp8_recipe": "mxfp8"},
+    "te_nvfp4": {"dtype": "fp4"},
+}
+"""Products that are quantized, by the names that say how."""
+
+
 def _dtype(found: Mapping[str, Any]) -> Fields:
-    if str(found.get("quantization", "")).startswith(("fp8", "nanoo_fp8")):
+    """Element type of the products: of a quantization, else of activations."""
+    plain = {"dtype": _DTYPES.read(found.get("dtype", "bfloat16"))}
+    name = str(found.get("quantization", "")).lower()
+    if name in ("", "none"):
+        return plain
+    known = next((says for start, says in _QUANTIZED.items() if name == start or name.startswith(f"{start}_")), None)
+    if known is not None:
+        return dict(known)
+    if name.startswith(("fp8", "nanoo_fp8", "te_fp8")):
         return {"dtype": "fp8"}
-    return {"dtype": _DTYPES.read(found.get("dtype", "bfloat16"))}
+    return plain | {"doubt.quantization": f"the precision may be wrong: quantization {name} is not read"}
+
+
+def _weights(found: Mapping[str, Any]) -> Fields:
+    """Element type of weights and so of their optimizer states; 32 bits unless a file says otherwise."""
+    name = TEXT.read(found["weight_dtype"])
+    if name == "float32":
+        return {}
+    return {"doubt.weights": f"memory may be wrong: weights and optimizer states are {name}, and counted as float32"}
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     if fields.get("dtype") == "fp8":
         return {"dtype": "bfloat16", "quantization": "fp8"}
+    if fields.get("dtype") == "int8":
+        return {"dtype": "bfloat16", "quantization": "int8"}
     return {"dtype": _DTYPES.write(fields.get("dtype"))}
 
 
@@ -172,6 +201,7 @@ MAXTEXT: Final = LaunchFormat(
     name="maxtext",
     syntax="yaml",
     frameworks=("maxtext",),
+    defaults_file="base.yml",
     marks=("per_device_batch_size", "ici_*_parallelism", "max_target_length", "base_emb_dim"),
     table=(
         Rule(keys=(*_NAMES, "shard_optimizer_over_data"), read=_mesh, write=_write_mesh),
@@ -179,27 +209,15 @@ MAXTEXT: Final = LaunchFormat(
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
         key("max_target_length", "seq_len", default=2048),
         Rule(keys=("dtype", "quantization"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
+        Rule(keys=("weight_dtype",), read=_weights),
         read_only("opt_type", "optimizer", OPTIMIZER),
         key("grad_dtype", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
-        Rule(keys=("remat_policy",), read=_recompute,
+        Rule(keys=("remat_policy", *_KEPT_BY_CHOICE), read=_recompute,
              write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])}),
         key("attention", "flash_attention",
-            words({"autoselected": True, "flash": True, "cudnn_flash_te": True, "dot_product": False})),
-        Rule(keys=("model_name",), read=_named),
-        key("base_num_decoder_layers", "model.layers"),
-        key("base_emb_dim", "model.hidden"),
-        key("base_num_query_heads", "model.heads"),
-        key("base_num_kv_heads", "model.kv_heads"),
-        key("head_dim", "model.head_dim"),
-        key("base_mlp_dim", "model.ffn_hidden"),
-        Rule(keys=("mlp_activations",), read=_activations, write=_write_activations),
-        key("vocab_size", "model.vocab", default=32000),
-        key("logits_via_embedding", "model.tied_embeddings", words({True: True, False: False}), default=False),
-        key("attention_bias", "model.qkv_bias", words({True: True, False: False})),
-        key("use_qk_norm", "model.qk_norm", words({True: True, False: False})),
-        key("num_experts", "experts.count"),
-        key("num_experts_per_tok", "experts.topk"),
-        key("base_moe_mlp_dim", "experts.ffn_hidden"),
+            words({"autoselected": True, "flash": True, "cudnn_flash_te": True, "dot_product": False,
+                   "cudnn_flash_jax": True})),
+        *MODEL,
     ),
     always={
         "model.norm": "rms_norm", "model.positions": "rope", "model.bias": False, "model.dropout": False,
@@ -213,10 +231,10 @@ MAXTEXT: Final = LaunchFormat(
         "use_iota_embed", "jax_cache_dir", "adam_*", "gradient_clipping_threshold", "grain_*", "hardware",
         "eval_*", "enable_*", "skip_*", "cosine_*", "warmup_*", "data_shuffle_seed", "init_weights_seed",
         "normalization_layer_epsilon", "rope_*", "mesh_axes", "logical_axis_rules", "data_sharding", "scan_layers",
-        "param_scan_axis", "decoder_block", "weight_dtype", "max_prefill_predict_length", "prompt", "sa_block_*",
+        "param_scan_axis", "max_prefill_predict_length", "prompt", "sa_block_*",
         "collect_stack_trace", "stack_trace_*", "use_vertex_tensorboard", "vertex_*", "max_corpus_chars", "upload_*",
         "compile_topology*", "compiled_trainstep_file", "dropout_rate", "logits_dot_in_fp32", "packing", "num_slices",
-        "normalize_embedding_logits", "global_parameter_scale", "override_model_config", "megablox", "sparse_matmul",
+        "normalize_embedding_logits", "override_model_config", "megablox", "sparse_matmul",
         "load_balance_loss_weight", "add_bos", "add_eos", "hide_profiler_step_metric", "num_pipeline_repeats",
     ),
     limits={

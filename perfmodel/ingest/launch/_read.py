@@ -18,6 +18,7 @@ from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._launch import Given, Launch, settle
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
+from perfmodel.ingest.launch._maxtext_command import maxtext_command
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_arguments
 from perfmodel.ingest.launch._nanotron import NANOTRON
@@ -203,6 +204,9 @@ def recognised(
     elif syntax == "yaml":
         source = read_yaml(text, where, path.parent)
     else:
+        of_maxtext = maxtext_command(text, where, arguments, variables)
+        if of_maxtext is not None:
+            return of_maxtext, MAXTEXT
         known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
         source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
     if syntax in ("json", "yaml") and (of_neox := neox_arguments(source)) is not None:

@@ -1,0 +1,203 @@
+"""Models in MaxText's keys (`configs/models/*.yml` and `configs/base.yml` of AI-Hypercomputer/maxtext)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._table import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    BadValue,
+    Fields,
+    Rule,
+    Values,
+    key,
+    read_only,
+    stated_value,
+    words,
+)
+
+_CATALOG_NAMES: Final = {
+    "deepseek2-16b": "deepseek-v2-lite",
+    "deepseek2-236b": "deepseek-v2",
+    "deepseek3-671b": "deepseek-v3",
+    "kimi-k2-1t": "kimi-k2",
+    "llama3.3-70b": "llama3-70b",
+    "llama4-17b-16e": "llama-4-scout",
+    "llama4-17b-128e": "llama-4-maverick",
+    "phi4": "phi-4",
+}
+"""MaxText's names of models that the catalog has under another."""
+
+
+def _named(found: Mapping[str, Any]) -> Fields:
+    name = TEXT.read(found["model_name"])
+    return {} if name == "default" else {"model": _CATALOG_NAMES.get(name, name)}
+
+
+def _activations(found: Mapping[str, Any]) -> Fields:
+    names = stated_value(found)
+    if not isinstance(names, list) or not names:
+        raise BadValue(f"must be a list like [silu, linear], got {names!r}")
+    # The gate of GPT-OSS is a sigmoid times its input, as SiLU is.
+    kind = words({"silu": "silu", "gelu": "gelu", "relu": "relu", "sigmoid": "silu"}).read(names[0])
+    return {"model.activation": kind, "model.gated_ffn": len(names) > 1}
+
+
+def _write_activations(fields: Fields) -> Mapping[str, Any]:
+    if "model.activation" not in fields:
+        return {}
+    return {"mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]}
+
+
+def _size(found: Mapping[str, Any], name: str, default: int) -> int:
+    """A size that -1 or 0 leaves to its default, as `base.yml` writes it."""
+    value = found.get(name)
+    return default if value in (None, -1, 0) else WHOLE.read(value)
+
+
+def _layers(found: Mapping[str, Any]) -> Fields:
+    """Layers of the stack; a block of gemma2 is two of them, one of attention in a window and one in full."""
+    if "base_num_decoder_layers" not in found:
+        return {}
+    layers = WHOLE.read(found["base_num_decoder_layers"])
+    return {"model.layers": 2 * layers if found.get("decoder_block") == "gemma2" else layers}
+
+
+_PLAIN_BLOCKS: Final = (
+    "default", "llama2", "mistral", "mixtral", "gemma", "simple", "simple_mlp", "qwen2", "qwen3", "qwen3_moe",
+    "deepseek",
+)  # fmt: skip
+"""Blocks of which other keys say everything."""
+_WINDOW: Final = "sliding_window_size"
+
+
+def _block(found: Mapping[str, Any]) -> Fields:
+    """What the kind of block says beside its sizes (`layers/decoders.py` and the module of each kind)."""
+    kind = TEXT.read(found.get("decoder_block", "llama2"))
+    if kind in _PLAIN_BLOCKS:
+        window = _size(found, _WINDOW, 0)
+        return {"model.window": window} if window and found.get("attention_type") == "local_sliding" else {}
+    if kind == "gemma2":
+        return {"model.window": _size(found, _WINDOW, 4096), "model.full_attention_every": 2, "model.norm_at": "both"}
+    if kind == "gemma3":
+        return {
+            "model.window": _size(found, _WINDOW, 1024),
+            "model.full_attention_every": 6,
+            "model.norm_at": "both",
+            "model.qk_norm": True,
+        }
+    if kind == "gpt3":
+        return {"model.norm": "layer_norm", "model.positions": "learned", "model.bias": True}
+    if kind == "gpt_oss":
+        return {
+            "model.window": _size(found, _WINDOW, 128),
+            "model.full_attention_every": _size(found, "inhomogeneous_layer_cycle_interval", 2),
+            "model.attention_sinks": True,
+            "model.clamped_glu": True,
+            "model.bias": True,
+            "experts.router_bias": True,
+        }
+    if kind == "llama4":
+        says: Fields = {}
+        chunk = _size(found, "chunk_attn_window_size", 0)
+        if chunk:
+            says["model.window"] = chunk
+            says["model.chunked_window"] = True
+            says["model.full_attention_every"] = _size(found, "nope_layer_interval", 4)
+        return says
+    return {"doubt.block": f"the model may be wrong: blocks of decoder_block {kind} are not read, only their sizes"}
+
+
+_BLOCK: Final = (
+    "decoder_block", _WINDOW, "attention_type", "inhomogeneous_layer_cycle_interval", "chunk_attn_window_size",
+    "nope_layer_interval", "trainable_position_size", "attention_sink", "mlp_bias", "use_post_attn_norm",
+    "use_post_ffw_norm", "routed_bias", "layers_to_repeat", "mlp_activations_limit",
+)  # fmt: skip
+_LATENT_SIZES: Final = {
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+"""Sizes of latent attention in `base.yml`, beside the rank of queries, which is 0."""
+
+
+def _latent(found: Mapping[str, Any]) -> Fields:
+    """Latent attention; its sizes stand in every file that is based on `base.yml` and count where it is asked for."""
+    if found.get("attention_type") != "mla":
+        return {}
+    says: Fields = {f"latent.{name}": _size(found, name, default) for name, default in _LATENT_SIZES.items()}
+    return says | {"latent.q_lora_rank": _size(found, "q_lora_rank", 0)}
+
+
+_EXPERT_KEYS: Final = (
+    "num_experts", "num_experts_per_tok", "base_moe_mlp_dim", "base_moe_dim", "base_mlp_dim", "shared_experts",
+    "first_num_dense_layers", "interleave_moe_layer_step", "n_routing_groups", "topk_routing_group",
+)  # fmt: skip
+
+
+def _experts(found: Mapping[str, Any]) -> Fields:
+    """A mixture of experts; one expert is a dense feed-forward."""
+    count = _size(found, "num_experts", 1)
+    if count == 1:
+        return {}
+    says: Fields = {"experts.count": count, "experts.topk": _size(found, "num_experts_per_tok", 1)}
+    width = _size(found, "base_moe_mlp_dim", _size(found, "base_moe_dim", _size(found, "base_mlp_dim", 7168)))
+    says["experts.ffn_hidden"] = width
+    shared = _size(found, "shared_experts", 0)
+    if shared:
+        says["experts.shared_ffn_hidden"] = shared * width
+    says["experts.first_dense_layers"] = _size(found, "first_num_dense_layers", 0)
+    says["experts.every"] = _size(found, "interleave_moe_layer_step", 1)
+    groups = _size(found, "n_routing_groups", 1)
+    if groups > 1:
+        says |= {"experts.groups": groups, "experts.groups_kept": _size(found, "topk_routing_group", groups)}
+    return says
+
+
+def _write_experts(fields: Fields) -> Mapping[str, Any]:
+    written = {
+        "num_experts": fields.get("experts.count"),
+        "num_experts_per_tok": fields.get("experts.topk"),
+        "base_moe_mlp_dim": fields.get("experts.ffn_hidden"),
+        "first_num_dense_layers": fields.get("experts.first_dense_layers") or None,
+    }
+    every = fields.get("experts.every", 1)
+    if every > 1:
+        written["interleave_moe_layer_step"] = every
+    return written
+
+
+def _scaled(found: Mapping[str, Any]) -> Fields:
+    scale = found["global_parameter_scale"]
+    if scale == 1:
+        return {}
+    return {"doubt.scale": f"the model may be wrong: global_parameter_scale {scale} makes its sizes larger"}
+
+
+_CAP: Final = Values(lambda value: NUMBER.read(value) > 0)
+"""A limit of logits, of which 0 is none."""
+MODEL: Final = (
+    Rule(keys=("model_name",), read=_named),
+    Rule(
+        keys=("base_num_decoder_layers", "decoder_block"),
+        read=_layers,
+        write=lambda fields: {"base_num_decoder_layers": fields.get("model.layers")},
+        optional=("decoder_block",),
+    ),
+    key("base_emb_dim", "model.hidden"),
+    key("base_num_query_heads", "model.heads"),
+    key("base_num_kv_heads", "model.kv_heads"),
+    key("head_dim", "model.head_dim"),
+    key("base_mlp_dim", "model.ffn_hidden"),
+    Rule(keys=("mlp_activations",), read=_activations, write=_write_activations),
+    key("vocab_size", "model.vocab", default=32000),
+    key("logits_via_embedding", "model.tied_embeddings", words({True: True, False: False}), default=False),
+    key("attention_bias", "model.qkv_bias", words({True: True, False: False})),
+    key("use_qk_norm", "model.qk_norm", words({True: True, False: False})),
+    read_only("attn_logits_soft_cap", "model.attention_softcap", _CAP),
+    read_only("final_logits_soft_cap", "model.logit_softcap", _CAP),
+    Rule(keys=_EXPERT_KEYS, read=_experts, write=_write_experts),
+    Rule(keys=_BLOCK, read=_block),
+    Rule(keys=("attention_type", "q_lora_rank", *_LATENT_SIZES), read=_latent),
+    Rule(keys=("global_parameter_scale",), read=_scaled),
+)
+"""Rules of the keys that say the model; of several that say the same field the last wins."""
