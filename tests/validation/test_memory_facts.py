@@ -127,8 +127,8 @@ def test_more_room_never_fits_less_likely(needed, capacity, bias, deviation):
 
 
 def test_spread_is_of_the_other_sources():
-    figures = {"a": (0.1, 0.0), "b": (-0.1, 0.0), "c": (0.0, 0.0), "d one": (5.0, 9.0), "d two": (5.0, 9.0)}
-    alone = spread_from(figures, "d three")
+    figures = {"a": (0.1, 0.0), "b": (-0.1, 0.0), "c": (0.0, 0.0), "NeMo 1.0": (5.0, 9.0), "Megatron-Core": (5.0, 9.0)}
+    alone = spread_from(figures, "Korthikanti 2022")  # of NVIDIA too
     assert alone.bias == 0
     assert alone.deviation == pytest.approx(0.1 * (2 / 3) ** 0.5)
     assert spread_from(figures).deviation > alone.deviation
