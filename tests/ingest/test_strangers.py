@@ -351,6 +351,75 @@ def test_command_lines_of_maxtext(line: str) -> None:
     assert (launch.seq_len, launch.job_fields["dtype"], model(launch).name) == (4096, "int8", "llama2-7b")
 
 
+def accelerated(name: str, *replaced: tuple[str, str]) -> Launch:
+    """A file of Accelerate's with some of its text replaced, for a model of 8 B parameters."""
+    text = (STRANGERS / name).read_text()
+    for old, new in replaced:
+        assert old in text
+        text = text.replace(old, new)
+    return parse_launch(text, str(STRANGERS / name), model="llama3-8b", global_batch=64)
+
+
+def test_a_file_of_deepspeed_beside_accelerates_is_followed() -> None:
+    name = "k23a_accelerate_ds_file/run.yaml"
+    launch = accelerated(name)
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.layout.micro_batch, launch.layout.offload_states) == (3, 2, "optimizer")
+    assert (launch.devices, launch.job_fields["dtype"], launch.framework) == (8, "bf16", "deepspeed")
+    assert launch.may_be_wrong == ()
+    assert parse_launch((STRANGERS / name).read_text(), str(STRANGERS / name), model="llama3-8b").global_batch == 64
+    elsewhere = accelerated(name, ("zero3.json", "/home/somebody/configs/zero3.json"))
+    assert elsewhere.layout == launch.layout
+    missing = accelerated(name, ("zero3.json", "nobody.json"))
+    assert "deepspeed_config_file nobody.json is not beside the file" in missing.may_be_wrong[0]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_precision_that_a_file_of_deepspeed_leaves_open_is_accelerates(dtype: str, tmp_path: Path) -> None:
+    both = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2}}  # fmt: skip
+    (tmp_path / "ds.json").write_text(json.dumps(both))
+    text = (STRANGERS / "k23a_accelerate_ds_file/run.yaml").read_text().replace("zero3.json", "ds.json")
+    (tmp_path / "run.yaml").write_text(f"{text}mixed_precision: {dtype}\ngradient_accumulation_steps: 4\n")
+    launch = read_launch(tmp_path / "run.yaml", model="llama3-8b")
+    assert launch.layout is not None
+    assert (launch.job_fields["dtype"], launch.layout.zero, launch.global_batch) == (dtype, 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("value", "zero"),
+    [("true", 3), ("false", 2), ("FULL_SHARD", 3), ("SHARD_GRAD_OP", 2), ("NO_SHARD", 0), ("1", 3), ("2", 2)],
+)
+def test_words_of_fsdp2(value: str, zero: int) -> None:
+    launch = accelerated("k23b_accelerate_hsdp.yaml", ("after_forward: true", f"after_forward: {value}"),
+                         ("replicate_size: 2", "replicate_size: 1"), ("shard_size: 8", "shard_size: 16"))  # fmt: skip
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.layout.replicate) == (zero, 1)
+
+
+@pytest.mark.parametrize(
+    ("copies", "shards", "zero", "replicate"), [(2, 8, 3, 2), (4, 4, 3, 4), (1, 16, 3, 1), (16, 1, 0, 1)]
+)
+def test_copies_of_shards_in_accelerate(copies: int, shards: int, zero: int, replicate: int) -> None:
+    launch = accelerated("k23b_accelerate_hsdp.yaml", ("replicate_size: 2", f"replicate_size: {copies}"),
+                         ("shard_size: 8", f"shard_size: {shards}"))  # fmt: skip
+    assert launch.layout is not None
+    assert (launch.layout.dp, launch.layout.zero, launch.layout.replicate) == (16, zero, replicate)
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "by_heads", "kind"), [(1, 8, "ulysses"), (1, 4, "ulysses"), (2, 1, "all_gather"), (4, 1, "all_gather")]
+)
+def test_context_parallelism_of_accelerate(ranks: int, by_heads: int, kind: str) -> None:
+    exchanged = ("cp_size: 1", f"cp_size: {ranks}\n  parallelism_config_cp_comm_strategy: allgather")
+    launch = accelerated("k23d_accelerate_sp.yaml", exchanged, ("sp_size: 8", f"sp_size: {by_heads}"))
+    assert launch.layout is not None
+    assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.zero) == (ranks * by_heads, kind, 3)
+    assert launch.layout.dp == 8 // (ranks * by_heads)
+    assert launch.may_be_wrong == ()
+
+
 def test_batches_that_accumulate_are_whole() -> None:
     """8 shards of 2 sequences, accumulated 8 times."""
     assert read_launch(STRANGERS / "k19f_titan_accumulation.toml").global_batch == 128

@@ -1,17 +1,22 @@
 """Accelerate's YAML (`accelerate config`; docs of huggingface/accelerate): FSDP, DeepSpeed, Megatron-LM or DDP."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._deepspeed import DEVICES, stage_as_it_runs
-from perfmodel.ingest.launch._entries import Entries
+from perfmodel.files import TooLargeError, read_text
+from perfmodel.ingest.launch._deepspeed import DEEPSPEED, DEVICES, stage_as_it_runs
+from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Source, read_json
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host, sharding, strategy
 from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 _NUMBERS: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 """Strategies by their number, from 1 on."""
+_HALVES: Final = ("bf16.enabled", "fp16.enabled")
+"""Keys of DeepSpeed's that turn 16-bit training on."""
 _FRAMEWORKS: Final = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron-lm"}
 _KIND: Final = "distributed_type"
 _HOST: Final = "fsdp_config.fsdp_offload_params"
@@ -19,6 +24,13 @@ _ZERO: Final = (
     _KIND, "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward",
     "deepspeed_config.zero_stage", "megatron_lm_config.megatron_lm_use_distributed_optimizer", _HOST,
 )  # fmt: skip
+_DEGREES: Final = "parallelism_config.parallelism_config_"
+"""The beginning of the degrees of parallelism."""
+_COPIES: Final = (f"{_DEGREES}dp_replicate_size", f"{_DEGREES}dp_shard_size")
+"""Copies of what is sharded, and replicas that shard among themselves."""
+_CONTEXT: Final = (f"{_DEGREES}cp_size", f"{_DEGREES}sp_size", f"{_DEGREES}sp_backend", f"{_DEGREES}cp_comm_strategy")
+DEEPSPEED_FILE: Final = "deepspeed_config.deepspeed_config_file"
+"""The key of a file of DeepSpeed's own, which then says everything of ZeRO, precision and batches."""
 _DTYPE: Final = "mixed_precision"
 _OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.offload_optimizer_device")
 
@@ -33,11 +45,47 @@ def _zero(found: Mapping[str, Any]) -> Fields:
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
         return {"zero": 0}
-    says: Fields = {"zero": 3 if again is None or FLAG.read(again) else 2}
-    if by_name is not None:
-        number = int(by_name) if str(by_name).isdecimal() else 0
-        says = sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else by_name)
+    says = _sharded(by_name, again)
+    copies = _whole(found, _COPIES[0])
+    if copies > 1:
+        # The file's own groups, instead of those of a node.
+        says.pop("shard_ranks", None)
+        if _whole(found, _COPIES[1]) == 1:
+            return {"zero": 0}
+        says["replicate"] = copies
     return says | (fsdp_offload(says["zero"], FLAG.read(on_host or False)) if says["zero"] else {})
+
+
+def _sharded(by_name: Any, again: Any) -> Fields:
+    """What FSDP shards: by its strategy's name, or by whether weights are sharded again after forward (FSDP2), for
+    which the strategies' names stand too."""
+    if by_name is None and (again is None or isinstance(again, bool) or str(again).lower() in ("true", "false")):
+        return {"zero": 3 if again is None or FLAG.read(again) else 2}
+    name = again if by_name is None else by_name
+    number = int(name) if str(name).isdecimal() else 0
+    return sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else name)
+
+
+def _whole(found: Mapping[str, Any], name: str) -> int:
+    """A degree, which is 1 where the file does not say it."""
+    return WHOLE.read(found.get(name, 1))
+
+
+def _context(found: Mapping[str, Any]) -> Fields:
+    """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's Ulysses)."""
+    ranks, by_heads = _whole(found, _CONTEXT[0]), _whole(found, _CONTEXT[1])
+    if by_heads > 1:
+        return {"cp": ranks * by_heads, "cp_kind": "ulysses"}
+    says: Fields = {"cp": ranks}
+    exchanged = found.get(_CONTEXT[3])
+    if ranks > 1 and exchanged is not None:
+        says["cp_kind"] = words({"allgather": "all_gather", "alltoall": "ring"}).read(exchanged)
+    return says
+
+
+def _no_file(found: Mapping[str, Any]) -> Fields:
+    return {"doubt.deepspeed": "the layout, the precision and memory may be wrong: deepspeed_config_file "
+                               f"{found[DEEPSPEED_FILE]} is not beside the file"}  # fmt: skip
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
@@ -71,6 +119,13 @@ def _framework(fields: Fields, entries: Entries) -> str:
     return _FRAMEWORKS.get(kind if isinstance(kind, str) else "", "pytorch")
 
 
+_WORLD: Final = (
+    key("num_processes", "devices"),
+    Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
+    Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(found["num_machines"])},
+         write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])}),
+)  # fmt: skip
+
 ACCELERATE: Final = LaunchFormat(
     name="accelerate",
     syntax="yaml",
@@ -78,11 +133,9 @@ ACCELERATE: Final = LaunchFormat(
     marks=(_KIND, "num_processes"),
     framework=_framework,
     table=(
-        key("num_processes", "devices"),
-        Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
-        Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(found["num_machines"])},
-             write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])}),
-        Rule(keys=(*_ZERO, _DTYPE), read=_zero, write=_write_zero),
+        *_WORLD,
+        Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
+        Rule(keys=(DEEPSPEED_FILE,), read=_no_file),
         Rule(keys=_OFFLOADS, read=_offload),
         key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),
             default="fp32"),
@@ -94,7 +147,7 @@ ACCELERATE: Final = LaunchFormat(
             default=1),
         key("megatron_lm_config.megatron_lm_pp_degree", "pp", default=1),
         key("megatron_lm_config.megatron_lm_sequence_parallelism", "sequence_parallel", FLAG),
-        key("parallelism_config.parallelism_config_cp_size", "cp", default=1),
+        Rule(keys=_CONTEXT, read=_context, write=lambda fields: {_CONTEXT[0]: fields["cp"]}, defaults={"cp": 1}),
     ),
     elsewhere=("micro_batch",),
     harmless=(
@@ -104,8 +157,9 @@ ACCELERATE: Final = LaunchFormat(
         "fsdp_config.fsdp_forward_prefetch", "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_sync_module_states",
         "fsdp_config.fsdp_use_orig_params", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
         "deepspeed_config.zero3_*", "deepspeed_config.gradient_clipping",
-        "deepspeed_config.deepspeed_multinode_launcher",
-        "megatron_lm_config.megatron_lm_gradient_clipping", "parallelism_config.parallelism_config_dp_*",
+        "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
+        "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_exclusion_filter",
+        "megatron_lm_config.megatron_lm_gradient_clipping", "parallelism_config.parallelism_config_sp_*",
     ),
     limits={
         "cp": "context parallelism is set up in the training script", "ep": "it spreads no experts",
@@ -118,3 +172,42 @@ ACCELERATE: Final = LaunchFormat(
         "replicate": "it shards over all replicas or over those of a node",
     },
 )  # fmt: skip
+
+ACCELERATE_AND_DEEPSPEED: Final = replace(
+    DEEPSPEED,
+    name=ACCELERATE.name,
+    syntax="yaml",
+    table=(*DEEPSPEED.table, *_WORLD, Rule(keys=_CONTEXT, read=_context), Rule(keys=(_KIND,), read=lambda found: {})),
+    harmless=(*DEEPSPEED.harmless, *ACCELERATE.harmless, "deepspeed_config.*", _DTYPE),
+)
+"""A file of Accelerate that names one of DeepSpeed's: processes of the one, all else of the other."""
+
+
+def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
+    """What a file of Accelerate says together with the file of DeepSpeed that it names, if that is beside it."""
+    named = source.entries.get(DEEPSPEED_FILE)
+    if named is None or not isinstance(named.value, str):
+        return source, ACCELERATE
+    path = next((path for path in (folder / named.value, folder / Path(named.value).name) if path.is_file()), None)
+    if path is None:
+        return source, ACCELERATE
+    try:
+        of_file = read_json(read_text(path), str(path)).entries
+    except (OSError, UnicodeDecodeError, TooLargeError):
+        raise LaunchFileError(f"{path}: cannot be read; mend the file that {source.where} names") from None
+    merged = dict(source.entries)
+    for key_of_file, entry in of_file.items():
+        # What DeepSpeed's file leaves open Accelerate fills in from its own keys.
+        if entry.value != AUTO or key_of_file not in merged:
+            merged[key_of_file] = Entry(entry.value, named.line, (str(path), entry.line))
+    return replace(source, entries=_with_precision(merged)), ACCELERATE_AND_DEEPSPEED
+
+
+def _with_precision(merged: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Entries with the precision that DeepSpeed's file leaves open as Accelerate's `mixed_precision` says it."""
+    asked = merged.get(_DTYPE)
+    open_types = [name for name, entry in merged.items() if name in _HALVES and entry.value == AUTO]
+    if asked is None or not open_types:
+        return dict(merged)
+    entries = {name: entry for name, entry in merged.items() if name not in open_types}
+    return entries | {name: replace(merged[name], value=name.startswith(str(asked.value))) for name in open_types}

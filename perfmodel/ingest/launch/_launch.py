@@ -9,7 +9,7 @@ from typing import Any, Final
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._format import LaunchFormat, Stated
-from perfmodel.ingest.launch._harm import Harm, Unread, doubts
+from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread, doubts
 from perfmodel.ingest.launch._model import model_of
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
@@ -163,7 +163,10 @@ def settle(
     if model is not None and "seq_len" not in known and given.seq_len is None:
         assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
     job_fields = {key: known[key] for key in JOB_FIELDS if key in known}
-    stated_doubts = [text for key, text in known.items() if key.startswith("doubt.")] if given.model is None else []
+    settled = tuple(SUBJECTS[harm] for harm in given.settled)
+    stated_doubts = [
+        text for key, text in known.items() if key.startswith("doubt.") and not (settled and text.startswith(settled))
+    ]
     if given.dtype is not None:
         job_fields["dtype"] = given.dtype
     return Launch(

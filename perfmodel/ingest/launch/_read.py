@@ -10,7 +10,7 @@ from typing import Final
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, UnknownNameError
 from perfmodel.files import TooLargeError, read_text
-from perfmodel.ingest.launch._accelerate import ACCELERATE
+from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
 from perfmodel.ingest.launch._arguments import read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_yaml
@@ -213,6 +213,8 @@ def recognised(
         return of_neox, MEGATRON
     fitting = [form for form in FORMATS if form.syntax == syntax]
     for form in fitting:
+        if form is ACCELERATE and form.recognises(source.entries):
+            return with_deepspeed_file(source, path.parent)
         if form.recognises(source.entries):
             return source, form
     if syntax == "yaml" and (in_table := megatron_arguments(source)) is not None:
