@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from prepared_runs import prepare
 from studies.tables import rows_table
 
 from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def runs_of(file: Path, pattern: str) -> list[Run]:
-    frame = pd.read_csv(file, low_memory=False)
+    frame = prepare(pd.read_csv(file, low_memory=False))
     frame = frame[frame["case_id"].str.contains(pattern) & frame["measured_iter_time_s"].notna()]
     if len(frame) > MOST:
         frame = frame.sample(MOST, random_state=0)

@@ -8,9 +8,11 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from prepared_runs import prepared
 
 from perfmodel.validation import fit_choice_priors
 
@@ -28,7 +30,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="folder with the collections")
     arguments = parser.parse_args()
-    fitted: dict[str, Any] = fit_choice_priors(list(tables(arguments.data)))
+    with TemporaryDirectory() as folder:
+        fitted: dict[str, Any] = fit_choice_priors(prepared(tables(arguments.data), Path(folder)))
     OUT.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n")
     for choice, strength in fitted["strength"].items():
         print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")

@@ -10,7 +10,9 @@ sampler's. Run it again after anything that moves predicted times or memory; it 
 import argparse
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from prepared_runs import prepared
 from studies.blind_record import WITHOUT_A_LOOK, collections
 from studies.facts_in_view import FactsInView
 
@@ -34,15 +36,17 @@ def main() -> None:
     first, _ = read_tables(sorted((asked.data / WITHOUT_A_LOOK).glob("*.csv")))
     in_view = FactsInView(set(first["source"]))
     folders = (asked.data / WITHOUT_A_LOOK, *collections(asked.data))
-    fit_sites(
-        [path for folder in folders for path in sorted(folder.glob("*.csv"))],
-        OUT,
-        unstated=UNSTATED,
-        skew=asked.skew,
-        undo=in_view.undo,
-        looked_at=in_view.looked_at,
-        more=more,
-    )
+    with TemporaryDirectory() as into:
+        files = prepared([path for folder in folders for path in sorted(folder.glob("*.csv"))], Path(into))
+        fit_sites(
+            files,
+            OUT,
+            unstated=UNSTATED,
+            skew=asked.skew,
+            undo=in_view.undo,
+            looked_at=in_view.looked_at,
+            more=more,
+        )
     print((OUT / "population.md").read_text())
 
 

@@ -11,9 +11,11 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
+from prepared_runs import prepared
 
 from perfmodel.ingest.tables import write_json
 from perfmodel.prediction import Site
@@ -34,7 +36,8 @@ def main() -> None:
     arguments.add_argument("--subset", action="store_true")
     arguments.add_argument("--write", action="store_true", help="renew the subset's figures")
     asked = arguments.parse_args()
-    runs, _ = read_tables(sorted((asked.data / "published").glob("*.csv")))
+    with TemporaryDirectory() as folder:
+        runs, _ = read_tables(prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder)))
     if asked.write:
         chosen = subset(runs)
         write_json(SUBSET, {"cases": {"sources": figures(chosen)}, "runs": chosen["case_id"].tolist()})

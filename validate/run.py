@@ -7,8 +7,10 @@ python validate/run.py --data DIR [--runs-only]
 import argparse
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
+from prepared_runs import prepared
 from studies.record import published_record
 from studies.record_html import record_html
 from studies.record_text import record_text
@@ -25,8 +27,9 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--runs-only", action="store_true", help="kernels as they were in the last report")
     asked = arguments.parse_args()
-    with progress("runs") as report:
-        record, frame = published_record(sorted((asked.data / "published").glob("*.csv")), progress=report)
+    with progress("runs") as report, TemporaryDirectory() as folder:
+        files = prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
+        record, frame = published_record(files, progress=report)
     # the report is committed: file names, not the folders of this machine
     record["skipped_files"] = {Path(file).name: reason for file, reason in record["skipped_files"].items()}
     if asked.runs_only:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from prepared_runs import prepare
 from studies import search_distir as distir
 from studies.search_rank import USUAL, Ranked, rank
 from studies.tables import held, markdown_table
@@ -87,7 +88,7 @@ def megatron_table(data: Path) -> pd.DataFrame:
     3.2): tensor parallelism up to the devices of a node, pipelines only beyond. The authors did not search (section
     1 says so) but followed such rules.
     """
-    runs = read_rows(data / "published" / "megatron.csv")
+    runs = prepare(read_rows(data / "published" / "megatron.csv"))
     chosen = runs[runs["case_id"].str.startswith(ROWS)]
     cases = [read_case(row) for row in rows_of(chosen)]
     rows = []

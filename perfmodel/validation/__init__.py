@@ -9,7 +9,8 @@ from perfmodel.validation._parity import parity_rows, validate_kernels
 from perfmodel.validation._prior_fit import fit_choice_priors
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
 from perfmodel.validation._residuals import CaseResidual, explain_case, explain_cases
-from perfmodel.validation._row_cells import missing_column, read_rows, read_tables, rows_of
+from perfmodel.validation._row_cells import missing_column, read_rows, read_tables
+from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_mixture import RunPrediction, name_open_choices, predict_run
 from perfmodel.validation._run_sources import source_of_run
 from perfmodel.validation._site_fit import fit_sites

@@ -2,9 +2,10 @@
 calibration takes."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name, written
+from perfmodel.units import GB
 from perfmodel.validation._own_runs import has_words_of_predict, own_run, require_words
 from perfmodel.validation._row_cells import (
     FROM_OTHERS,
@@ -25,9 +27,17 @@ from perfmodel.validation._row_cells import (
     missing_columns,
     number,
     read_rows,
-    rows_of,
     spread_of,
     text,
+)
+from perfmodel.validation._row_keys import (
+    CONTRADICTIONS,
+    job_values,
+    key_tables,
+    layout_values,
+    rows_of,
+    with_framework_keys,
+    with_plain_columns,
 )
 from perfmodel.validation._row_model import model_of
 from perfmodel.validation._row_recipe import RowRecipe, recipe_of
@@ -35,23 +45,24 @@ from perfmodel.validation._row_words import (
     adapter_rank_of,
     adapters_of,
     attends_in_8_bits,
-    data_parallel_overlaps,
-    dispatcher_of,
+    contradictions_in_words,
     dtype_of,
     fp8_recipe_of,
     framework_name,
     graphs_of,
     keeps_16_bits_alone,
-    launch_flags,
+    launch_switches,
+    layout_switches,
     network_of,
-    overlaps_experts,
-    overlaps_tensor_parallel,
+    offloads_activations,
     recompute_modules_of,
     recompute_of,
-    repeated_share,
+    repeated_layers,
     seq_len_of,
     sharding_of,
+    unread_words,
 )
+from perfmodel.workload import parameter_count
 
 
 @dataclass(frozen=True)
@@ -118,13 +129,85 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         Unusable: naming the cell that is missing or the feature that is not modelled.
         PerfModelError: where catalog or specs refuse what the row states.
     """
+    row = with_plain_columns(row)
+    where = f"run {text(row, 'case_id')}"
+    keys = key_tables(row)
     runs, assumed_framework = framework_of(framework_name(row)) if not framework else (framework, False)
-    found = model_of(row, runs)
-    model = found.model
+    runs = with_framework_keys(runs, keys.get("framework", {}), where)
+    described = model_of(row, runs)
+    model = described.model
     seq_len, assumed_length = seq_len_of(row, model)
+    row = _with_degrees_of_devices(row)
     spread = spread_of(row, seq_len, runs.micro_batch)
+    cluster, network_contradictions = _cluster_of(row, keys.get("network", {}), where)
+    dtype, assumed_dtype = dtype_of(row)
+    preset = recipe_of(row, runs, model, cluster.device, dtype)
+    layout_text = _with_layout_keys(stated_layout(row, spread, model, runs, preset), keys.get("layout", {}), where)
+    layout, _ = runs.layout(layout_text, model)
+    if layout.devices != count(row, "n_devices", layout.devices):
+        raise Unusable("degrees do not multiply to the devices")
+    said = _stated_job(row, preset, dtype)
+    said |= {
+        name: value
+        for name, value in job_values(keys.get("job", {}), where).items()
+        if name not in ("global_batch", "seq_len", "dtype")
+    }
+    job = runs.job(model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **said)
+    check_machine(cluster, job, layout.devices, "the run")
+    guessed = {
+        "framework": assumed_framework,
+        "seq_len": assumed_length,
+        "dtype": assumed_dtype,
+        "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
+    }
+    assumed = (
+        *described.assumed,
+        *text(row, FROM_OTHERS).split(),
+        *spread.assumed,
+        *(name for name, is_so in guessed.items() if is_so),
+        *unread_words(row),
+    )
+    contradictions = (
+        *text(row, CONTRADICTIONS).splitlines(),
+        *network_contradictions,
+        *contradictions_in_words(row),
+        *_contradictions_of_sizes(row, model, cluster),
+    )
+    stated_job = frozenset(said)
+    if not text(row, "launch_and_overlap") and "cuda_graphs" not in {**preset.job, **keys.get("job", {})}:
+        stated_job -= {"cuda_graphs"}
+    return Case(
+        case_id=text(row, "case_id"),
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=layout,
+        framework=runs,
+        assumed=assumed,
+        contradictions=tuple(dict.fromkeys(contradictions)),
+        stated_layout=layout_text,
+        stated_job=stated_job,
+    )
+
+
+def _with_degrees_of_devices(row: Row) -> Row:
+    """The row with as many replicas as the other degrees leave of its devices, as launchers have it, where all are
+    stated and contradict each other (`CONTRADICTIONS` says so)."""
+    if any(number(row, name) is None for name in ("tp", "pp", "dp", "n_devices")):
+        return row
+    devices = count(row, "n_devices")
+    others = count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    return row if devices % others else {**row, "dp": devices // others}
+
+
+def _cluster_of(row: Row, network_keys: Mapping[str, Any], where: str) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster of a row: of its column of that name, else by its words, with the network that `network.*` columns
+    state; and in what its columns contradict each other."""
     network, contradictions = network_of(row)
     nics_per_node, nic_gbit_per_s = adapters_of(row)
+    if text(row, "cluster"):
+        cluster = catalog.cluster(text(row, "cluster"))
+        return catalog.with_network(cluster, network_keys, f"{where}: network.*"), contradictions
     cluster = catalog.cluster_for(
         text(row, "device"),
         count(row, "devices_per_node") if number(row, "devices_per_node") is not None else None,
@@ -133,14 +216,20 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         nics_per_node,
         nic_gbit_per_s,
     )
-    dtype, assumed_dtype = dtype_of(row)
-    preset = recipe_of(row, runs, model, cluster.device, dtype)
-    layout_text = stated_layout(row, spread, model, runs, preset)
-    layout, _ = runs.layout(layout_text, model)
-    if layout.devices != count(row, "n_devices", layout.devices):
-        raise Unusable("degrees do not multiply to the devices")
+    # words and adapters of `network.*` stand in plain columns already (`with_plain_columns`)
+    figures = {
+        name: value
+        for name, value in network_keys.items()
+        if name not in ("inter_link", "nics_per_node", "nic_gbit_per_s")
+    }
+    return catalog.with_network(cluster, figures, f"{where}: network.*"), contradictions
+
+
+def _stated_job(row: Row, preset: RowRecipe, dtype: str) -> dict[str, Any]:
+    """Fields of the job that a row's words and its recipe state."""
+    switches = launch_switches(row)
+    said: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
     flash = number(row, "flash_attention")
-    said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))} | preset.job
     if flash is not None:
         said["flash_attention"] = bool(flash)
         said["fp8_attention"] = bool(flash) and said.get("fp8_attention", False)
@@ -152,26 +241,53 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         said["fp8_attention"] = True
     if keeps_16_bits_alone(row):
         said["optimizer"] = "adam16bit"
-    if dispatcher := dispatcher_of(row):
-        said["expert_dispatcher"] = dispatcher
-    if (rank := adapter_rank_of(row)) is not None:
-        exchanges = launch_flags(row).get("lora_a2a", False)
-        said |= {"frozen": True, "adapter_rank": rank, "adapter_all_to_all": exchanges and rank > 0}
-    job = runs.job(model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **said)
-    check_machine(cluster, job, layout.devices, "the run")
-    guessed = {"framework": assumed_framework, "seq_len": assumed_length, "dtype": assumed_dtype}
-    assumed = (
-        *found.assumed,
-        *text(row, FROM_OTHERS).split(),
-        *spread.assumed,
-        *(name for name, is_so in guessed.items() if is_so),
-        *(f"inter_link {word!r} not understood" for word in network.not_understood),
-        *(f"intra_link {word!r} not understood" for word in catalog.unread_link_words(text(row, "intra_link"))),
-    )
-    stated_job = frozenset(said) if text(row, "launch_and_overlap") else frozenset(said) - {"cuda_graphs"}
-    return Case(
-        text(row, "case_id"), model, cluster, job, layout, runs, assumed, contradictions, layout_text, stated_job
-    )
+    for dispatcher in ("hybridep", "deepep"):
+        if switches.get(dispatcher):
+            said["expert_dispatcher"] = dispatcher
+    if switches.get("fused_experts"):
+        said["fused_experts"] = True
+    if switches.get("blocking_launches"):
+        said["blocking_launches"] = True
+    if switches.get("bf16 gradients"):
+        said["grad_dtype"] = "bf16"
+    rank = adapter_rank_of(row)
+    if rank is not None:
+        said |= {"frozen": True, "adapter_rank": rank}
+        said["adapter_all_to_all"] = switches.get("lora_a2a", False) and rank > 0
+    return said
+
+
+def _with_layout_keys(layout_text: str, keys: Mapping[str, Any], where: str) -> str:
+    """A layout's notation with the fields that `layout.*` columns state, which win."""
+    stated = layout_values(keys, where)
+    if not stated:
+        return layout_text
+    values = Layout.values(layout_text) | stated
+    if "recompute_full_layers" in stated and "recompute" not in stated and values.get("recompute") == "full":
+        values["recompute"] = "none"
+    if stated.get("recompute") == "full" and "recompute_full_layers" not in stated:
+        values.pop("recompute_full_layers", None)
+    return ",".join(f"{name}={written(value)}" for name, value in values.items())
+
+
+_MOST_OFF_PARAMETERS: Final = 0.15
+"""Stated parameters over those of the model, from which they contradict each other: counts leave embeddings out, or
+padding and heads in."""
+
+
+def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[str, ...]:
+    """In what the stated parameters and memory of a row contradict its model and device."""
+    contradictions = []
+    stated = number(row, "params_b")
+    if stated and isinstance(model, Transformer):
+        counted = parameter_count(model) / 1e9
+        if abs(stated / counted - 1) > _MOST_OFF_PARAMETERS:
+            contradictions.append(f"params_b={stated:g} and {counted:.3g} billion parameters of its sizes")
+    memory = number(row, "measured_peak_memory_gb")
+    if memory and memory * GB > cluster.device.memory_bytes * 1.01:
+        capacity = cluster.device.memory_bytes / GB
+        contradictions.append(f"measured_peak_memory_gb={memory:g} and {capacity:.3g} GB of {cluster.device.name}")
+    return tuple(contradictions)
 
 
 def framework_of(name: str) -> tuple[Framework, bool]:
@@ -209,13 +325,14 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
         said["sequence_parallel"] = bool(sequence)
     if recompute := recompute_of(row):
         said["recompute"] = recompute
-    if (hidden := overlaps_tensor_parallel(launch_flags(row))) is not None:
-        said["tp_overlap"] = hidden and spread.tp > 1
-    said |= data_parallel_overlaps(launch_flags(row))
-    if (beside := overlaps_experts(row)) is not None:
-        said["ep_overlap"] = beside
-    if (share := repeated_share(row, model)) and spread.pp == 1 and isinstance(model, Transformer):
-        said |= {"recompute": "none", "recompute_full_layers": round(share * model.layers)}
+    switches = launch_switches(row)
+    if "tp_overlap" in switches:
+        said["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
+    said |= layout_switches(row)
+    if offloads_activations(row):
+        said["offload"] = True
+    if (layers := repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))) is not None:
+        said |= {"recompute": "none", "recompute_full_layers": layers}
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:
         said |= {"recompute": "none", "recompute_full_layers": layers}
     return ",".join(f"{key}={str(value).lower()}" for key, value in said.items())

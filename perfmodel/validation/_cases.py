@@ -21,7 +21,8 @@ from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Case
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
-from perfmodel.validation._row_cells import Unusable, read_tables, rows_of
+from perfmodel.validation._row_cells import Unusable, read_tables
+from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_mixture import predict_run
 from perfmodel.validation._run_sources import source_of_run
 

@@ -3,7 +3,6 @@
 These are filled in as cells of a row, since the batch, the devices and the rest of the layout follow from them.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -14,6 +13,7 @@ import numpy as np
 from perfmodel.validation._priors import ChoicePriors
 from perfmodel.validation._row_cells import Row, count, number, text
 from perfmodel.validation._run_features import RunFeatures
+from perfmodel.validation._vocabulary import SHARDING, read_phrases
 
 _DEGREES: Final = ("tp", "pp", "dp")
 MOST_STAGES: Final = 16
@@ -54,8 +54,8 @@ def filled_rows(
     - The micro-batch: powers of two that divide what a replica gets.
     - Model chunks per stage, in a 1F1B pipeline or one of no stated schedule: all that divide the layers of a
       stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
-    - Over how many replicas weights are sharded, where notes say `FSDP+DP` and no number: a node and more, in powers of
-      two, each as likely.
+    - Over how many replicas weights are sharded, where `sharding` says `FSDP+DP` and no number: a node and more, in
+      powers of two, each as likely.
     - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
 
     Args:
@@ -68,7 +68,7 @@ def filled_rows(
     Raises:
         Unusable: a cell that is no number.
     """
-    rows = [FilledRow(_with_batch(row))]
+    rows = [FilledRow(row)]
     steps = [_with_degrees, _with_replicas, _with_chunks, _with_shards]
     if micro_batch is None:
         steps.insert(2, _with_micro_batch)
@@ -77,16 +77,6 @@ def filled_rows(
     if narrow:
         rows = [choice for before in rows for choice in _with_dtype(before, features, priors, narrow)]
     return rows
-
-
-def _with_batch(row: Row) -> Row:
-    """With the batch that the notes tell of (`batch per DP rank 36`)."""
-    per_rank = re.search(r"batch per dp rank (\d+)", text(row, "notes").lower())
-    if number(row, "global_batch") is not None or not per_rank:
-        return row
-    others = count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1)
-    replicas = count(row, "dp", max(1, count(row, "n_devices", others) // others))
-    return {**row, "global_batch": int(per_rank[1]) * replicas}
 
 
 def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
@@ -166,12 +156,12 @@ def chunks_of(chunks: int, layers_per_stage: int) -> str:
 def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
     row = before.cells
     words = text(row, "sharding")
-    if words.lower() != "fsdp" or not re.search(r"fsdp\s*\+\s*dp\b", text(row, "notes").lower()):
+    if not read_phrases(words, SHARDING).says("fsdp and dp"):
         return
     dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
     groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]
     for size in groups:
-        yield before.filled("replicate", str(dp // size), 1 / len(groups), sharding=f"{words} over {size} devices")
+        yield before.filled("replicate", str(dp // size), 1 / len(groups), sharding=f"FSDP over {size} devices")
 
 
 def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str) -> Iterator[FilledRow]:

@@ -30,8 +30,9 @@ from perfmodel.validation._open_cells import (
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, Chain, DataParallelOverlap
 from perfmodel.validation._priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
-from perfmodel.validation._row_cells import Row, read_tables, rows_of, text
-from perfmodel.validation._row_words import data_parallel_overlaps, framework_name, launch_flags
+from perfmodel.validation._row_cells import Row, read_tables, text
+from perfmodel.validation._row_keys import rows_of
+from perfmodel.validation._row_words import framework_name, layout_switches
 from perfmodel.validation._run_features import case_features
 from perfmodel.validation._run_mixture import probability_of_value
 from perfmodel.validation._run_sources import source_of_run
@@ -171,7 +172,7 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
         yield seen(VERSION, (("framework",),), str(case.framework.since)), None
     else:
         features = replace(features, framework="")  # no context of a framework counts it
-    overlaps_by_launch = bool(data_parallel_overlaps(launch_flags(row)))
+    overlaps_by_launch = bool(layout_switches(row))
     for choice in OPEN_CHOICES:
         # Recipes of the catalog state overlap where it is off alone, which says nothing of how often it is on.
         if choice.name == DataParallelOverlap.name and not overlaps_by_launch:

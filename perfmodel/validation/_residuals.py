@@ -24,7 +24,8 @@ from perfmodel.prediction import (
 )
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._cases import predict_cases
-from perfmodel.validation._row_cells import Row, read_tables, rows_of
+from perfmodel.validation._row_cells import Row, read_tables
+from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_mixture import predict_run
 
 MOST_EVENTS = 8

@@ -69,11 +69,6 @@ def read_rows(path: Path) -> pd.DataFrame:
         raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
 
 
-def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table of runs."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")  # pyright: ignore[reportReturnType]
-
-
 class Unusable(PerfModelError):
     """A row that states too little, or runs something that is not modelled."""
 

@@ -8,6 +8,7 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Experts, Framework, Job, Model, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
+from perfmodel.validation._row_keys import key_tables, states_whole_model
 from perfmodel.validation._row_words import seq_len_of, vocab_of
 from perfmodel.workload import parameter_count, step_flops
 
@@ -25,7 +26,6 @@ _FAMILY: Final[dict[str, dict[str, Any]]] = {
 """By the first word of a row's family; the words after it describe."""
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")
 MOST_HEADS: Final = 4096
-_DENSE_WORDS: Final = {"no": 0, "first": 1, "one": 1, "two": 2, "three": 3}
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,30 @@ class RowModel:
 
 
 def model_of(row: Row, framework: Framework) -> RowModel:
-    """The model of a row: the catalog's where it has the row's name and shape; one cut or widened to the row's shape
-    where the name stands for experts or latent attention, whose sizes rows seldom state; else one built from the row.
+    """The model of a row, with what its columns `model.*` state: whole by themselves, or changes of the model that its
+    plain columns describe.
+
+    Args:
+        framework: pads a vocabulary that the row does not state as it ran.
+
+    Raises:
+        Unusable: the row states too little, or another kind of network.
+        PerfModelError: a key that no model has, or a value that it cannot have.
+    """
+    keys = key_tables(row).get("model", {})
+    where = f"run {text(row, 'case_id')}: model.*"
+    if states_whole_model(keys):
+        return RowModel(catalog.model_from_toml({"name": text(row, "model") or "unnamed"} | keys, where))
+    described = _described_model(row, framework)
+    if not keys:
+        return described
+    return replace(described, model=catalog.model_with(described.model, keys, where))
+
+
+def _described_model(row: Row, framework: Framework) -> RowModel:
+    """The model that a row's plain columns describe: the catalog's where it has the row's name and shape; one cut or
+    widened to the row's shape where the name stands for experts or latent attention, whose sizes rows seldom state;
+    else one built from the row.
 
     Args:
         framework: pads a vocabulary that the row does not state as it ran.
@@ -51,11 +73,11 @@ def model_of(row: Row, framework: Framework) -> RowModel:
     one_of = any(number(row, n) is not None for n in ("heads", "layers", "params_b"))
     stated = one_of and number(row, "hidden") is not None
     if named is not None and _same_shape(named, row):
-        return RowModel(_further_tokens(_shorter_decoder(named, row), row))
+        return RowModel(_further_tokens(named, row))
     if named is None and not stated and number(row, "layers") is None:
         raise Unusable("model shape is not stated and the name is not in the catalog")
     if (relative := _of_shape(family, row)) is not None:
-        return RowModel(_shorter_decoder(relative, row))
+        return RowModel(relative)
     base = named or next(
         (m for cut in (r"[- ]cut\b", r"-L\d", r" ") if (m := known_model(re.split(cut, name)[0]))), None
     )
@@ -113,7 +135,7 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
     ffn = count(row, "ffn_hidden", base.ffn_hidden)
     experts = base.experts
     if experts is None:
-        return RowModel(_shorter_decoder(replace(base, **sizes, ffn_hidden=ffn), row))
+        return RowModel(replace(base, **sizes, ffn_hidden=ffn))
     inner = experts.ffn_hidden if ffn == base.ffn_hidden else ffn
     layers = sizes.get("layers", base.layers)
     dense, stated = _dense_layers(row, base, layers)
@@ -127,15 +149,11 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
 def _dense_layers(row: Row, base: Transformer, layers: int) -> tuple[int, bool]:
     """Leading layers without experts, and whether the row says so.
 
-    A column of its own or the notes (`1 dense layer`) state them; all layers of the model have those of the catalog; a
-    cut has their share of its layers, and at least one where there are any.
+    A column of its own states them; all layers of the model have those of the catalog; a cut has their share of its
+    layers, and at least one where there are any.
     """
     if number(row, "first_dense_layers") is not None:
         return min(layers, count(row, "first_dense_layers", least=0)), True
-    notes = text(row, "notes").lower()
-    if found := re.search(r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b", notes):
-        word = found[1] or found[2]
-        return min(layers, _DENSE_WORDS[word] if word in _DENSE_WORDS else int(word)), True
     dense = base.experts.first_dense_layers if base.experts else 0
     if layers >= base.layers or not dense:
         return min(layers, dense), True
@@ -181,14 +199,6 @@ def _experts(row: Row, family: str, ffn: int) -> Experts | None:
         count=count(row, "n_experts"), topk=count(row, "top_k"), ffn_hidden=ffn,
         first_dense_layers=0 if dense is None else count(row, "first_dense_layers", least=0),
     )  # fmt: skip
-
-
-def _shorter_decoder(model: Model, row: Row) -> Model:
-    """With the decoder's tokens that the notes tell (`decoder length 128`)."""
-    noted = re.search(r"decoder length (\d+)", text(row, "notes").lower())
-    if isinstance(model, Transformer) and model.decoder_layers and noted:
-        return replace(model, decoder_seq_len=int(noted[1]))
-    return model
 
 
 def _further_tokens(model: Model, row: Row) -> Model:

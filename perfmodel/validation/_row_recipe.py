@@ -1,6 +1,5 @@
 """What a row of published runs leaves to the recipe of its framework or release, as the catalog has it."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -8,14 +7,10 @@ from perfmodel import catalog
 from perfmodel.spec import Device, Framework, Model, Transformer
 from perfmodel.validation._row_cells import Row, count, text
 from perfmodel.validation._row_model import known_model, model_of
-from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, recompute_of
+from perfmodel.validation._row_words import fp8_recipe_of, recompute_of
 
-_IN_RECIPE: Final = "in the recipe"
-_OF_RECIPE: Final = (
-    "used by that recipe", "default config of that release", "framework NGC ", "train/tr11-176B-ml",
-)  # fmt: skip
-_UNKNOWN: Final = "launch blocking state not stated"
-_IN_SCRIPTS: Final = "in the launch scripts of the tag"
+NO_RELEASE: Final = "default"
+"""Release of recipes that have none: a launcher has its configurations beside it, a container its examples."""
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = (
     "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts",
@@ -43,8 +38,6 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
     if plain and not fp8_recipe_of(row):
         job["fp8_recipe"] = plain
-    if dispatcher_of(row):
-        job.pop("expert_dispatcher", None)
     fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
     if isinstance(model, Transformer) and fewer and stages > 1:
         each, rest = divmod(model.layers + fewer, stages)
@@ -63,18 +56,12 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
 
 def _recipe_release(row: Row) -> str | None:
-    """The release of the recipe that a row refers to: of the framework, by the notes (`release 26.04`), or of the
-    launch scripts, by the tag of the page. Empty where recipes have none (a launcher has its configurations beside
-    it, a container of NGC its examples, BigScience its launch scripts), None where the row refers to none."""
-    notes = text(row, "notes")
-    found = re.search(r"release (\d+\.\d+)", notes)
-    if found and _IN_RECIPE in notes and "pre-training" in notes:
-        return found[1]
-    found = re.search(r"\(tag v(\d+\.\d+)", text(row, "url_or_repo"))
-    if found and _IN_SCRIPTS in notes:
-        return found[1]
-    said = f"{notes} {text(row, 'url_or_repo')}"
-    return "" if any(words in said for words in _OF_RECIPE) and _UNKNOWN not in notes else None
+    """The release of the recipe whose settings a row refers to, by its column `recipe_release` (`v25.04`); empty where
+    recipes have none (`default`), None where the row refers to none."""
+    release = text(row, "recipe_release")
+    if not release:
+        return None
+    return "" if release == NO_RELEASE else release.removeprefix("v")
 
 
 def _usual_name(model: Model) -> str:
@@ -85,7 +72,7 @@ def _usual_name(model: Model) -> str:
 def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
     """With the devices over which FSDP shards weights, where the row's recipe tells them and the row does not."""
     release = _recipe_release(row)
-    if not release or text(row, "sharding").lower() != "fsdp":
+    if not release or text(row, "sharding").lower() not in ("fsdp", "fsdp+dp"):
         return row
     model, device = _usual_name(model_of(row, framework).model), catalog.device(text(row, "device")).name
     shards = catalog.recipe(framework.name, model, device, "", release).get("shards")

@@ -4,33 +4,29 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from perfmodel.catalog import Network, stated_network
+from perfmodel.catalog import Network, stated_network, unread_link_words
 from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
+from perfmodel.validation._vocabulary import DTYPE, RECOMPUTE, SHARDING, Reading, read_phrases, read_switches
 
-_DTYPES: Final = (
-    (r"fp4|float4|nvfp4|mxfp4|e2m1", "fp4"),
-    (r"fp8|float8|e4m3|e5m2", "fp8"),
-    (r"int8", "int8"),
-    (r"bf16|bfloat16", "bf16"),
-    (r"tf32", "tf32"),
-    (r"fp16|float16|half|amp", "fp16"),
-    (r"fp32|float32|single|\bfloat\b", "fp32"),
+_DTYPE_BY_MEANING: Final = (
+    ("fp4", ("fp4", "nvfp4")),
+    ("fp8", ("fp8", "mxfp8", "fp8 current", "fp8 blockwise", "fp8 tensorwise", "fp8 rowwise")),
+    ("int8", ("int8",)),
+    ("bf16", ("bf16", "16 bits alone")),
+    ("tf32", ("tf32",)),
+    ("fp16", ("fp16",)),
+    ("fp32", ("fp32",)),
 )
-"""First match counts: an 8-bit recipe keeps the rest in 16 bits and says so."""
-_RECIPES: Final[tuple[tuple[str, Fp8Recipe], ...]] = (
-    (r"nvfp4", "nvfp4"),
-    (r"mxfp8|fp8-mx", "mxfp8"),
-    (r"delayed", "delayed"),
-    (r"current|fp8-cs", "current"),
-    (r"block|subchannel|fp8-sc", "blockwise"),
-    (r"rowwise", "rowwise"),
-    (r"tensorwise", "tensorwise"),
-)
+"""Element types by what words mean, the one that counts first: an 8-bit recipe keeps the rest in 16 bits."""
+_RECIPES: Final[Mapping[str, Fp8Recipe]] = {
+    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "delayed": "delayed", "current": "current", "fp8 current": "current",
+    "blockwise": "blockwise", "fp8 blockwise": "blockwise", "rowwise": "rowwise", "fp8 rowwise": "rowwise",
+    "tensorwise": "tensorwise", "fp8 tensorwise": "tensorwise",
+}  # fmt: skip
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
-_MODELLED: Final = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8", "tf32")
 
 
 def dtype_of(row: Row) -> tuple[str, bool]:
@@ -45,26 +41,43 @@ def dtype_of(row: Row) -> tuple[str, bool]:
     stated = text(row, "dtype") or text(row, "dtype_recipe")
     if not stated:
         return "bf16", True
-    found = next((name for pattern, name in _DTYPES if re.search(pattern, stated.lower())), stated)
-    if found not in _MODELLED:
-        raise Unusable(f"dtype {stated} is not modelled")
-    return found, False
+    reading = read_phrases(stated, DTYPE)
+    for dtype, meanings in _DTYPE_BY_MEANING:
+        if reading.first(*meanings):
+            return dtype, False
+    raise Unusable(f"dtype {stated} is not modelled")
+
+
+def _dtype_reading(row: Row) -> Reading:
+    """What a row's two columns of element types say together."""
+    return read_phrases(f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}", DTYPE)
 
 
 def fp8_recipe_of(row: Row) -> Fp8Recipe | None:
     """The recipe of 8- and 4-bit products by a row's words; None where it says none."""
-    stated = f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}".lower()
-    return next((recipe for pattern, recipe in _RECIPES if re.search(pattern, stated)), None)
+    reading = _dtype_reading(row)
+    return next((recipe for meaning, recipe in _RECIPES.items() if reading.says(meaning)), None)
 
 
 def keeps_16_bits_alone(row: Row) -> bool:
     """Whether a row says that weights and optimizer states are kept in 16 bits alone (`pure bf16`)."""
-    return bool(re.search(r"pure (bf|fp)16", f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}".lower()))
+    return _dtype_reading(row).says("16 bits alone")
 
 
 def attends_in_8_bits(row: Row) -> bool:
     """Whether a row's recipe says that attention multiplies in 8 bits too."""
-    return "attention fp8" in text(row, "dtype_recipe").lower()
+    return _dtype_reading(row).says("attention in 8 bits")
+
+
+def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
+    """What the columns `recompute` and `recompute_detail` say."""
+    return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(text(row, "recompute_detail"), RECOMPUTE)
+
+
+_RECOMPUTE_MODES: Final = {
+    "none": "none", "full": "full", "layers": "full", "every": "selective", "selective": "selective",
+    "policy full": "full", "policy none": "none", "policy offload": "none", "policy feed-forward": "none",
+}  # fmt: skip
 
 
 def recompute_of(row: Row) -> str:
@@ -73,107 +86,110 @@ def recompute_of(row: Row) -> str:
     `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's policies those
     repeat most of a layer that keep but its projections of attention.
     """
-    stated, detail = text(row, "recompute").lower(), text(row, "recompute_detail").lower()
-    if not stated and not detail:
-        return ""
-    if detail.startswith("remat_policy") and not stated:
-        return "full" if re.search(r"policy (full|custom|save_qkv|save_out)", detail) else "none"
-    return next((kind for kind in ("full", "selective") if stated.startswith(kind)), "none")
+    stated, detail = _recompute_readings(row)
+    for reading in (stated, detail):
+        mode = reading.first(*_RECOMPUTE_MODES)
+        if mode:
+            return _RECOMPUTE_MODES[mode]
+        if reading.all_of(*get_args(RecomputeModule)):
+            return "selective"
+    return ""
 
 
-def repeated_share(row: Row, model: Model) -> float:
-    """Share of a layer's products that a JAX policy repeats which keeps all but the feed-forward's first
-    (`save_dot_except_mlpwi`, `save_dot_except_logits_ffn1`): as much as so many layers in full; 0 for others."""
-    if not re.search(r"policy \S*except\S*(mlpwi|ffn1)", text(row, "recompute_detail").lower()):
-        return 0.0
+def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
+    """Layers of every stage that a row's words say to be repeated as a whole, the others not (`full block 21 layers`,
+    `every 2nd layer`); None where they say no such number.
+
+    A JAX policy that keeps all but the feed-forward's first products repeats as much as so many layers in full.
+    """
     if not isinstance(model, Transformer):
-        return 0.0
-    first = model.ffn_hidden * (2 if model.gated_ffn else 1)
-    return first / (first + model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim)
+        return None
+    readings = _recompute_readings(row)
+    for reading in readings:
+        if (layers := reading.figure("layers")) is not None:
+            return layers
+        if every := reading.figure("every"):
+            return round(-(-model.layers // stages) / every)
+    if stages == 1 and any(reading.says("policy feed-forward") for reading in readings):
+        first = model.ffn_hidden * (2 if model.gated_ffn else 1)
+        others = model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim
+        return round(first / (first + others) * model.layers)
+    return None
+
+
+def offloads_activations(row: Row) -> bool:
+    """Whether a row says that activations go to the host (`minimal_offloaded`)."""
+    return any(reading.says("policy offload") for reading in _recompute_readings(row))
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
     """What `selective` recomputation repeats, by a row's words in the names of Megatron-Core; empty where they name
     none of them."""
-    words = re.split(r"[^a-z_]+", text(row, "recompute_detail").lower())
-    return tuple(name for name in get_args(RecomputeModule) if name in words)
+    readings = _recompute_readings(row)
+    named = (*readings[0].all_of(*get_args(RecomputeModule)), *readings[1].all_of(*get_args(RecomputeModule)))
+    return tuple(module for module in get_args(RecomputeModule) if module in named)
 
 
-def dispatcher_of(row: Row) -> str:
-    """The dispatcher of tokens that a row's notes name; empty where they name none."""
-    notes = text(row, "notes").lower()
-    words = (("hybridep", "hybridep"), ("deepep", "deepep"), ("all-to-all dispatcher", "alltoall"))
-    return next((name for word, name in words if word in notes), "")
+_ASSUMED_ADAPTER_RANK: Final = 16
+"""Of MLPerf's LoRA benchmark, where only a model's name says that there are adapters."""
 
 
 def adapter_rank_of(row: Row) -> int | None:
-    """Rank of a row's LoRA adapters by its notes, 0 where they do not say it; None where all weights are trained."""
-    notes = text(row, "notes")
-    if not re.search(r"\blora\b", notes, re.IGNORECASE):
-        return None
-    rank = re.search(r"LoRA rank (\d+)", notes)
-    return int(rank[1]) if rank else 0
+    """Rank of the LoRA adapters that a model's name tells (`llama2-70b-lora`); None where all weights are trained."""
+    return _ASSUMED_ADAPTER_RANK if re.search(r"(?<![a-z])lora(?![a-z])", text(row, "model").lower()) else None
 
 
-def launch_flags(row: Row) -> dict[str, bool]:
-    """Switches of the launch that a row's `launch_and_overlap` states (`tp_comm_overlap=1; layer_cuda_graph=0`)."""
-    stated = (part.partition("=") for part in text(row, "launch_and_overlap").lower().split(";"))
-    return {name.strip(): value.strip() in ("1", "true") for name, sign, value in stated if sign}
+def launch_switches(row: Row) -> Mapping[str, bool]:
+    """Switches of the launch that a row's `launch_and_overlap` states, by what they set (`LAUNCH_SWITCHES`)."""
+    return read_switches(text(row, "launch_and_overlap"))[0]
 
 
-def graphs_of(flags: Mapping[str, bool]) -> CudaGraphs:
-    """What runs from CUDA graphs by a launch's switches: NVIDIA's submissions to MLPerf have graphs of layers, made by
-    NeMo (`layer_cuda_graph`, `external_cuda_graph`) or by Megatron-Core (`mcore_cuda_graph`, `enable_cuda_graph`)."""
-    names = ("layer_cuda_graph", "mcore_cuda_graph", "enable_cuda_graph", "external_cuda_graph")
-    return "layers" if any(flags.get(name) for name in names) else "none"
+def graphs_of(switches: Mapping[str, bool]) -> CudaGraphs:
+    """What runs from CUDA graphs by a launch's switches: the whole step, or layers (made by NeMo or Megatron-Core)."""
+    if switches.get("graph of the step"):
+        return "step"
+    return "layers" if switches.get("graphs of layers") else "none"
 
 
-def overlaps_tensor_parallel(flags: Mapping[str, bool]) -> bool | None:
-    """Whether a launch hides tensor-parallel collectives behind products; None where it does not say."""
-    return next((flags[name] for name in ("tp_comm_overlap", "ub_tp_comm_overlap") if name in flags), None)
+_LAYOUT_SWITCHES: Final = ("overlap_grad_reduce", "overlap_param_gather", "ep_overlap")
+_SHARDING_OVERLAPS: Final = ("overlap_grad_reduce", "overlap_param_gather")
 
 
-_DATA_PARALLEL_FLAGS: Final = {
-    "overlap_grad_reduce": "overlap_grad_reduce",
-    "overlap_grad_sync": "overlap_grad_reduce",
-    "overlap_param_gather": "overlap_param_gather",
-    "overlap_param_sync": "overlap_param_gather",
-}
-"""Switches of Megatron-LM and NeMo, and the fields of a layout that they are."""
-
-
-def data_parallel_overlaps(flags: Mapping[str, bool]) -> dict[str, bool]:
-    """Fields of a layout that say whether gradients are reduced and weights gathered beside kernels, as far as a launch
-    states them."""
-    return {field: flags[flag] for flag, field in _DATA_PARALLEL_FLAGS.items() if flag in flags}
-
-
-def overlaps_experts(row: Row) -> bool | None:
-    """Whether a row's notes say that dispatch and combine run beside kernels; None where they do not say."""
-    found = re.search(r"expert-communication overlap (on|off)", text(row, "notes").lower())
-    return found[1] == "on" if found else None
+def layout_switches(row: Row) -> dict[str, bool]:
+    """Fields of a layout that the launch states: what is overlapped with kernels."""
+    switches = launch_switches(row)
+    stated = {name: switches[name] for name in _LAYOUT_SWITCHES if name in switches}
+    if read_phrases(text(row, "sharding"), SHARDING).says("overlapped"):
+        stated = dict.fromkeys(_SHARDING_OVERLAPS, True) | stated
+    return stated
 
 
 def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
-    """Tokens per sequence: of their column, or of the notes (`sequence length 128`); else the model's, and then
-    assumed."""
+    """Tokens per sequence: of their column; else the model's, and then assumed."""
     if number(row, "seq_len") is not None:
         return count(row, "seq_len"), False
-    noted = re.search(r"sequence length (\d+)", text(row, "notes").lower())
-    return (int(noted[1]), True) if noted else (model.seq_len, True)
+    return model.seq_len, True
 
 
 def vocab_of(row: Row) -> tuple[int, bool]:
-    """Vocabulary, and whether the tokenizer's own size still has to be padded: of its column; of the notes (`V=50257`,
-    `vocabulary about 250k`); else the tokenizer of the family's first model, BERT's or GPT-2's."""
+    """Vocabulary, and whether the tokenizer's own size still has to be padded: of its column; of the column of the
+    tokenizer; else the tokenizer of the family's first model, BERT's or GPT-2's."""
     if number(row, "vocab") is not None:
         return count(row, "vocab"), False
-    notes = text(row, "notes").lower()
-    if noted := re.search(r"\bv=(\d+)\b", notes):
-        return int(noted[1]), True
-    if noted := re.search(r"\bvocabulary about (\d+)k\b|\b(\d+)k vocabulary\b", notes):
-        return int(noted[1] or noted[2]) * 1000, True
+    if number(row, "tokenizer_vocab") is not None:
+        return count(row, "tokenizer_vocab"), True
     return _BERT_VOCAB if text(row, "family").lower().startswith("bert") else _GPT2_VOCAB, True
+
+
+def unread_words(row: Row) -> tuple[str, ...]:
+    """Words of a row's columns that are not understood, each with its column."""
+    network, _ = network_of(row)
+    unread = [("inter_link", network.not_understood), ("intra_link", unread_link_words(text(row, "intra_link")))]
+    columns = (("dtype", DTYPE), ("dtype_recipe", DTYPE), ("recompute", RECOMPUTE), ("recompute_detail", RECOMPUTE),
+               ("sharding", SHARDING))  # fmt: skip
+    unread += [(column, read_phrases(text(row, column), vocabulary).unread) for column, vocabulary in columns]
+    unread.append(("launch_and_overlap", read_switches(text(row, "launch_and_overlap"))[1]))
+    return tuple(f"{column} {word!r} not understood".replace(",", "") for column, words in unread for word in words)
 
 
 def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
@@ -203,11 +219,44 @@ def adapters_of(row: Row) -> tuple[int | None, float | None]:
     return adapters, rate
 
 
-_STAGES: Final = (
-    (r"shard_grad_op", 2), (r"fsdp|hsdp|full.shard", 3), (r"distributed optimizer|distopt", 1), (r"^none$", 0),
-)  # fmt: skip
-"""Words of `sharding` for ZeRO stages, beside `ZeRO-N`; the first match counts."""
-_GROUP: Final = re.compile(r"over (\d+) (?:data )?(?:ranks|devices)|\(size (\d+)\)|group (\d+)|fsdp (\d+)\b")
+def _stages_named(reading: Reading) -> frozenset[int]:
+    """Stages of ZeRO that words for sharding may mean: FSDP by itself is stage 2 or 3."""
+    stage = reading.figure("stage")
+    if stage is not None:
+        return frozenset({stage})
+    if reading.first("zero 2", "keeps weights"):
+        return frozenset({2})
+    if reading.first("zero 3", "hybrid", "fsdp group"):
+        return frozenset({2, 3})
+    named = reading.first("zero 0", "zero 1")
+    return frozenset({int(named[-1])} if named else ())
+
+
+def _dtypes_named(words: str) -> frozenset[str]:
+    """Element types that words name; TF32 is of data in fp32."""
+    reading = read_phrases(words, DTYPE)
+    named = {dtype for dtype, meanings in _DTYPE_BY_MEANING if reading.first(*meanings)}
+    return frozenset(named | {"tf32"} if "fp32" in named else named)
+
+
+def contradictions_in_words(row: Row) -> tuple[str, ...]:
+    """In what a row's columns in words contradict its other columns, one sentence each; the first named there counts,
+    of ZeRO the number."""
+    contradictions = []
+    stage = number(row, "zero_stage")
+    named = _stages_named(read_phrases(text(row, "sharding"), SHARDING))
+    if stage is not None and named and stage not in named:
+        contradictions.append(f"zero_stage={stage:g} and sharding={text(row, 'sharding')}")
+    modes = {recompute_of({"recompute": text(row, name)}) for name in ("recompute", "recompute_detail")} - {""}
+    if len(modes) > 1:
+        contradictions.append(
+            f"recompute={text(row, 'recompute')} and recompute_detail={text(row, 'recompute_detail')}"
+        )
+    if text(row, "dtype") and text(row, "dtype_recipe"):
+        kinds, others = _dtypes_named(text(row, "dtype")), _dtypes_named(text(row, "dtype_recipe"))
+        if kinds and others and kinds.isdisjoint(others):
+            contradictions.append(f"dtype={text(row, 'dtype')} and dtype_recipe={text(row, 'dtype_recipe')}")
+    return tuple(contradictions)
 
 
 def framework_name(row: Row) -> str:
@@ -226,8 +275,7 @@ def framework_name(row: Row) -> str:
 
 
 def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
-    """Fields `zero` and `replicate` of a layout that a row's `zero_stage` and `sharding` state; neither where they say
-    nothing.
+    """Fields `zero`, `replicate` and `offload_states` of a layout that a row's `zero_stage` and `sharding` state.
 
     Weights that FSDP shards stay gathered between the micro-batches of a pipeline (arXiv 2407.21783, section 3.3.2;
     torchtitan's default). `HSDP` without a number shards inside a node.
@@ -235,20 +283,24 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     Raises:
         Unusable: a `zero_stage` that is no whole number.
     """
-    words, found = text(row, "sharding").lower(), {}
-    named = re.search(r"zero-(\d)", words)
+    reading = read_phrases(text(row, "sharding"), SHARDING)
+    is_fsdp = bool(reading.first("zero 3", "fsdp group", "hybrid", "zero 2")) and not reading.first("stage", "zero 1")
+    zero = reading.figure("stage")
     if number(row, "zero_stage") is not None:
-        found["zero"] = count(row, "zero_stage", least=0)
-    elif named:
-        found["zero"] = int(named[1])
-    elif (stage := next((stage for word, stage in _STAGES if re.search(word, words)), None)) is not None:
-        found["zero"] = stage
-    if pp > 1 and "fsdp" in words:
-        found["zero"] = min(found["zero"], 2)
-    group = _GROUP.search(words)
-    ranks = int(next(filter(None, group.groups()))) if group else 0
-    if "hsdp" in words and not group:
+        zero = count(row, "zero_stage", least=0)
+    elif zero is None and (named := reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")):
+        zero = int(named[-1]) if named.startswith("zero") else 3
+        zero = 2 if reading.says("zero 2") else zero
+    if is_fsdp and zero is not None and (pp > 1 or reading.says("keeps weights")):
+        zero = min(zero, 2)
+    stated: dict[str, Any] = {} if zero is None else {"zero": zero}
+    ranks = reading.figure("group") or reading.figure("fsdp group") or 0
+    if reading.says("hybrid") and not ranks:
         ranks = max(1, count(row, "devices_per_node", 8) // count(row, "tp", 1))
-    if found.get("zero", 1) and 0 < ranks < dp and dp % ranks == 0:
-        found["replicate"] = dp // ranks
-    return found
+    if stated.get("zero", 1) and 0 < ranks < dp and dp % ranks == 0:
+        stated["replicate"] = dp // ranks
+    if stated.get("zero") == 3 and reading.says("offload") and is_fsdp:
+        stated["offload_states"] = "weights"
+    elif stated.get("zero") and reading.first("offload", "offload optimizer"):
+        stated["offload_states"] = "optimizer"
+    return stated

@@ -34,7 +34,8 @@ from perfmodel.validation._cases import memory_bytes, predict_cases
 from perfmodel.validation._population_card import population_card
 from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
 from perfmodel.validation._population_score import MOST
-from perfmodel.validation._row_cells import missing_column, read_rows, read_tables, rows_of
+from perfmodel.validation._row_cells import missing_column, read_rows, read_tables
+from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_sources import with_submitters
 from perfmodel.validation._site_runs import Undo, nothing_in_view, site_runs
 

@@ -23,7 +23,7 @@ from perfmodel.prediction import (
 from perfmodel.spec import Framework
 from perfmodel.validation._cases import unstated_share
 from perfmodel.validation._population_score import SiteRuns
-from perfmodel.validation._row_cells import rows_of
+from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_mixture import RunPrediction, predict_run
 
 Undo = Callable[[str, Framework], Framework | None]

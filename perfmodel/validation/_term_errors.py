@@ -12,7 +12,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
 from perfmodel.spec import Layout
 from perfmodel.validation._cases import measured_times_s, unstated_share
-from perfmodel.validation._row_cells import Row, rows_of
+from perfmodel.validation._row_cells import Row
+from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_mixture import predict_run
 from perfmodel.validation._run_sources import source_of_run
 

@@ -1,6 +1,5 @@
 """A run is predicted as anybody would predict it who says what its row says and names its framework."""
 
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,7 @@ from perfmodel.prediction import Site
 from perfmodel.validation import predict_cases, read_case, read_rows, rows_of, validate_cases
 from perfmodel.validation._cases import counter_of, unstated_share
 from perfmodel.validation._row_recipe import recipe_of
-from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, overlaps_experts
+from perfmodel.validation._row_words import layout_switches
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
 TABLE = [
@@ -29,7 +28,7 @@ TABLE = [
         "maxtext@2024": {"dtype": "bf16", "tp": 1, "dp": 8, "zero_stage": None, "recompute": None, "global_batch": 32},
         "generic": {},
         "": {"model": "ours", "vocab": None},
-        "somebody@2024": {"seq_len": None, "notes": "sequence length 128, V=50257", "model": "ours", "vocab": None},
+        "somebody@2024": {"seq_len": 128, "tokenizer_vocab": 50257, "model": "ours", "vocab": None},
         "nanotron@2001": {},
     }.items()
 ]  # fmt: skip
@@ -50,25 +49,18 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said |= {"recompute": "none", "recompute_full_layers": case.layout.recompute_full_layers[0]}
     if given(row, "schedule") or case.layout.vpp > 1:
         said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
-    if (beside := overlaps_experts(row)) is not None:
-        said["ep_overlap"] = beside
+    said |= layout_switches(row)
     said |= preset.layout | {name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")}
     if given(row, "sharding"):
         said["zero"] = case.layout.zero
-    attention = {"flash_attention": bool(float(row["flash_attention"]))} if given(row, "flash_attention") else {}
-    recipe = {} if (stated := fp8_recipe_of(row)) is None else {"fp8_recipe": stated}
-    dispatcher = {"expert_dispatcher": stated} if (stated := dispatcher_of(row)) else {}
-    stated_of_job: dict[str, Any] = {"cuda_graphs": case.job.cuda_graphs} | preset.job
-    stated_of_job |= attention | recipe | dispatcher | {"fp8_attention": case.job.fp8_attention}
+    if case.layout.offload:
+        said["offload"] = True
+    stated = {name: getattr(case.job, name) for name in case.stated_job | {"cuda_graphs"}}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
-        dtype=case.job.dtype, frozen=case.job.frozen, adapter_rank=case.job.adapter_rank,
-        adapter_all_to_all=case.job.adapter_all_to_all,
-        optimizer=case.job.optimizer, **stated_of_job,
+        dtype=case.job.dtype, **stated,
     )  # fmt: skip
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
-    if given(row, "recompute_detail"):
-        job = replace(job, recompute_modules=case.job.recompute_modules)
     return {
         "model": case.model, "cluster": case.cluster, "layout": text, "global_batch": job.global_batch, "job": job,
         "framework": case.framework.label,
@@ -118,7 +110,7 @@ def test_frameworks_that_are_not_known_are_assumed_and_said() -> None:
     assert by_name["nanotron@2001"].framework.since == 2024
     assert "framework" in by_name["nanotron@2001"].assumed
     assert by_name[""].assumed == ("vocab",)
-    assert set(by_name["somebody@2024"].assumed) == {"framework", "seq_len", "vocab"}
+    assert set(by_name["somebody@2024"].assumed) == {"framework", "vocab"}
     assert (by_name["somebody@2024"].job.seq_len, by_name["somebody@2024"].model.vocab) == (
         128,
         50264,

@@ -178,7 +178,7 @@ def test_a_run_that_told_its_recompute_keeps_activations_in_8_bits_where_it_woul
         "device": "B200-SXM-180GB", "n_devices": 8,
         "tp": 1, "pp": 1, "cp": 1, "dp": 8, "micro_batch": 1, "global_batch": 8, "seq_len": 8192, "dtype": "fp8",
         "dtype_recipe": "fp8 delayed (attention fp8)", "recompute": "none", "framework": "nemo@2025",
-        "notes": "LoRA rank 16", "sequence_parallel": 0, "zero_stage": 1,
+        "job.frozen": 1, "job.adapter_rank": 16, "sequence_parallel": 0, "zero_stage": 1,
         "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672, "vocab": 32000,
     }  # fmt: skip
     assert read_case(row).recompute_stated

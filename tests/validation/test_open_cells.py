@@ -12,7 +12,7 @@ from perfmodel.validation._run_features import model_features
 
 ROW = {
     "case_id": "one", "source": "s", "model": "llama3-8b", "device": "H100", "n_devices": 32, "devices_per_node": 8,
-    "tp": 2, "pp": 2, "dp": 8, "cp": 1, "vpp": 1, "micro_batch": 2, "global_batch": 64, "layers": 32, "notes": "",
+    "tp": 2, "pp": 2, "dp": 8, "cp": 1, "vpp": 1, "micro_batch": 2, "global_batch": 64, "layers": 32,
     "sequence_parallel": 1,
 }  # fmt: skip
 FEATURES = model_features(
@@ -44,11 +44,11 @@ def test_degrees_that_nothing_tells():
 
 
 def test_over_how_many_replicas_weights_are_sharded():
-    row = ROW | {"tp": 1, "pp": 1, "dp": 32, "sharding": "FSDP", "notes": "GPT 5B (FSDP+DP, MBS=2)"}
+    row = ROW | {"tp": 1, "pp": 1, "dp": 32, "sharding": "FSDP+DP"}
     rows, names = filled(row)
     assert names == ["replicate"]
     assert [case.layout.replicate for case in map(read_case, rows)] == [4, 2, 1]
-    for told in ({"notes": "FSDP"}, {"sharding": "FSDP over 16 devices, replicated beyond"}):
+    for told in ({"sharding": "FSDP"}, {"sharding": "FSDP over 16 devices, replicated beyond"}):
         assert filled(row | told) == ([row | told], [])
 
 
@@ -113,8 +113,3 @@ def test_open_values_multiply_and_their_priors_are_products():
         by_tp[each.cells["tp"]].append((each.cells["micro_batch"], each.weight))
     ratios = {tp: dict(found)[1] / dict(found)[2] for tp, found in by_tp.items() if len(found) > 1}
     assert list(ratios.values()) == pytest.approx([next(iter(ratios.values()))] * len(ratios))
-
-
-def test_a_batch_of_the_notes():
-    (row,), _ = filled(ROW | {"global_batch": None, "notes": "batch per DP rank 36; no model parallelism"})
-    assert row["global_batch"] == 36 * 8

@@ -1,16 +1,20 @@
 """What a row leaves to the performance recipe of its release is what that recipe sets."""
 
+import re
+
+import pandas as pd
 import pytest
+from prepared_runs import prepare
 from test_case_rows import ROW
 
 from perfmodel import catalog
 from perfmodel.catalog import recipe
+from perfmodel.validation import rows_of
 from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._completions import completions
 from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._priors import choice_priors
 
-IN_RECIPE = "release {}; task pre-training; recompute, offload and overlap flags are in the recipe, not in the table"
 V3 = ROW | {
     "model": "deepseekv3", "framework": "megatron-bridge@2026", "device": "GB200-NVL72", "dtype": "mxfp8", "tp": 1,
     "dp": 64, "pp": 4, "vpp": 4, "ep": 64, "n_devices": 256, "global_batch": 4096, "micro_batch": 1, "recompute": None,
@@ -20,7 +24,7 @@ V3 = ROW | {
 
 
 def at(release: str, **cells: object):
-    return read_case(V3 | {"notes": IN_RECIPE.format(release)} | cells)
+    return read_case(V3 | {"recipe_release": f"v{release}"} | cells)
 
 
 def test_releases_differ_in_what_their_recipes_set():
@@ -40,7 +44,7 @@ def test_releases_differ_in_what_their_recipes_set():
 def test_what_a_row_says_goes_before_its_recipe():
     said = at("26.06", recompute="full", recompute_detail="full")
     assert said.layout.recompute == "full"
-    assert not read_case(V3 | {"notes": "release 26.06; task pre-training"}).layout.ep_overlap
+    assert not read_case(V3).layout.ep_overlap
 
 
 def test_the_last_stage_has_fewer_layers_for_what_else_it_has():
@@ -90,7 +94,7 @@ LLAMA = V3 | {
     ("GB300-NVL72", "fp8", "26.06", 20), ("B200-SXM-180GB", "fp8", "25.11", 5), ("B200-SXM-180GB", "fp8", "25.09", 0),
 ])  # fmt: skip
 def test_fsdp_has_as_many_layers_on_the_host_as_its_recipe_says(device, dtype, release, layers):
-    row = LLAMA | {"device": device, "dtype": dtype, "notes": IN_RECIPE.format(release)}
+    row = LLAMA | {"device": device, "dtype": dtype, "recipe_release": f"v{release}"}
     case = read_case(row)
     assert (case.layout.offload_layers, case.layout.recompute, case.layout.zero) == (layers, "none", 3)
     assert case.layout.recompute_full_layers == (None if layers else (5,))
@@ -103,26 +107,26 @@ def test_fsdp_has_as_many_layers_on_the_host_as_its_recipe_says(device, dtype, r
 def test_a_recipe_without_releases_is_of_several_frameworks():
     pax = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 256, "ep": 1, "micro_batch": 8, "global_batch": 2048, "dtype": "bf16"}
     pax |= {"model": "gpt3-5B", "framework": "pax-te@2025", "family": "gpt", "device": "H100-SXM5-80GB"}
-    pax |= {"seq_len": 2048, "flash_attention": None, "notes": "sizes used by that recipe"}
+    pax |= {"seq_len": 2048, "flash_attention": None, "recipe_release": "default"}
     read = read_case(pax)
     assert (read.layout.recompute, read.recompute_stated) == ("selective", True)
     assert read.job.recompute_modules == ("core_attn", "layernorm", "mlp_act")
     assert read.job.flash_attention
     assert not read_case(pax | {"model": "gpt3-126M"}).job.flash_attention
-    assert not read_case(pax | {"notes": ""}).recompute_stated
+    assert not read_case(pax | {"recipe_release": ""}).recompute_stated
     assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
 
 
 def test_default_configurations_of_a_launcher_are_its_recipes():
     row = V3 | {"framework": "nemo@2023", "device": "A100-SXM4-80GB", "dtype": "bf16", "vpp": 1, "ep": 1, "pp": 1}
-    row |= {"tp": 2, "dp": 8, "n_devices": 16, "seq_len": 512, "notes": "batch of the default config of that release"}
+    row |= {"tp": 2, "dp": 8, "n_devices": 16, "seq_len": 512, "recipe_release": "default"}
     overlaps = {name: read_case(row | {"model": name}).layout.overlap_grad_reduce for name in ("mt5-3b", "gpt3-5b")}
     assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
-    assert read_case(row | {"model": "mt5-3b", "notes": ""}).layout.overlap_grad_reduce
-    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "notes": "framework NGC Torch"}
+    assert read_case(row | {"model": "mt5-3b", "recipe_release": ""}).layout.overlap_grad_reduce
+    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "recipe_release": "default"}
     assert not read_case(bert).layout.overlap_grad_reduce
-    assert read_case(bert | {"notes": "framework PyTorch"}).layout.overlap_grad_reduce
+    assert read_case(bert | {"recipe_release": ""}).layout.overlap_grad_reduce
 
 
 @pytest.mark.parametrize(
@@ -132,8 +136,10 @@ def test_launch_scripts_beside_a_page_are_its_recipes(notes, blocks):
     row = V3 | {"framework": "megatron-deepspeed@2022", "device": "A100-SXM4-80GB", "dtype": "fp16", "vpp": 1, "ep": 1}
     row |= {"model": "gpt3-175b", "tp": 8, "pp": 8, "dp": 4, "n_devices": 256, "seq_len": 2048, "notes": notes}
     page = "bigscience-workshop/bigscience@9e64ede:train/{}/chronicles-prequel.md"
-    assert read_case(row | {"url_or_repo": page.format("tr11-176B-ml")}).job.blocking_launches == blocks
-    assert not read_case(row | {"url_or_repo": page.format("tr10-104B-ml")}).job.blocking_launches
+    pages = [row | {"url_or_repo": page.format(name)} for name in ("tr11-176B-ml", "tr10-104B-ml")]
+    its_own, other = map(read_case, rows_of(prepare(pd.DataFrame(pages))))
+    assert its_own.job.blocking_launches == blocks
+    assert not other.job.blocking_launches
 
 
 @pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])
@@ -141,9 +147,8 @@ def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded
     row = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 32, "ep": 1, "micro_batch": 4, "n_devices": 32, "global_batch": 128}
     row |= {"model": "gpt-5B (paxml)", "framework": "pax@2024", "family": "gpt", "device": "H100-SXM5-80GB"}
     row |= {"layers": 24, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 16384, "vocab": 50304}
-    row |= {"dtype": "fp8", "seq_len": 2048, "zero_stage": 3, "sharding": "FSDP", "devices_per_node": 8}
-    row |= {"url_or_repo": f"paxml/README_5b.md (tag {tag})", "flash_attention": None}
-    row |= {"notes": "recompute lives in the launch scripts of the tag; GPT5B (FSDP+DP, MBS=4)"}
+    row |= {"dtype": "fp8", "seq_len": 2048, "zero_stage": 3, "sharding": "FSDP+DP", "devices_per_node": 8}
+    row |= {"recipe_release": re.sub(r"\.1$", "", tag), "flash_attention": None}
     found = [completion.case for completion in completions(RowRun(row), None, choice_priors())[0]]
     assert {case.layout.replicate for case in found} == replicas
     assert {case.layout.overlap_param_gather for case in found} == {not sharded}
@@ -152,8 +157,8 @@ def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded
 
 
 def test_a_recipe_says_what_stays_wide():
-    notes, device = IN_RECIPE.format("26.06"), "GB300-NVL72"
-    row = V3 | {"model": "nemotron-3-super", "device": device, "pp": 1, "vpp": 1, "n_devices": 64, "notes": notes}
+    row = V3 | {"model": "nemotron-3-super", "device": "GB300-NVL72", "pp": 1, "vpp": 1, "n_devices": 64}
+    row |= {"recipe_release": "v26.06"}
     narrow, wider = (read_case(row | {"dtype": dtype}).job for dtype in ("nvfp4", "mxfp8"))
     assert narrow.wide_last_layers == 14
     assert set(narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
@@ -161,8 +166,8 @@ def test_a_recipe_says_what_stays_wide():
 
 
 def test_a_recipe_may_leave_tensor_parallel_collectives_alone():
-    row = V3 | {"pp": 1, "vpp": 1, "tp": 2, "dp": 32, "n_devices": 64, "notes": IN_RECIPE.format("26.06")}
+    row = V3 | {"pp": 1, "vpp": 1, "tp": 2, "dp": 32, "n_devices": 64, "recipe_release": "v26.06"}
     row |= {"model": "nemotron-3-super", "device": "GB200-NVL72", "dtype": "nvfp4"}
     assert not read_case(row).layout.tp_overlap
     # Megatron-Bridge cuts them into ring steps elsewhere
-    assert read_case(row | {"notes": ""}).layout.tp_overlap
+    assert read_case(row | {"recipe_release": ""}).layout.tp_overlap

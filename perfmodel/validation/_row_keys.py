@@ -1,0 +1,191 @@
+"""Columns of a table of runs that are keys of a job file: `layout.offload`, `job.optimizer`, `model.gated_ffn`, ...
+
+They are checked by what checks the keys of a job file, and win over columns in words. Keys that a plain column says too
+(`layout.tp` and `tp`) fill that column, so that what looks at plain columns sees them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, get_type_hints
+
+import pandas as pd
+
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Framework, Job, Layout, written
+from perfmodel.validation._row_cells import Row, Unusable, number, text
+
+KEY_TABLES: Final = ("layout", "job", "framework", "network", "model")
+"""What stands before the dot."""
+CONTRADICTIONS: Final = "contradictions_between_columns"
+"""Cell that holds in what a row's columns contradict each other, one sentence per line."""
+_PLAIN_COLUMNS: Final[Mapping[str, str]] = {
+    "layout.tp": "tp", "layout.pp": "pp", "layout.dp": "dp", "layout.cp": "cp", "layout.ep": "ep", "layout.etp": "etp",
+    "layout.vpp": "vpp", "layout.micro_batch": "micro_batch", "layout.zero": "zero_stage",
+    "layout.sequence_parallel": "sequence_parallel", "layout.recompute": "recompute", "layout.schedule": "schedule",
+    "job.global_batch": "global_batch", "job.seq_len": "seq_len", "job.dtype": "dtype",
+    "job.flash_attention": "flash_attention",
+    "model.name": "model", "model.layers": "layers", "model.hidden": "hidden", "model.heads": "heads",
+    "model.kv_heads": "kv_heads", "model.head_dim": "head_dim", "model.ffn_hidden": "ffn_hidden",
+    "model.vocab": "vocab", "model.experts.count": "n_experts", "model.experts.topk": "top_k",
+    "model.experts.first_dense_layers": "first_dense_layers",
+    "network.inter_link": "inter_link", "network.nics_per_node": "nics_per_node",
+    "network.nic_gbit_per_s": "nic_gbit_per_s", "framework.name": "framework",
+}  # fmt: skip
+"""Plain columns that say the same as a key."""
+_WHOLE_MODEL: Final = frozenset({"layers", "hidden", "heads"})
+"""Keys with which `model.*` columns are a whole model, as the table [model] of a job file is."""
+
+
+def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table of runs, with plain columns filled in from keys (`with_plain_columns`)."""
+    records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
+    return [dict(with_plain_columns(record)) for record in records]
+
+
+def cell_value(cell: Any) -> Any:
+    """A cell as a job file's TOML has its value: numbers that pandas widened are whole again, text is read as TOML,
+    plain text where it is none."""
+    if isinstance(cell, bool):
+        return cell
+    if isinstance(cell, int | float):
+        return int(cell) if float(cell).is_integer() else float(cell)
+    words = str(cell).strip()
+    if words in ("True", "False"):
+        return words == "True"
+    return catalog.toml_value(words)
+
+
+def key_tables(row: Row) -> dict[str, dict[str, Any]]:
+    """The keys that a row's columns state, as tables of a job file.
+
+    Raises:
+        Unusable: a column with a dot whose table or key there is not; a key that is a table and a value at once.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for column, cell in row.items():
+        table, dot, key = str(column).partition(".")
+        if not dot or table not in KEY_TABLES or cell is None or (isinstance(cell, str) and not cell.strip()):
+            continue
+        *inner, name = key.split(".")
+        place = tables.setdefault(table, {})
+        for part in inner:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise Unusable(f"{column}: {part} is a value already, and no table")
+        place[name] = _typed(table, name, cell_value(cell))
+    return tables
+
+
+def _typed(table: str, name: str, value: Any) -> Any:
+    """A value with 0 and 1 as false and true where the key is a switch."""
+    kinds = {"layout": Layout, "job": Job, "framework": Framework}
+    is_switch = table in kinds and get_type_hints(kinds[table]).get(name) is bool
+    return bool(value) if is_switch and value in (0, 1) else value
+
+
+def with_plain_columns(row: Row) -> Row:
+    """The row with plain columns filled in from keys that say the same, and where both differ the key's value; what
+    differs is noted in `CONTRADICTIONS`.
+
+    A `cluster` fills `device` and `devices_per_node`.
+    """
+    filled: dict[str, Any] = dict(row)
+    contradictions = text(row, CONTRADICTIONS).splitlines()
+    for column, plain in _PLAIN_COLUMNS.items():
+        cell = row.get(column)
+        if cell is None or (isinstance(cell, str) and not cell.strip()):
+            continue
+        value = cell_value(cell)
+        value = int(value) if isinstance(value, bool) else value
+        other = row.get(plain)
+        is_stated = other is not None and str(other).strip() != ""
+        if is_stated and not _same(value, cell_value(other)):
+            contradictions.append(f"{column}={value} and {plain}={other}")
+        filled[plain] = value
+    if text(row, "cluster"):
+        contradictions += _fill_from_cluster(filled)
+    contradictions += _contradictions_of_counts(filled)
+    if contradictions:
+        filled[CONTRADICTIONS] = "\n".join(dict.fromkeys(contradictions))
+    return filled
+
+
+def _same(value: Any, other: Any) -> bool:
+    return str(value).lower() == str(other).lower() or value == other
+
+
+def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
+    """Fill device and node size of a row with a cluster, and say in what they differ from its own."""
+    try:
+        cluster = catalog.cluster(text(row, "cluster"))
+    except PerfModelError:
+        return []  # `read_case` says why
+    contradictions = []
+    if stated := text(row, "device"):
+        try:
+            is_same = catalog.device(stated).die == cluster.device.die != "" or catalog.device(stated) == cluster.device
+        except PerfModelError:
+            is_same = stated == cluster.device.name
+        if not is_same:
+            contradictions.append(f"device={stated} and cluster={text(row, 'cluster')} of {cluster.device.name}")
+    row["device"] = cluster.device.name
+    row["devices_per_node"] = cluster.devices_per_node
+    return contradictions
+
+
+def _contradictions_of_counts(row: Row) -> list[str]:
+    """In what degrees and devices, and sequences and micro-batches, contradict each other; cells that are no numbers
+    are left to those who read them."""
+    try:
+        stated = {name: number(row, name) for name in ("tp", "pp", "dp", "n_devices", "global_batch", "micro_batch",
+                                                       "num_microbatches")}  # fmt: skip
+        cp = number(row, "cp") or 1
+    except Unusable:
+        return []
+    contradictions = []
+    tp, pp, dp, devices = (stated[name] for name in ("tp", "pp", "dp", "n_devices"))
+    if tp and pp and dp and devices and tp * pp * dp * cp != devices:
+        contradictions.append(f"tp*pp*dp*cp={tp * pp * dp * cp:g} and n_devices={devices:g}")
+    batch, micro, count = (stated[name] for name in ("global_batch", "micro_batch", "num_microbatches"))
+    # the last micro-batch may be smaller
+    if batch and micro and count and dp and abs(micro * count * dp - batch) >= micro * dp:
+        contradictions.append(f"micro_batch*num_microbatches*dp={micro * count * dp:g} and global_batch={batch:g}")
+    return contradictions
+
+
+def states_whole_model(model_keys: Mapping[str, Any]) -> bool:
+    """Whether `model.*` columns state a model by themselves."""
+    return model_keys.keys() >= _WHOLE_MODEL
+
+
+def layout_values(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fields of a layout that keys state, checked.
+
+    Raises:
+        LayoutError, UnknownNameError: a key that no layout has, or a value that it cannot have.
+    """
+    if not keys:
+        return {}
+    notation = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in keys.items())
+    try:
+        return Layout.values(notation)
+    except PerfModelError as error:
+        raise type(error)(f"{where}: layout.*: {error}") if type(error) is PerfModelError else error from None
+
+
+def job_values(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fields of a job that keys state, checked as the table [job] of a job file is.
+
+    Raises:
+        PerfModelError: a key that no job has, or a value that it cannot have.
+    """
+    return catalog.checked_fields(Job, keys, f"{where}: job.*", catalog.JOB_WORDS)
+
+
+def with_framework_keys(framework: Framework, keys: Mapping[str, Any], where: str) -> Framework:
+    """A framework with the facts that keys state.
+
+    Raises:
+        PerfModelError: a key that no framework has, or a value that it cannot have.
+    """
+    return catalog.framework_with({name: value for name, value in keys.items() if name != "name"}, framework, where)

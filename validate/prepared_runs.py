@@ -1,0 +1,184 @@
+"""Tables of the record with what their notes say in columns of their own.
+
+The package reads columns alone. Rows of the record were collected before it knew keys of job files as columns, so that
+some of their settings stand in prose: adapters, vocabularies of tokenizers, the release of a recipe. This step, outside
+the package, turns them into columns once; every study reads the record through it.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from perfmodel.catalog import read_network
+
+Row = dict[str, Any]
+_DENSE_WORDS: Final = {"no": 0, "first": 1, "one": 1, "two": 2, "three": 3}
+_RECIPES_WITHOUT_RELEASE: Final = (
+    "used by that recipe",
+    "default config of that release",
+    "framework NGC ",
+    "train/tr11-176B-ml",
+)
+_LAUNCHES_UNKNOWN: Final = "launch blocking state not stated"
+
+
+def prepared(files: Iterable[Path], folder: Path) -> list[Path]:
+    """The tables of runs among some files as `prepare` has them, written to a folder under their own names; the other
+    files as they are."""
+    paths = []
+    for file in files:
+        table = pd.read_csv(file, low_memory=False) if file.suffix == ".csv" else pd.DataFrame()
+        if not {"case_id", "notes"} <= set(table.columns):
+            paths.append(file)
+            continue
+        target = folder / f"{file.parent.name}-{file.name}" if (folder / file.name).exists() else folder / file.name
+        prepare(table).to_csv(target, index=False)
+        paths.append(target)
+    return paths
+
+
+def prepare(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of runs with the settings that its notes state in columns of their own. Cells that are filled stay."""
+    records: list[Row] = table.astype(object).where(table.notna(), None).to_dict("records")  # pyright: ignore[reportAssignmentType]
+    changes = [{name: value for change in CHANGES for name, value in change(row).items()} for row in records]
+    names = list(dict.fromkeys(name for each in changes for name in each))
+    columns = {
+        name: [each[name] if name in each else row.get(name) for row, each in zip(records, changes, strict=True)]
+        for name in names
+    }
+    return table.assign(**columns)
+
+
+def _words(row: Row, name: str) -> str:
+    value = row.get(name)
+    return "" if value is None else str(value)
+
+
+def _is_empty(row: Row, name: str) -> bool:
+    return not _words(row, name).strip()
+
+
+def adapters(row: Row) -> Row:
+    """LoRA: all weights are frozen; the rank is 0 where the notes do not say it."""
+    notes = _words(row, "notes")
+    if not re.search(r"(?<![\w])lora\b", notes, re.IGNORECASE):
+        return {}
+    rank = re.search(r"LoRA rank (\d+)", notes)
+    found: Row = {"job.frozen": "true", "job.adapter_rank": int(rank[1]) if rank else 0}
+    exchanges = bool(re.search(r"lora_a2a=(1|true)", _words(row, "launch_and_overlap"), re.IGNORECASE))
+    return found | {"job.adapter_all_to_all": "true" if exchanges and rank else "false"}
+
+
+def sequence_length(row: Row) -> Row:
+    """`sequence length 2048`."""
+    noted = re.search(r"sequence length (\d+)", _words(row, "notes").lower())
+    return {"seq_len": int(noted[1])} if noted and _is_empty(row, "seq_len") else {}
+
+
+def vocabulary(row: Row) -> Row:
+    """The tokenizer's entries, which frameworks pad: `V=50257`, `vocabulary about 250k`."""
+    notes = _words(row, "notes").lower()
+    if not _is_empty(row, "vocab"):
+        return {}
+    if exact := re.search(r"\bv=(\d+)\b", notes):
+        return {"tokenizer_vocab": int(exact[1])}
+    if rounded := re.search(r"\bvocabulary about (\d+)k\b|\b(\d+)k vocabulary\b", notes):
+        return {"tokenizer_vocab": int(rounded[1] or rounded[2]) * 1000}
+    return {}
+
+
+def dense_layers(row: Row) -> Row:
+    """Leading layers without experts: `1 dense layer`, `first layer dense`."""
+    noted = re.search(
+        r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b", _words(row, "notes").lower()
+    )
+    if not noted or not _is_empty(row, "first_dense_layers"):
+        return {}
+    word = noted[1] or noted[2]
+    return {"first_dense_layers": _DENSE_WORDS[word] if word in _DENSE_WORDS else int(word)}
+
+
+def decoder_length(row: Row) -> Row:
+    """Tokens of the decoder of a T5: `decoder length 128`."""
+    noted = re.search(r"decoder length (\d+)", _words(row, "notes").lower())
+    return {"model.decoder_seq_len": int(noted[1])} if noted and "t5" in _words(row, "model").lower() else {}
+
+
+def experts(row: Row) -> Row:
+    """The dispatcher of tokens, and whether it runs beside kernels."""
+    notes = _words(row, "notes").lower()
+    dispatchers = (("hybridep", "hybridep"), ("deepep", "deepep"), ("all-to-all dispatcher", "alltoall"))
+    found: Row = {}
+    named = next((name for word, name in dispatchers if word in notes), "")
+    if named:
+        found["job.expert_dispatcher"] = named
+    if overlap := re.search(r"expert-communication overlap (on|off)", notes):
+        found["layout.ep_overlap"] = "true" if overlap[1] == "on" else "false"
+    return found
+
+
+def recipe(row: Row) -> Row:
+    """The release of the recipe that the row's settings are of: of the framework, by the notes (`release 26.04`), or of
+    the launch scripts, by the tag of the page; `default` where recipes have none."""
+    notes, page = _words(row, "notes"), _words(row, "url_or_repo")
+    release = re.search(r"release (\d+\.\d+)", notes)
+    if release and "in the recipe" in notes and "pre-training" in notes:
+        return {"recipe_release": f"v{release[1]}"}
+    tag = re.search(r"\(tag v(\d+\.\d+)", page)
+    if tag and "in the launch scripts of the tag" in notes:
+        return {"recipe_release": f"v{tag[1]}"}
+    refers = any(words in f"{notes} {page}" for words in _RECIPES_WITHOUT_RELEASE)
+    return {"recipe_release": "default"} if refers and _LAUNCHES_UNKNOWN not in notes else {}
+
+
+def batch_per_replica(row: Row) -> Row:
+    """`batch per DP rank 36`."""
+    noted = re.search(r"batch per dp rank (\d+)", _words(row, "notes").lower())
+    if not noted or not _is_empty(row, "global_batch"):
+        return {}
+    others = 1
+    for name in ("tp", "pp", "cp"):
+        others *= int(row.get(name) or 1)
+    replicas = int(row.get("dp") or max(1, int(row.get("n_devices") or others) // others))
+    return {"global_batch": int(noted[1]) * replicas}
+
+
+def shards(row: Row) -> Row:
+    """`FSDP+DP`: weights are sharded over some of the replicas, which ones is not said."""
+    noted = re.search(r"fsdp\s*\+\s*dp\b", _words(row, "notes").lower())
+    return {"sharding": "FSDP+DP"} if noted and _words(row, "sharding").lower() == "fsdp" else {}
+
+
+def collected_adapters(row: Row) -> Row:
+    """Columns of adapters that were collected from other numbers of the same words (storage, the name of an instance)
+    are emptied."""
+    told = row.get("nics_per_node")
+    words = _words(row, "inter_link_as_stated")
+    if told is None or not words:
+        return {}
+    network = read_network(words)
+    other_figures = network.adapters is not None and network.adapters != int(float(told))
+    rate = row.get("nic_gbit_per_s")
+    other_rate = network.detail > 0 and rate is not None and float(rate) != network.gbit_per_s
+    is_instance = f"{int(float(told))}xlarge" in words
+    if (network.detail == 2 and (other_figures or other_rate)) or is_instance:
+        return {"nics_per_node": None, "nic_gbit_per_s": None}
+    return {}
+
+
+CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
+    adapters,
+    sequence_length,
+    vocabulary,
+    dense_layers,
+    decoder_length,
+    experts,
+    recipe,
+    batch_per_replica,
+    shards,
+    collected_adapters,
+)
+"""What is read from notes, each as a function of a row to columns."""
