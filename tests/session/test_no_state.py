@@ -42,6 +42,13 @@ CACHED = {
     "prediction._population._fitted": "a file of the package",
     "prediction._population.population": "a file of the package, by name of a source",
     "timeline._cache.code_digest": "the package's own code",
+    "catalog._frameworks._latest_year": "files of the package",
+    "prediction._teams.team_patterns": "a file of the package",
+    "prediction._teams.teams_of": "a file of the package, by name of a source",
+    "validation._priors._shipped": "a file of the package",
+    "validation._priors.choice_priors": "a file of the package, by name of a source",
+    "validation._vocabulary.read_phrases": "words of a closed vocabulary",
+    "validation._vocabulary.read_switches": "words of a closed vocabulary",
     "viz._style._picture": "one class for all pictures",
 }
 """Pure functions of hashable values and of files that come with the package, which do not change."""
