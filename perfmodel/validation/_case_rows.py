@@ -142,7 +142,12 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     cluster, network_contradictions = _cluster_of(row, keys.get("network", {}), where)
     dtype, assumed_dtype = dtype_of(row)
     preset = recipe_of(row, runs, model, cluster.device, dtype)
-    layout_text = _with_layout_keys(stated_layout(row, spread, model, runs, preset), keys.get("layout", {}), where)
+    layout_text = stated_layout(row, spread, model, runs, preset)
+    # copies to the host take no time that anybody knows where the data sheet has no host link (TPUs)
+    unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
+    if offloads_activations(row) and not unknown_offload:
+        layout_text += ",offload=true"
+    layout_text = _with_layout_keys(layout_text, keys.get("layout", {}), where)
     layout, _ = runs.layout(layout_text, model)
     if layout.devices != count(row, "n_devices", layout.devices):
         raise Unusable("degrees do not multiply to the devices")
@@ -158,6 +163,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         "framework": assumed_framework,
         "seq_len": assumed_length,
         "dtype": assumed_dtype,
+        "copies of activations to the host": unknown_offload,
         "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
     }
     assumed = (
@@ -329,8 +335,6 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     if "tp_overlap" in switches:
         said["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
     said |= layout_switches(row)
-    if offloads_activations(row):
-        said["offload"] = True
     if (layers := repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))) is not None:
         said |= {"recompute": "none", "recompute_full_layers": layers}
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:

@@ -150,6 +150,8 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     **{f"{table}.*": ("as in a job file", f"any key of [{table}] of a job file, such as {example}; wins over words")
        for table, example in (("layout", "layout.offload"), ("job", "job.optimizer"), ("network", "network.latency_us"),
                               ("framework", "framework.execution"), ("model", "model.gated_ffn"))},
+    "layout": ("text", "in one column, as predict takes it (fit --runs)"),
+    "name": ("text", "of the run, where layout is one column"),
     "measured_iter_time_s": ("s", "time of a step"),
     "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
     "measured_mfu": ("share", "model FLOP/s of the peak"),
