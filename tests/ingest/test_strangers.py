@@ -15,6 +15,7 @@ import yaml
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, parse_launch, read_launch
 from perfmodel.ingest.launch._model import shape
+from perfmodel.prediction import predict
 from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
 
@@ -418,6 +419,84 @@ def test_context_parallelism_of_accelerate(ranks: int, by_heads: int, kind: str)
     assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.zero) == (ranks * by_heads, kind, 3)
     assert launch.layout.dp == 8 // (ranks * by_heads)
     assert launch.may_be_wrong == ()
+
+
+TORN = {
+    "litgpt": "out_dir: x\ntrain:\n  micro_batch_size: 4\n  global_batch_size: 8\neval:\n  interval: 10\n",
+    "NeMo Automodel": "step_scheduler:\n  global_batch_size: 8\nmodel:\n  _target_: x\nddp:\n  x: 1\n",
+    "flash-attention": "train:\n  gpu_mem: 80\n  global_batch_size: 256\ndatamodule:\n  batch_size: 8\n",
+    "maxdiffusion": "pretrained_model_name_or_path: x\nici_fsdp_parallelism: 4\nper_device_batch_size: 1\n",
+    "OLMo": "global_train_batch_size: 8\ndevice_train_microbatch_size: 2\ntokenizer:\n  identifier: x\n",
+    "verl": "actor_rollout_ref:\n  actor:\n    megatron:\n      tensor_model_parallel_size: 2\n"
+    "      pipeline_model_parallel_size: 2\n      context_parallel_size: 1\n      expert_model_parallel_size: 1\n",
+    "axolotl": "base_model: x\nsequence_len: 4096\nmicro_batch_size: 1\n",
+    "torchtune": "model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\n",
+    "LLaMA-Factory": "stage: sft\ntemplate: llama3\nmodel_name_or_path: x\nfinetuning_type: full\n",
+    "Hugging Face's Trainer": "per_device_train_batch_size: 1\nlearning_rate: 1.0e-5\n",
+    "Primus over torchtitan": "modules:\n  pre_trainer:\n    overrides:\n      training:\n        seq_len: 8\n",
+}
+
+
+@pytest.mark.parametrize("tool", TORN)
+def test_files_of_tools_that_are_not_read_name_the_tool(tool: str) -> None:
+    with pytest.raises(LaunchFileError, match=rf"looks like .*{tool}.*, which is not read; give --model"):
+        parse_launch(TORN[tool], "run.yaml")
+
+
+def test_a_file_of_litgpt_is_not_megatron_bridges() -> None:
+    with pytest.raises(LaunchFileError, match="looks like litgpt, which is not read"):
+        read_launch(STRANGERS / "k15a_litgpt_is_not_bridge.yaml")
+
+
+def test_a_config_of_a_model_is_no_launch_file() -> None:
+    config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 8}'
+    with pytest.raises(LaunchFileError, match=r"a model's config of Hugging Face; give it with --model"):
+        parse_launch(config, "config.json")
+
+
+def deepspeed(name: str, **changed: Any) -> Launch:
+    """A file of DeepSpeed's with keys of its ZeRO replaced, for a model of 8 B parameters."""
+    config = json.loads((STRANGERS / name).read_text())
+    config["zero_optimization"] |= changed
+    return parse_launch(json.dumps(config), "ds.json", model="llama3-8b", devices=8, seq_len=2048)
+
+
+def test_optimizer_states_in_16_bits() -> None:
+    narrow = deepspeed("k18a_ds_bf16_masters.json")
+    assert (narrow.job_fields["optimizer"], narrow.job_fields["grad_dtype"]) == ("adam16bit", "bf16")
+    assert narrow.may_be_wrong == ()
+    plain = parse_launch('{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}',
+                         "ds.json", model="llama3-8b", devices=8, seq_len=2048)  # fmt: skip
+    assert narrow.layout is not None
+    assert plain.layout is not None
+    saved = predict_memory(plain) - predict_memory(narrow)
+    assert saved == pytest.approx(8.03e9 * 8 / 8, rel=0.05)  # a master of 4 bytes, and 4 instead of 8 of moments
+
+
+def predict_memory(launch: Launch) -> float:
+    """Bytes that a device needs."""
+    assert launch.layout is not None
+    return float(predict(launch.problem("dgx-h100"), layout=launch.layout).memory.peak)
+
+
+@pytest.mark.parametrize(
+    ("changed", "offloaded"),
+    [({"cpu_offload": True}, "optimizer"), ({"cpu_offload": False}, "none"), ({"cpu_offload_params": True}, "weights"),
+     ({"offload_optimizer": {"device": "cpu"}}, "optimizer"),
+     ({"cpu_offload": True, "offload_param": {"device": "cpu"}}, "weights")],
+)  # fmt: skip
+def test_states_of_deepspeed_on_the_host(changed: dict[str, Any], offloaded: str) -> None:
+    launch = deepspeed("k17a_ds_precision_auto.json", **changed)
+    assert launch.layout is not None
+    assert (launch.layout.offload_states, launch.job_fields["dtype"]) == (offloaded, "bf16")
+    assert launch.may_be_wrong == ()
+
+
+def test_zero_plus_plus_is_named_at_the_head() -> None:
+    doubts = deepspeed("k18c_ds_hpz.json").may_be_wrong
+    assert doubts[0].startswith("memory may be wrong: zero_hpz_partition_size 8 keeps 16-bit weights once more")
+    assert "zero_quantized_weights and zero_quantized_gradients" in doubts[1]
+    assert deepspeed("k17a_ds_precision_auto.json", zero_hpz_partition_size=1).may_be_wrong == ()
 
 
 def test_batches_that_accumulate_are_whole() -> None:

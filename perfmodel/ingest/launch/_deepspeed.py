@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import AUTO
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE, WHOLE_OR_NONE, Fields, Rule, Values, key, words
+from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
 """Where offloaded states lie, and whether that is off the device."""
@@ -94,6 +94,65 @@ def _offload(found: Mapping[str, Any]) -> Fields:
     return says
 
 
+_OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_params")
+
+
+def _old_offload(found: Mapping[str, Any]) -> Fields:
+    """States on the host as DeepSpeed said it before 0.4, and still takes it."""
+    optimizer, weights = (FLAG.read(found.get(name, False)) for name in _OLD_OFFLOADS)
+    return {"offload_states": "weights" if weights else "optimizer"} if weights or optimizer else {}
+
+
+_NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
+"""Keys that keep the master weights and gradients, and the optimizer's moments, in 16 bits."""
+
+
+def _optimizer(found: Mapping[str, Any]) -> Fields:
+    """The optimizer; one with masters alone in 16 bits is not described here."""
+    optimizer = OPTIMIZER.read(found["optimizer.type"]) if "optimizer.type" in found else None
+    says: Fields = {} if optimizer is None else {"optimizer": optimizer}
+    masters, moments = (FLAG.read(found.get(name, False)) for name in _NARROW)
+    if not masters:
+        return says
+    says["grad_dtype"] = "bf16"
+    if moments and says.get("optimizer", "adam") in ("adam", "adamw"):
+        says["optimizer"] = "adam16bit"
+    else:
+        says["doubt.masters"] = "memory may be wrong: master weights in 16 bits are counted as fp32"
+    return says
+
+
+def _write_optimizer(fields: Fields) -> Mapping[str, Any]:
+    optimizer = fields.get("optimizer")
+    if optimizer == "adam16bit" and fields.get("grad_dtype") == "bf16":
+        return {"optimizer.type": "Adam"} | dict.fromkeys(_NARROW, True)
+    return {"optimizer.type": None if optimizer is None else _WRITTEN.get(optimizer)}
+
+
+_SECONDARY: Final = (
+    "zero_optimization.zero_hpz_partition_size", "zero_optimization.zero_quantized_weights",
+    "zero_optimization.zero_quantized_gradients", "zero_optimization.zero_quantized_nontrainable_weights",
+)  # fmt: skip
+"""Keys of ZeRO++."""
+
+
+def _secondary(found: Mapping[str, Any]) -> Fields:
+    """What ZeRO++ does beside ZeRO, none of which is counted."""
+    says: Fields = {}
+    ranks = WHOLE_OR_NONE.read(found.get(_SECONDARY[0], 1))
+    if ranks > 1:
+        says["doubt.secondary"] = (
+            f"memory may be wrong: zero_hpz_partition_size {ranks} keeps 16-bit weights once more in every group of "
+            f"{ranks} ranks, which is not counted, and gathers them there, which is counted over all ranks"
+        )
+    quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if found.get(name) is True]
+    if quantized:
+        says["doubt.quantized"] = (
+            f"the layout may be wrong: messages of {' and '.join(quantized)} are counted with 16 bits per element"
+        )
+    return says
+
+
 def _write_offload(fields: Fields) -> Mapping[str, Any]:
     held = {"none": 0, "optimizer": 1, "weights": 2}[fields["offload_states"]]
     return dict.fromkeys(_OFFLOADS[:held], "cpu")
@@ -128,12 +187,14 @@ DEEPSPEED: Final = LaunchFormat(
         key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
         Rule(keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)),
+        Rule(keys=_OLD_OFFLOADS, read=_old_offload),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
+        Rule(keys=_SECONDARY, read=_secondary),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
         Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"},
              auto_keys=tuple(_HALVES)),
-        key("optimizer.type", "optimizer", Values(OPTIMIZER.read, lambda name: _WRITTEN.get(name))),
         key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
+        Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
     ),
     harmless=(
         "optimizer.params.*", "scheduler.*", "steps_per_print", "wall_clock_breakdown", "gradient_clipping",

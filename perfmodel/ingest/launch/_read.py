@@ -23,6 +23,7 @@ from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_arguments
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
+from perfmodel.ingest.launch._other_tools import refuse_other_tools
 from perfmodel.ingest.launch._shell import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.spec import Layout, Model
@@ -209,6 +210,8 @@ def recognised(
             return of_maxtext, MAXTEXT
         known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
         source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
+    if syntax != "arguments":
+        refuse_other_tools(source.entries, where)
     if syntax in ("json", "yaml") and (of_neox := neox_arguments(source)) is not None:
         return of_neox, MEGATRON
     fitting = [form for form in FORMATS if form.syntax == syntax]

@@ -1,0 +1,50 @@
+"""Configurations of tools that are not read, some of which have keys of a format that is."""
+
+from fnmatch import fnmatchcase
+from typing import Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._entries import Entries
+
+_TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("litgpt", ("out_dir", "train.*", "eval.*")),
+    ("litgpt", ("out_dir", "train.*", "checkpoint_dir")),
+    ("NeMo Automodel", ("step_scheduler.*", "model.*")),
+    ("a training of the flash-attention repository", ("datamodule.*", "trainer.*")),
+    ("a training of the flash-attention repository", ("train.gpu_mem",)),
+    ("maxdiffusion", ("diffusion_scheduler_config*",)),
+    ("maxdiffusion", ("ici_*_parallelism", "pretrained_model_name_or_path")),
+    ("maxdiffusion", ("ici_*_parallelism", "unet_checkpoint")),
+    ("OLMo", ("global_train_batch_size", "tokenizer.identifier")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio")),
+    ("verl", ("actor_rollout_ref.*",)),
+    ("Primus over torchtitan", ("modules.*.overrides.training.*",)),
+    ("LLaMA-Factory", ("finetuning_type", "model_name_or_path")),
+    ("LLaMA-Factory", ("stage", "template", "model_name_or_path")),
+    ("MS-Swift", ("train_type", "model", "per_device_train_batch_size")),
+    ("axolotl", ("base_model", "sequence_len")),
+    ("axolotl", ("base_model", "micro_batch_size", "datasets")),
+    ("torchtune", ("model._component_",)),
+    ("arguments of Hugging Face's Trainer", ("per_device_train_batch_size",)),
+    ("levanter", ("trainer.train_batch_size", "trainer.*axis*")),
+    ("fairseq", ("distributed_training.*", "task.*")),
+    ("Lightning", ("seed_everything", "trainer.*")),
+    ("a Kubernetes job", ("apiVersion", "kind")),
+)
+"""Tools, and keys (patterns) that their files have all of, as no file has that is read."""
+_MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
+"""Keys of a model's `config.json`, which is no launch file."""
+
+
+def refuse_other_tools(entries: Entries, where: str) -> None:
+    """Raises `LaunchFileError`, which names the tool, for a configuration of one that is not read."""
+    if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
+        raise LaunchFileError(f"{where}: looks like a model's config of Hugging Face; give it with --model instead")
+    for tool, patterns in _TOOLS:
+        if all(_has(entries, pattern) for pattern in patterns):
+            message = f"looks like {tool}, which is not read; give --model, --layout and so on instead"
+            raise LaunchFileError(f"{where}: {message}")
+
+
+def _has(entries: Entries, pattern: str) -> bool:
+    return any(fnmatchcase(key, pattern) for key in entries)
