@@ -215,6 +215,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     gradients = xp.where((sharding.on_host > 0) & (sharded | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
     buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.bucket_bytes, gradients), 0.0)
+    if job.bucket_bytes is not None:
+        # Buckets of a size that is asked for are allocated whole, whatever fills them.
+        buffers = xp.where((sharding.zero >= 1) & reduced, job.bucket_bytes, buffers)
     buffers = buffers + framework.communicator_bytes * sharding.communicators
     if framework.ddp_buckets:
         buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)

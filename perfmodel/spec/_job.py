@@ -134,6 +134,9 @@ class Job:
     kernels of their own add them after every backward, one per weight."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
+    bucket_bytes: float | None = None
+    """Buffers in which ZeRO reduces gradients and gathers weights, where a run sets their size; None: those of the
+    framework, as far as the gradients fill them."""
     whole_gradients_in_pipelines: bool = False
     """Under ZeRO 2 the ranks of a pipeline add up whole gradients and reduce them once, after the last micro-batch,
     instead of their part of them after each."""

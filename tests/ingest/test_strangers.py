@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import Launch, parse_launch, read_launch
+from perfmodel.ingest.launch import Launch, export_launch, parse_launch, read_launch
 from perfmodel.ingest.launch._model import shape
 from perfmodel.prediction import predict
 from perfmodel.spec import Transformer
@@ -490,6 +490,41 @@ def test_states_of_deepspeed_on_the_host(changed: dict[str, Any], offloaded: str
     assert launch.layout is not None
     assert (launch.layout.offload_states, launch.job_fields["dtype"]) == (offloaded, "bf16")
     assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("stage", "changed", "elements"),
+    [
+        (1, {"reduce_bucket_size": 1.26e9, "allgather_bucket_size": 1.26e9, "overlap_comm": True}, 3.78e9),
+        (2, {"reduce_bucket_size": 2e8, "allgather_bucket_size": 3e8, "overlap_comm": False}, 5e8),
+        (2, {"reduce_bucket_size": 2e8}, 7e8),
+        (2, {"reduce_bucket_size": "auto", "allgather_bucket_size": 2e8, "overlap_comm": True}, 1.2e9),
+        (3, {"reduce_bucket_size": 5e8, "overlap_comm": True}, 5e8),
+        (2, {"reduce_bucket_size": "auto"}, None),
+        (2, {}, None),
+    ],
+)
+def test_buckets_of_deepspeed_take_memory(stage: int, changed: dict[str, Any], elements: float | None) -> None:
+    launch = deepspeed("k17a_ds_precision_auto.json", stage=stage, **changed)
+    if elements is None:
+        assert "bucket_bytes" not in launch.job_fields
+        return
+    assert launch.job_fields["bucket_bytes"] == pytest.approx(2 * elements)
+    usual = deepspeed("k17a_ds_precision_auto.json", stage=stage)
+    buffered = 2e9 if stage < 3 else 0.0  # of the framework, where a file says nothing
+    assert predict_memory(launch) - predict_memory(usual) == pytest.approx(2 * elements - buffered, abs=1e8)
+
+
+def test_buckets_stay_in_a_file_that_is_written_like_another(tmp_path: Path) -> None:
+    usual = json.loads((STRANGERS / "k18d_ds_buckets.json").read_text())
+    (tmp_path / "ds.json").write_text(json.dumps(usual))
+    launch = read_launch(tmp_path / "ds.json", model="llama3-8b", devices=96)
+    assert launch.layout is not None
+    job = launch.problem("dgx-a100").job
+    assert job.bucket_bytes == pytest.approx(3.78e9 * 2)
+    written = export_launch(launch.layout, "deepspeed", model=launch.model, job=job, like=tmp_path / "ds.json")
+    zero = json.loads(written)["zero_optimization"]
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 1260000000
 
 
 def test_zero_plus_plus_is_named_at_the_head() -> None:

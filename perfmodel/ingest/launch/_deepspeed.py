@@ -5,7 +5,18 @@ from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import AUTO
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    NUMBER,
+    OPTIMIZER,
+    WHOLE,
+    WHOLE_OR_NONE,
+    BadValue,
+    Fields,
+    Rule,
+    key,
+    words,
+)
 
 DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
 """Where offloaded states lie, and whether that is off the device."""
@@ -129,6 +140,31 @@ def _write_optimizer(fields: Fields) -> Mapping[str, Any]:
     return {"optimizer.type": None if optimizer is None else _WRITTEN.get(optimizer)}
 
 
+_BUCKETS: Final = ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size")
+_USUAL_BUCKET: Final = 500_000_000
+"""Elements of a bucket where a file does not say them."""
+
+
+def _buckets(found: Mapping[str, Any]) -> Fields:
+    """Buffers of the sizes that a file states: one of gradients, or two where reductions overlap with backward, and
+    below stage 3 one of weights (`runtime/zero/stage_1_and_2.py`, `runtime/zero/stage3.py`)."""
+    if not any(name in found for name in _BUCKETS):
+        return {}
+    stage = WHOLE_OR_NONE.read(found.get(_STAGE[0], 0))
+    if stage == 0:
+        return {}
+    reduced, gathered = (NUMBER.read(found.get(name, _USUAL_BUCKET)) for name in _BUCKETS)
+    if reduced < 0 or gathered < 0:
+        raise BadValue(f"must not be below 0, got {min(reduced, gathered):g}")
+    dtype, _ = _half({name: value for name, value in found.items() if name in _HALVES})
+    if stage == 3:
+        elements = reduced
+    else:
+        overlaps = FLAG.read(found.get(_STAGE[1], False))
+        elements = (2 if overlaps else 1) * reduced + gathered
+    return {"bucket_bytes": elements * (4.0 if dtype == "fp32" else 2.0)}
+
+
 _SECONDARY: Final = (
     "zero_optimization.zero_hpz_partition_size", "zero_optimization.zero_quantized_weights",
     "zero_optimization.zero_quantized_gradients", "zero_optimization.zero_quantized_nontrainable_weights",
@@ -190,6 +226,7 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(keys=_OLD_OFFLOADS, read=_old_offload),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
         Rule(keys=_SECONDARY, read=_secondary),
+        Rule(keys=(*_BUCKETS, _STAGE[0], _STAGE[1], *_HALVES), read=_buckets, auto_keys=tuple(_HALVES)),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
         Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"},
              auto_keys=tuple(_HALVES)),
@@ -200,9 +237,9 @@ DEEPSPEED: Final = LaunchFormat(
         "optimizer.params.*", "scheduler.*", "steps_per_print", "wall_clock_breakdown", "gradient_clipping",
         "prescale_gradients", "gradient_predivide_factor", "fp16.*", "bf16.*", "amp.*", "zero_allow_untested_optimizer",
         "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*", "comet.*", "flops_profiler.*", "comms_logger.*",
-        "zero_optimization.contiguous_gradients", "zero_optimization.reduce_bucket_size",
+        "zero_optimization.contiguous_gradients",
         "zero_optimization.sub_group_size",
-        "zero_optimization.allgather_bucket_size", "zero_optimization.reduce_scatter", "zero_optimization.stage3_max_*",
+        "zero_optimization.reduce_scatter", "zero_optimization.stage3_max_*",
         "zero_optimization.allgather_partitions", "zero_optimization.stage3_param_persistence_threshold",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save", "zero_optimization.round_robin_gradients",
         "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.offload_*",

@@ -209,6 +209,8 @@ def merged(form: LaunchFormat, fields: Fields, like: Path | str, *, stays: bool)
             if own & set(stated) and _says(rule, stated, fields):
                 values = {key: value for key, value in values.items() if key not in own}
                 values |= {key: source.written[places[key]] for key in own & set(stated) & set(places)}
+        agreed = (key for key in found if key in places and key not in values and _agrees(form, key, found, fields))
+        values |= {key: source.written[places[key]] for key in agreed}
     # values in the place of the file's, without what else it says of layouts
     ours = {places.get(key, wrapper + key): value for key, value in values.items()}
     meant = {places.get(key, key) for rule in form.table for key in rule.keys}
@@ -242,6 +244,21 @@ def _says(rule: Rule, stated: Mapping[str, Any], fields: Fields) -> bool:
     if "model" in said:
         return _same_model(said["model"], fields)
     return bool(said) and all(fields.get(key) == value for key, value in said.items() if not key.startswith("note."))
+
+
+_NOT_WRITTEN: Final = ("note.", "doubt.", "bucket_bytes")
+"""Beginnings of fields that no format writes: a file's keys for them stay as they are."""
+
+
+def _agrees(form: LaunchFormat, key: str, found: Mapping[str, Any], fields: Fields) -> bool:
+    """Whether a key that the format reads and does not write says nothing else than the fields do."""
+    owners = [rule for rule in form.table if key in rule.keys]
+    for rule in owners:
+        said = _said(rule, {name: value for name, value in found.items() if name in rule.keys})
+        others = {name: value for name, value in said.items() if not name.startswith(_NOT_WRITTEN)}
+        if any(fields.get(name) != value for name, value in others.items()):
+            return False
+    return bool(owners)
 
 
 def _names_model(form: LaunchFormat, found: Mapping[str, Any], fields: Fields) -> bool:
