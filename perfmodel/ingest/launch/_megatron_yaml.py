@@ -6,7 +6,7 @@ GPT-NeoX write them so. Their keys become the entries that a command line gives,
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -192,7 +192,7 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     return _as_switches(arguments)
 
 
-def _add_gate(values: Mapping[str, Any], say: Any) -> None:
+def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
     """The feed-forward of LLaMA: a gate, and two thirds of the size rounded up (`megatron/model/transformer.py`)."""
     activation = str(values.get("activation", "")).lower()
     gate = "swiglu" if values.get("mlp-type") == "llama" else activation

@@ -51,8 +51,8 @@ def read_launch(
     """What a launch file of a training framework says: model, layout, job, number of devices.
 
     Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
-    GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry,
-    MaxText and Accelerate, DeepSpeed's JSON, torchtitan's TOML. What is given here wins over the file.
+    GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText and Accelerate, command lines of MaxText,
+    DeepSpeed's JSON, torchtitan's TOML. What is given here wins over the file.
 
     Args:
         path: the file; behind a shell script may stand its own arguments, `"run.sh 8 24 2"`, and before it variables,
