@@ -26,6 +26,7 @@ NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
         "gradients that Megatron-DeepSpeed keeps",
         "Gaudi runs compiled graphs, and what Intel fine-tunes with there is DeepSpeed",
         "BigScience's hosts wait for every kernel",
+        "the rate at which a host updates parameters is the mean of the known ones instead of the slowest",
     ),
     "other frameworks": (
         "Pax shards weights and recomputes repeated layers alone",
