@@ -187,11 +187,12 @@ class Framework(Stated):
     """Device memory of each communicator, outside the allocator: those of all ranks, of data, model, tensor and
     pipeline parallelism, where they have several ranks. 0: as `context_bytes` has them."""
     host_updates_per_s: float = 1.3e9
-    """Parameters per second that the processors of a host update with Adam, for all of its devices together. Threads
-    and memory of the host decide, which no launch file tells: this is the geometric mean of the slowest and the fastest
-    known. 0.4e9: DeepSpeed 0.14.2 on 8 A800 and two Xeon 8358 (github.com/chenyaofo, gist d4cd6a20: LLaMA-7B in steps of
-    64 sequences takes 16.8 to 20.1 s longer with the optimizer offloaded). 3.9e9: CPU-Adam on two Xeon 8168 (ZeRO-Offload,
-    Ren et al., USENIX ATC 2021, table 4: 10 billion in 2.57 s)."""
+    """Parameters per second that the processors of a host update with Adam, for all of its devices together.
+
+    Threads and memory of the host decide, which no launch file tells: this is the geometric mean of the slowest and the
+    fastest known. 0.4e9: DeepSpeed 0.14.2 on 8 A800 and two Xeon 8358 (github.com/chenyaofo, gist d4cd6a20: LLaMA-7B
+    in steps of 64 sequences takes 16.8 to 20.1 s longer with the optimizer offloaded). 3.9e9: CPU-Adam on two Xeon
+    8168 (ZeRO-Offload, Ren et al., USENIX ATC 2021, table 4: 10 billion in 2.57 s)."""
     bucket_bytes: float = 320e6
     """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
     size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
