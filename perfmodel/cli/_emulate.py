@@ -16,6 +16,7 @@ from perfmodel.cli._emulate_settings import (
     wire_of,
 )
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._interrupts import terminable
 from perfmodel.cli._show import reporting, written
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._orders import delayed_as
@@ -39,11 +40,16 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report, and the files written.
+    """The report, and the files written. However the command is ended, its ranks end with it.
 
     Raises:
         PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and number.
     """
+    with terminable():
+        return _report(arguments)
+
+
+def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel import catalog
     from perfmodel.execution.emulation import Emulation, emulate, emulated_curve, measure_prices
     from perfmodel.ingest.tables import write_text

@@ -81,18 +81,23 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, inherited)
 
 
+TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals by which schedulers stop jobs and closed terminals end them."""
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, by which schedulers stop jobs, ends the command as Ctrl-C does while the context lasts."""
+    """A signal of `TERMINATING` ends the command as Ctrl-C does while the context lasts."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in TERMINATING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from perfmodel.execution.emulation._gloo_messages import rank_info
 from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._orders import EmulationError, Orders
+from perfmodel.processes import child_setup
 
 PEER: Final = "peer.json"
 """File in which the process of the emulated ranks leaves what it noted."""
@@ -97,9 +98,12 @@ def peers(orders: Orders, network: Network) -> Iterator["subprocess.Popen[str]"]
     fields: Mapping[str, Any] = {**json.loads(orders.to_json()), "network": asdict(network)}
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("_peer.py")), json.dumps(fields)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+        preexec_fn=child_setup(),
+    )
     try:
         if process.stdout is None or process.stdout.readline() != "ready\n":
             raise EmulationError("emulation: the process of the emulated ranks did not start")
