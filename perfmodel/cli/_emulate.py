@@ -65,8 +65,6 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError("emulate: a prediction to compare with takes --model, --layout and --global-batch")
     if arguments.every < 1:
         raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
-    if arguments.png and not arguments.sweep:
-        raise PerfModelError("emulate: --png draws a curve; give --sweep KIND=FIRST:LAST:COUNT too")
     if arguments.sweep and arguments.model:
         raise PerfModelError("emulate: with --sweep iterations differ; give --delay to compare one with --model")
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))

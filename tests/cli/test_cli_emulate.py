@@ -62,7 +62,7 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
         (("--model", "gpt3-125m", "--layout", "dp=4", "--global-batch", "8", *COMMAND), "is for 4 devices"),
         (("--jitter", "0.1", "--", str(PROGRAM)), "--jitter is for scripts"),
         (("--sweep", "all_reduce=1ms", *COMMAND), "KIND=FIRST:LAST:COUNT"),
-        (("--png", "x.png", *COMMAND), "give --sweep"),
+        (("--png", "x.png", *COMMAND), "no effect without --sweep"),
         (("--wire", "--sweep", "all_reduce=0:1ms:3", *COMMAND), "--sweep: with --wire"),
         (("--wire", "--", str(PROGRAM)), "sends no messages"),
         (("--classes", "1", "--out", "x", *COMMAND), "--out is of one run"),
