@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from math import erf, exp, inf, log, sqrt
-from statistics import NormalDist, mean, median, pstdev
+from statistics import NormalDist, mean, median
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -137,13 +137,19 @@ def memory_spread(without: str = "") -> MemorySpread:
 
 
 def spread_from(figures: Figures, without: str = "") -> MemorySpread:
-    """Median bias of the sources; variance between them and, in the mean, inside them, every source counting the same.
+    """Median bias of the sources; spread between them and, in the mean, inside them, every source counting the same.
+
+    Between sources by the median absolute deviation, as inside them: a few count something else than they say, or a
+    kind of memory that the rest do not have, and would make all others look uncertain.
 
     Args:
         figures: of every source.
         without: a source whose teams are left out.
     """
     kept = [figure for name, figure in figures.items() if not share_a_team(name, without)]
-    between = pstdev([at for at, _ in kept]) if len(kept) >= _FEWEST else max(abs(at) for at, _ in kept)
+    center = median(at for at, _ in kept)
+    between = max(abs(at) for at, _ in kept)
+    if len(kept) >= _FEWEST:
+        between = _NORMAL_MAD * median(abs(at - center) for at, _ in kept)
     inside = mean((_NORMAL_MAD * spread) ** 2 for _, spread in kept)
-    return MemorySpread(median(at for at, _ in kept), sqrt(between**2 + inside))
+    return MemorySpread(center, sqrt(between**2 + inside))

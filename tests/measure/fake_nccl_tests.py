@@ -32,11 +32,13 @@ for r in range(ranks):
 print("#\n#                                                              out-of-place                       in-place")
 print("#       size         count      type   redop    root" + 2 * "     time   algbw   busbw #wrong")
 print("#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)")
+shares = (ranks - 1) / ranks
+bus_factor = {"all_reduce_perf": 2 * shares, "sendrecv_perf": 1.0, "broadcast_perf": 1.0}.get(program, shares)
 size = low
 while size <= high:
     time_us = 10 + size / 1000
     bandwidth = size / time_us / 1e3
-    block = f"{time_us:8.2f} {bandwidth:7.2f} {bandwidth:7.2f}      0"
+    block = f"{time_us:8.2f} {bandwidth:7.2f} {bandwidth * bus_factor:7.2f}      0"
     print(f"{size:12}  {size // 2:12}  bfloat16     sum      -1 {block} {block}")
     size *= factor
 print("# Out of bounds values : 0 OK")
