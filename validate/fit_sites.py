@@ -34,8 +34,8 @@ UNSTATED = (
     "nanoGPT threads",
     "torchao",
 )
-"""Beginnings of names of sources that say nothing of products under load: their tables leave recompute or the kernels to
-recipes, their device was never measured, or something else holds them back."""
+"""Beginnings of names of sources that say nothing of products under load: their tables leave recompute or the kernels
+to recipes, their device was never measured, or something else holds them back."""
 
 
 def main() -> None:
