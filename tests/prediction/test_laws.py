@@ -261,8 +261,9 @@ def test_the_more_is_on_the_host_the_longer_a_step_takes(case: Case, overlaps: b
 
 
 def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
-    """A layout on more devices takes as many device-seconds at least."""
-    assert_between(fewer, more, least=fewer.layout.devices / more.layout.devices)
+    """A layout on more devices takes as many device-seconds at least, to a percent: kernels of fewer heads are told by
+    other measurements."""
+    assert_between(fewer, more, least=0.99 * fewer.layout.devices / more.layout.devices)
 
 
 @some(8)
