@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -24,9 +23,3 @@ def end_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
-
-
-def child_setup() -> Callable[[], None]:
-    """What a child of this process does between its fork and its program (`preexec_fn` of `subprocess.Popen`)."""
-    parent = os.getpid()
-    return lambda: end_with_parent(parent)

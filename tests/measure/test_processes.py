@@ -10,9 +10,9 @@ import pytest
 
 SUBPROCESS = """
 import subprocess, sys, time
-from perfmodel.processes import child_setup
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], preexec_fn=child_setup(),
-                         start_new_session=True)
+work = "from perfmodel.processes import end_with_parent; end_with_parent(); import time; print(flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", work], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
 print(child.pid, flush=True)
 time.sleep(60)
 """

@@ -22,7 +22,6 @@ from perfmodel.execution.emulation._record import record_of
 from perfmodel.execution.emulation._run import EmulatedRun, read_run
 from perfmodel.execution.emulation._wire import PEER, end, failure_of, peers
 from perfmodel.measure import Host, free_port
-from perfmodel.processes import child_setup
 
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 2.0
@@ -154,7 +153,6 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
             stdout=sink,
             stderr=kept if emulation.quiet else None,
             start_new_session=True,
-            preexec_fn=child_setup(),
         )
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 from perfmodel.execution.emulation._gloo_messages import rank_info
 from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._orders import EmulationError, Orders
-from perfmodel.processes import child_setup
 
 PEER: Final = "peer.json"
 """File in which the process of the emulated ranks leaves what it noted."""
@@ -102,7 +101,6 @@ def peers(orders: Orders, network: Network) -> Iterator["subprocess.Popen[str]"]
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=child_setup(),
     )
     try:
         if process.stdout is None or process.stdout.readline() != "ready\n":

@@ -50,5 +50,9 @@ def _run_hidden():
 
 
 if "PERFMODEL_EMULATION" in os.environ:
+    from perfmodel.processes import end_with_parent
+
+    # a rank ends with the command that started it, even where that is killed
+    end_with_parent()
     sys.meta_path.insert(0, _Finder())
 _run_hidden()
