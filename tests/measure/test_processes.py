@@ -10,7 +10,7 @@ import pytest
 
 SUBPROCESS = """
 import subprocess, sys, time
-work = "from perfmodel.processes import end_with_parent; end_with_parent(); import time; print(flush=True); time.sleep(60)"
+work = "from perfmodel.processes import end_with_parent as end; end(); print(flush=True); import time; time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", work], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
