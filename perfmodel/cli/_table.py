@@ -101,11 +101,16 @@ class FittedTable:
         lines = cell.splitlines() or [""]
         if self.heads[column] not in WORD_HEADS:
             return lines
-        return [part for line in lines for part in (wrap(line, width, break_on_hyphens=False) or [""])]
+        return [part for line in lines for part in (_folded(line, width) or [""])]
 
     def _placed(self, text: str, column: int, width: int) -> str:
         names_or_words = column == 0 or self.heads[column] in WORD_HEADS
         return text.ljust(width) if names_or_words else text.rjust(width)
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Words on lines of so many columns; a longer word, as a path, stays whole."""
+    return wrap(line, width, break_on_hyphens=False, break_long_words=False)
 
 
 def _line_width(widths: Sequence[int], columns: Sequence[int]) -> int:

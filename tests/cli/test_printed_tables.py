@@ -170,6 +170,15 @@ def test_every_table_of_every_command_is_whole(
     assert "…" not in shown
 
 
+def test_a_path_longer_than_the_window_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "/a/folder/of/a/long/name" * 8
+    new_console().print(table("", ["what", "value"], [("weights", path)]))
+    assert path in capsys.readouterr().out.replace("\n", " ").split()
+
+
 def test_a_profile_beside_its_prediction_shows_all_its_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
