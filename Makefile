@@ -11,7 +11,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow smoke-bounds grid mutations lint format docs bench validate blind papers gate live distir clean
+.PHONY: plan test slow smoke-bounds grid mutations lint format docs bench validate blind papers gate live distir checksums clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -75,6 +75,9 @@ live: $(VENV)/.plan ## calibrate on 2 ranks, predict, run on up to 8 in network 
 
 distir: $(VENV)/.test ## DistIR's tables through programs and on real ranks, from where it stopped: validate/distir.md; an hour from scratch
 	$(BIN)/python validate/distir.py tables ranks
+
+checksums: $(VENV)/.plan ## write the checksums of the package's fitted files anew, after one was changed by hand or merged
+	$(BIN)/python validate/checksums.py
 
 clean:
 	rm -rf $(VENV) out

@@ -17,6 +17,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,8 @@ _ZIP_RATIO: Final = 4
 UNSEALED: Final = "perfmodel-sha256:" + "0" * 64
 """What a fitted file has as its checksum until `sealed` puts the right one there."""
 _SEAL: Final = re.compile(rb"perfmodel-sha256:[0-9a-f]{64}")
+CHECKSUMS_FILE: Final = "checksums.sha256"
+"""Checksums of the fitted JSON files of a folder, in the format of `sha256sum`."""
 DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """What a damaged or truncated compressed file raises."""
 
@@ -298,3 +301,30 @@ def require_intact(content: bytes, where: object, *, needed: bool = True) -> Non
 
 def _seal(content: bytes) -> bytes:
     return b"perfmodel-sha256:" + hashlib.sha256(content).hexdigest().encode()
+
+
+def checksum_lines(folder: Path) -> str:
+    """What `CHECKSUMS_FILE` states of the JSON files that are in a folder now, a line each."""
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.json"))}
+    return "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+
+
+def read_checked(folder: Traversable, name: str) -> bytes:
+    """Bytes of a fitted file whose checksum stands in `CHECKSUMS_FILE` beside it.
+
+    Raises:
+        CalibrationError: the file or its checksum is missing, or the two disagree.
+    """
+    try:
+        content = (folder / name).read_bytes()
+        checksums = (folder / CHECKSUMS_FILE).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError(
+            f"{folder / name}: it or {CHECKSUMS_FILE} cannot be read ({error}); install perfmodel again"
+        ) from None
+    if f"{hashlib.sha256(content).hexdigest()}  {name}" not in checksums.splitlines():
+        raise CalibrationError(
+            f"{folder / name}: does not agree with its checksum in {CHECKSUMS_FILE}; install perfmodel again, or run "
+            "`make checksums` if you changed the file on purpose"
+        )
+    return content

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from prepared_runs import prepared
 
+from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.validation import fit_choice_priors
 
 OUT = Path(__file__).parent.parent / "perfmodel" / "validation" / "choice_priors.json"
@@ -33,6 +34,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         fitted: dict[str, Any] = fit_choice_priors(prepared(tables(arguments.data), Path(folder)))
     OUT.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n")
+    (OUT.parent / CHECKSUMS_FILE).write_text(checksum_lines(OUT.parent))
     for choice, strength in fitted["strength"].items():
         print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")
     for tuning, log in zip(

@@ -8,7 +8,6 @@ itself add. `perfmodel.validation` fits the variances to the record; here are th
 posterior for each framework and architecture.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -20,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files import parse_json, read_checked
 from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
 from perfmodel.prediction._coverage import NOTHING_UNKNOWN, Coverage, Seen, model_kind
 from perfmodel.prediction._known_runs import Likeness, Scales, half_width, scales
@@ -177,7 +177,7 @@ def key(framework: str, architecture: str) -> str:
 @lru_cache
 def _fitted() -> Mapping[str, Any]:
     """By teams that were left out ("" for none) the numbers; made by `perfmodel fit --sites`."""
-    return MappingProxyType(json.loads((files("perfmodel.prediction") / FILE_NAME).read_text()))
+    return MappingProxyType(parse_json(read_checked(files("perfmodel.prediction"), FILE_NAME)))
 
 
 @lru_cache

@@ -6,7 +6,6 @@ tables' own 0 among them (of memory, where it is no correction, the spread count
 and a source can be left out of the constant that its own rows are held against.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from statistics import NormalDist, mean, median
 from types import MappingProxyType
 from typing import Any, Final
 
+from perfmodel.files import parse_json, read_checked
 from perfmodel.prediction._teams import share_a_team, team_key
 
 Sustained = tuple[tuple[str, float], ...]
@@ -34,7 +34,7 @@ _FEWEST: Final = 3
 
 def _fitted(name: str) -> Mapping[str, Any]:
     """A file that `perfmodel fit --sites` makes."""
-    return json.loads((files("perfmodel.prediction") / name).read_text())
+    return parse_json(read_checked(files("perfmodel.prediction"), name))
 
 
 def _median_over_teams(by_source: Mapping[str, float], without: str) -> float:

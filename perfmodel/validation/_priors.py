@@ -9,7 +9,6 @@ the most special: with n teams in a context, its counts weigh n and the context 
 (Dirichlet smoothing; the strength of every choice maximises the likelihood of the teams left out in turn).
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.files import parse_json, read_checked
 from perfmodel.prediction import keys_share_a_team
 
 PRIORS_FILE: Final = "choice_priors.json"
@@ -120,7 +120,7 @@ def count_teams(observations: Iterable[Observation]) -> dict[str, dict[str, dict
 
 @lru_cache
 def _shipped() -> dict[str, Any]:
-    return json.loads((files("perfmodel.validation") / PRIORS_FILE).read_text())
+    return parse_json(read_checked(files("perfmodel.validation"), PRIORS_FILE))
 
 
 @lru_cache

@@ -13,6 +13,7 @@ from perfmodel.catalog import DEVICES_PER_NODE
 from perfmodel.cost import has_power_law
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError, TableError
+from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.prediction import (
     MEMORY_FILE,
@@ -116,6 +117,7 @@ def fit_sites(
     write_json(Path(out) / SUSTAINED_FILE, medians)
     write_json(Path(out) / SKEW_FILE, skews)
     write_text(Path(out) / POPULATION_FILE, parameters_text(fitted))
+    write_text(Path(out) / CHECKSUMS_FILE, checksum_lines(Path(out)))
     write_text(Path(out) / POPULATION_CARD, population_card(fitted) + (f"\n{more(fitted)}" if more else ""))
     found = {"sustained": medians, "skew": skews, "population": fitted.parameters, "memory": memory}
     return found | {"skipped_files": ignored}

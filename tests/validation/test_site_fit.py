@@ -11,6 +11,7 @@ import pytest
 
 from perfmodel.catalog import device, framework
 from perfmodel.cli import main
+from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.prediction import CLASSES, NEUTRAL, Population, Seen, Site, key, population, step_problem, step_times_s
 from perfmodel.spec import Framework
 from perfmodel.validation import read_case
@@ -54,6 +55,7 @@ def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, cap
     assert report["sustained"]["Volta"] == {"our lab": pytest.approx(SLOWER, abs=0.02)}
     assert json.loads((tmp_path / "out" / "sustained.json").read_text()) == report["sustained"]
     assert json.loads((tmp_path / "out" / "population.json").read_text()) == report["population"]
+    assert (tmp_path / "out" / CHECKSUMS_FILE).read_text() == checksum_lines(tmp_path / "out")
     assert set(report["population"]) == {"", "our lab", "their recipes"}
     assert "| our lab | 3 |" in (tmp_path / "out" / "population.md").read_text()
 

@@ -1,0 +1,22 @@
+"""Write the checksums of the fitted JSON files of the package anew: `make checksums`.
+
+`fit_sites.py` and `fit_priors.py` do it for what they write. Run this after a fitted file was changed by hand, or after
+files of two branches were merged; the package refuses a file that does not agree with its checksum.
+"""
+
+from pathlib import Path
+
+from perfmodel.files import CHECKSUMS_FILE, checksum_lines
+
+PACKAGE = Path(__file__).parents[1] / "perfmodel"
+FOLDERS = (PACKAGE / "prediction", PACKAGE / "validation")
+
+
+def main() -> None:
+    for folder in FOLDERS:
+        (folder / CHECKSUMS_FILE).write_text(checksum_lines(folder))
+        print(f"wrote {folder / CHECKSUMS_FILE}")
+
+
+if __name__ == "__main__":
+    main()
