@@ -1,0 +1,157 @@
+"""What a log reports between its lines about steps: checkpoints, evaluations, restarts, skipped updates, timers and
+memory."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final
+
+from perfmodel.ingest.logs._log import EventKind, LogEvent, LoggedStep, PhaseTimer
+from perfmodel.ingest.logs._text import number
+from perfmodel.units import GB, GIB, MIB
+
+# ---- checkpoints, evaluations, skipped updates ----
+
+_KINDS: Final[tuple[tuple[EventKind, re.Pattern[str]], ...]] = (
+    (
+        "checkpoint",
+        re.compile(
+            r"successfully saved checkpoint|finished saving the checkpoint|checkpoint saved|saved .*model_states\.pt|"
+            r"saved (?:a )?checkpoint|saving (?:model |the |a full |a )?checkpoint",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "evaluation",
+        re.compile(
+            r"validation loss at iteration|\*+ Running Evaluation|\bEval (?:metrics|time)/|'eval_loss'|"
+            r"\bvalidate step:|Progress on:eval|eval metrics after step",
+            re.IGNORECASE,
+        ),
+    ),
+    ("overflow", re.compile(r"overflow!? .*skipping step|Grad overflow on iteration", re.IGNORECASE)),
+    (
+        "allocator_retry",
+        re.compile(r"memory allocation retries|cudaMalloc retries|pytorch allocator cache flushes", re.I),
+    ),
+)
+_SAVE_SECONDS: Final = re.compile(r"finished saving the checkpoint.*?in ([\d.]+) ?s", re.IGNORECASE)
+_SAVE_TIMER: Final = re.compile(r"save-checkpoint \.+: (?:\(([\d.]+), )?([\d.]+)\)?")
+
+
+def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[LogEvent, ...]:
+    """Events in their order, each kind once between two lines about steps.
+
+    Args:
+        lines: of the log.
+        steps: by number of the line.
+    """
+    events: dict[tuple[str, int], LogEvent] = {}
+    at_step = 0
+    for at, line in enumerate(lines):
+        step = steps.get(at)
+        if step is not None:
+            if step.step < at_step:
+                events["restart", step.step] = LogEvent(kind="restart", after_step=step.step)
+            at_step = step.step
+        for kind, pattern in _KINDS:
+            if pattern.search(line):
+                events.setdefault((kind, at_step), LogEvent(kind=kind, after_step=at_step))
+        seconds = _save_seconds(line)
+        if seconds is not None:
+            events["checkpoint", at_step] = LogEvent(kind="checkpoint", after_step=at_step, seconds=seconds)
+    return tuple(events.values())
+
+
+def _save_seconds(line: str) -> float | None:
+    """How long a checkpoint took, where the line says so."""
+    timer = _SAVE_TIMER.search(line)
+    if timer is not None:
+        return float(timer[2]) / 1000
+    said = _SAVE_SECONDS.search(line)
+    return None if said is None else float(said[1])
+
+
+# ---- timers of phases ----
+
+_PHASE_OF_TIMER: Final = {
+    "batch-generator": "data",
+    "forward-compute": "compute",
+    "backward-compute": "compute",
+    "all-grads-sync": "gradient_sync",
+    "grads-reduce-scatter": "gradient_sync",
+    "params-all-gather": "weight_gather",
+    "optimizer": "optimizer",
+    # DeepSpeed
+    "fwd": "compute",
+    "bwd_inner": "compute",
+    "bwd_allreduce": "gradient_sync",
+    "step": "optimizer",
+}
+_MINMAX: Final = re.compile(r"^\s*([a-z][\w/-]*) \.{2,}: (?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$")
+_DEEPSPEED_TIMERS: Final = re.compile(r"time \(ms\) \| (fwd: .*)$")
+
+
+def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
+    """Medians of the timers of Megatron-LM (`--timing-log-level`) and DeepSpeed (`wall_clock_breakdown`), by phase."""
+    least_s: dict[str, list[float]] = defaultdict(list)
+    most_s: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        across_ranks = _MINMAX.match(line)
+        if across_ranks is not None:
+            name, least, most, only = across_ranks.groups()
+            least_s[name].append(float(least or only) / 1000)
+            most_s[name].append(float(most or only) / 1000)
+        of_rank = _DEEPSPEED_TIMERS.search(line)
+        if of_rank is not None:
+            for part in of_rank[1].split("|"):
+                name, _, value = part.partition(":")
+                seconds = number(value)
+                if seconds is not None:
+                    least_s[name.strip()].append(seconds / 1000)
+                    most_s[name.strip()].append(seconds / 1000)
+
+    timers: dict[str, PhaseTimer] = {}
+    for name, phase in _PHASE_OF_TIMER.items():
+        if name not in least_s:
+            continue
+        before = timers.get(phase, PhaseTimer(least_s=0.0, most_s=0.0))
+        timers[phase] = PhaseTimer(
+            least_s=before.least_s + median(least_s[name]), most_s=before.most_s + median(most_s[name])
+        )
+    return timers
+
+
+# ---- memory ----
+
+_ALLOCATED: Final = (
+    (re.compile(r"max allocated: ([\d.]+)(?! ?[GM]i?B)"), MIB),
+    (re.compile(r"Peak allocated:? ([\d.]+)MiB"), MIB),
+    (re.compile(r"MaxMemAllocated=([\d.]+)GB"), GIB),
+    (re.compile(r"memory/peak_allocated_mem: ([\d.]+)"), GB),
+    (re.compile(r"Using \(GB\) ([\d.]+) /"), GB),
+)
+_RESERVED: Final = (
+    (re.compile(r"max reserved: ([\d.]+)(?! ?[GM]i?B)"), MIB),
+    (re.compile(r"Peak reserved:? ([\d.]+)MiB"), MIB),
+    (re.compile(r"\bmemory:\s*([\d.]+)GiB"), GIB),
+    (re.compile(r"cuda_max_memory_reserved: ([\d.]+)G"), GB),
+    (re.compile(r"memory/peak_reserved_mem: ([\d.]+)"), GB),
+)
+"""Of what a line says of memory: pattern and unit. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
+
+
+def peak_bytes(lines: Sequence[str]) -> tuple[float | None, float | None]:
+    """The largest peaks in a log: of tensors, and of what the allocator holds for them."""
+    return _largest(lines, _ALLOCATED), _largest(lines, _RESERVED)
+
+
+def _largest(lines: Sequence[str], patterns: Sequence[tuple[re.Pattern[str], float]]) -> float | None:
+    largest = None
+    for line in lines:
+        for pattern, unit in patterns:
+            for value in pattern.findall(line):
+                found = float(value) * unit
+                largest = found if largest is None else max(largest, found)
+    return largest

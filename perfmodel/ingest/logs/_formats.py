@@ -1,0 +1,193 @@
+"""The lines in which training frameworks report a step."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perfmodel.ingest.logs._log import LoggedStep
+from perfmodel.ingest.logs._text import clock_seconds, duration_seconds, number, piped_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFormat:
+    """How one framework reports steps."""
+
+    name: str
+    marks: re.Pattern[str]
+    """Found in every line about a step, and in no line of another framework."""
+    read: Callable[[Sequence[str]], Iterator[tuple[int, LoggedStep]]]
+    """Gives (number of the line, what it says) for each line about a step."""
+
+
+def _by_line(
+    pattern: re.Pattern[str], read_line: Callable[[str, re.Match[str]], LoggedStep | None]
+) -> Callable[[Sequence[str]], Iterator[tuple[int, LoggedStep]]]:
+    """A reader of logs in which a step is one line."""
+
+    def read(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
+        for at, line in enumerate(lines):
+            match = pattern.search(line)
+            step = None if match is None else read_line(line, match)
+            if step is not None:
+                yield at, step
+
+    return read
+
+
+_FIELD_MEANINGS: Final[dict[str, tuple[str, float]]] = {
+    "elapsed_time_per_iteration_ms": ("seconds", 1e-3),
+    "time_per_iteration_ms": ("seconds", 1e-3),
+    "train_step_timing_in_s": ("seconds", 1.0),
+    "throughput_per_gpu_tflop_s_gpu": ("tflops_per_device", 1.0),
+    "model_tflops_per_gpu": ("tflops_per_device", 1.0),
+    "tflops_per_gpu": ("tflops_per_device", 1.0),
+    "tokens_per_sec_per_gpu": ("tokens_per_s_per_device", 1.0),
+    "tokens_per_gpu_per_second_tgs": ("tokens_per_s_per_device", 1.0),
+    "global_batch_size": ("global_batch", 1.0),
+    "loss_scale": ("loss_scale", 1.0),
+    "number_of_skipped_iterations": ("skipped_steps", 1.0),
+}
+"""Field of a line with bars -> field of `LoggedStep`, and by what its value is multiplied."""
+_WHOLE: Final = ("global_batch", "skipped_steps")
+_SHORTENED_DIGITS: Final = 3
+"""nanotron shortens every number to this many digits, so that a batch of 1,024 is written 1.02K."""
+
+
+def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:
+    """A line of `name: value` fields with bars between them, as Megatron-LM, NeMo and nanotron write it."""
+    values: dict[str, Any] = {}
+    for name, text in piped_fields(line).items():
+        value = number(text)
+        if name not in _FIELD_MEANINGS or value is None:
+            continue
+        meaning, scale = _FIELD_MEANINGS[name]
+        if meaning == "global_batch" and text.strip()[-1:].isalpha():
+            continue
+        values[meaning] = round(value) if meaning in _WHOLE else value * scale
+    return LoggedStep(step=round(float(match[1])), clock_s=clock_seconds(line), **values)
+
+
+def _titan_step(line: str, match: re.Match[str]) -> LoggedStep:
+    rate = re.search(r"\b(?:tps|wps):\s*([\d,]+(?:\.\d+)?)", line)
+    tflops = re.search(r"\btflops:\s*([\d,.]+)", line)
+    return LoggedStep(
+        step=int(match[1].replace(",", "")),
+        tokens_per_s_per_device=number(rate[1]) if rate else None,
+        tflops_per_device=number(tflops[1]) if tflops else None,
+        clock_s=clock_seconds(line),
+    )
+
+
+def _maxtext_step(line: str, match: re.Match[str]) -> LoggedStep:
+    return LoggedStep(
+        # MaxText numbers steps from 0.
+        step=int(match[1]) + 1,
+        seconds=float(match[2]),
+        tflops_per_device=number(match[3]),
+        tokens_per_s_per_device=number(match[4]),
+        clock_s=clock_seconds(line),
+    )
+
+
+def _deepspeed_step(line: str, match: re.Match[str]) -> LoggedStep | None:
+    if match["pipeline_step"]:
+        return LoggedStep(
+            step=int(match["pipeline_step"]), seconds=float(match["seconds"]), clock_s=clock_seconds(line)
+        )
+    rate = number(match["rate"])
+    if not rate:
+        return None
+    return LoggedStep(step=int(match["step"]), samples_per_s=rate, clock_s=clock_seconds(line))
+
+
+def _bar_step(match: re.Match[str]) -> LoggedStep:
+    """A state of a progress bar: its rate is a moving mean of the last steps."""
+    rate = float(match["rate"])
+    seconds = rate if match["unit"] == "s/it" else 1 / rate if rate else None
+    step = number(match["step"])
+    return LoggedStep(step=round(step or 0), seconds=seconds, clock_s=duration_seconds(match["elapsed"]))
+
+
+def _trainer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
+    """States of the training's own bar: those of evaluations count to another total."""
+    found = [(at, match) for at, line in enumerate(lines) if (match := _HF_BAR.search(line))]
+    totals = Counter(match["total"] for _, match in found)
+    training = totals.most_common(1)[0][0] if totals else ""
+    for at, match in found:
+        if match["total"] == training:
+            yield at, _bar_step(match)
+
+
+_COMPOSER_HEAD: Final = re.compile(r"\[batch=([\d,]+)/[\d,]+\]:?")
+_COMPOSER_FIELD: Final = re.compile(r"Train ([\w/-]+):\s*(\S+)")
+
+
+def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
+    """Blocks of a head, `[batch=10/1000]:`, and a line for each metric."""
+    block: dict[str, str] = {}
+    head_at, step = -1, 0
+    for at, line in enumerate(lines):
+        head = _COMPOSER_HEAD.search(line)
+        if head is not None:
+            if block:
+                yield head_at, _composer_step(step, block, lines[head_at])
+            head_at, step, block = at, int(head[1].replace(",", "")), {}
+        metric = _COMPOSER_FIELD.search(line)
+        if metric is not None and step:
+            block[metric[1]] = metric[2]
+    if block:
+        yield head_at, _composer_step(step, block, lines[head_at])
+
+
+def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
+    batches_per_s = number(metrics.get("throughput/batches_per_sec", ""))
+    # Four decimals are too few for steps of several seconds, of which more samples and tokens pass in each.
+    samples_per_s = number(metrics.get("throughput/samples_per_sec", ""))
+    tokens_per_s = number(metrics.get("throughput/device/tokens_per_sec", ""))
+    coarse = batches_per_s is not None and batches_per_s < 1 and (tokens_per_s or samples_per_s)
+    return LoggedStep(
+        step=step,
+        seconds=1 / batches_per_s if batches_per_s and not coarse else None,
+        samples_per_s=samples_per_s,
+        tokens_per_s_per_device=tokens_per_s,
+        clock_s=clock_seconds(head),
+    )
+
+
+_MEGATRON: Final = re.compile(
+    r"(?<![,\w] )(?<!\w)iteration\s*[:=]?\s*(\d+)\s*/\s*\d+\s*\|(?=.*elapsed.time.per.iteration)"
+)
+_NEMO: Final = re.compile(r"global_step[:=]\s*([\d.]+)(?=.*train_step_timing in s[:=])")
+_NANOTRON: Final = re.compile(
+    r"iteration:\s*(\d+)\s*/\s*\d+\s*\|(?=.*consumed_tokens:)(?=.*(?:elapsed_)?time_per_iteration_ms:)"
+)
+_TITAN: Final = re.compile(r"\bstep:\s*([\d,]+)(?:/[\d,]+\s*=\s*[\d.]+%)?\s+loss:(?=.*\b(?:tps|wps):)")
+_MAXTEXT: Final = re.compile(
+    r"completed step:\s*(\d+), seconds:\s*([\d.]+), TFLOP/s/device:\s*([\d.]+), Tokens/s/device:\s*([\d.]+)"
+)
+_DEEPSPEED: Final = re.compile(
+    r"global_step=(?P<step>\d+), RunningAvgSamplesPerSec=[^,]*,\s*CurrSamplesPerSec=(?P<rate>[\d.]+)"
+    r"|steps: (?P<pipeline_step>\d+) loss: \S+ iter time \(s\): (?P<seconds>[\d.]+)"
+)
+_HF_BAR: Final = re.compile(
+    r"%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \[(?P<elapsed>[\d:]+)<[^,\]]*,\s*(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+)
+_LEVANTER: Final = re.compile(
+    r"Progress on:train (?P<step>[\d.]+k?)it/\S+ rate:(?P<rate>[\d.]+)(?P<unit>it/s|s/it).*?elapsed:(?P<elapsed>[\d:]+)"
+)
+
+FORMATS: Final = (
+    LogFormat(name="nanotron", marks=_NANOTRON, read=_by_line(_NANOTRON, _piped_step)),
+    LogFormat(name="megatron", marks=_MEGATRON, read=_by_line(_MEGATRON, _piped_step)),
+    LogFormat(name="nemo", marks=_NEMO, read=_by_line(_NEMO, _piped_step)),
+    LogFormat(name="torchtitan", marks=_TITAN, read=_by_line(_TITAN, _titan_step)),
+    LogFormat(name="maxtext", marks=_MAXTEXT, read=_by_line(_MAXTEXT, _maxtext_step)),
+    LogFormat(name="composer", marks=_COMPOSER_HEAD, read=_composer_steps),
+    LogFormat(name="levanter", marks=_LEVANTER, read=_by_line(_LEVANTER, lambda _, match: _bar_step(match))),
+    LogFormat(name="deepspeed", marks=_DEEPSPEED, read=_by_line(_DEEPSPEED, _deepspeed_step)),
+    LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps),
+)
+"""In the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed too, and DeepSpeed under the
+Trainer of Hugging Face a progress bar."""

@@ -1,0 +1,93 @@
+"""What a training log holds, in SI units and in the words of this package."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+LOG_FORMATS: Final = (
+    "megatron",
+    "nemo",
+    "torchtitan",
+    "nanotron",
+    "deepspeed",
+    "hf-trainer",
+    "maxtext",
+    "composer",
+    "levanter",
+)
+"""Names of the formats that are read. Megatron-Core and Megatron-Bridge print the lines of Megatron-LM; `composer` is
+what llm-foundry prints."""
+EventKind = Literal["checkpoint", "evaluation", "restart", "overflow", "allocator_retry"]
+Phase = Literal["data", "compute", "gradient_sync", "weight_gather", "optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedStep:
+    """One line about one step, or about all steps since the line before it."""
+
+    step: int
+    seconds: float | None = None
+    """Per step, a mean over the steps since the line before it; None where the log gives a throughput alone."""
+    tokens_per_s_per_device: float | None = None
+    samples_per_s: float | None = None
+    """Of all devices together."""
+    tflops_per_device: float | None = None
+    global_batch: int | None = None
+    """Sequences per step."""
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+    """Steps since the line before it whose update was skipped because gradients overflowed."""
+    clock_s: float | None = None
+    """When the line was written, in seconds since an arbitrary time."""
+
+    def seconds_of(self, tokens_per_step: float, devices: int, global_batch: int) -> float | None:
+        """Seconds per step, from the throughput where the line gives no time; None where it gives neither."""
+        if self.seconds is not None:
+            return self.seconds
+        if self.tokens_per_s_per_device:
+            return tokens_per_step / devices / self.tokens_per_s_per_device
+        if self.samples_per_s:
+            return global_batch / self.samples_per_s
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEvent:
+    """Something that the log reports between steps."""
+
+    kind: EventKind
+    after_step: int
+    """The last step that the log named before it; 0 before the first."""
+    seconds: float | None = None
+    """How long it took, where the log says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTimer:
+    """How long a phase of one step takes on the fastest and on the slowest rank."""
+
+    least_s: float
+    most_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLog:
+    """A log of one training run."""
+
+    path: str
+    format: str
+    """One of `LOG_FORMATS`."""
+    steps: tuple[LoggedStep, ...]
+    events: tuple[LogEvent, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the log says was run: `devices`, `global_batch`, `seq_len`, fields of `Layout`, `dtype`."""
+    timers: Mapping[str, PhaseTimer] = field(default_factory=dict)
+    """Medians over the steps, by phase (`Phase`); empty where the log has no timers."""
+    allocated_bytes: float | None = None
+    """Peak of the tensors on the fullest rank that reports it."""
+    reserved_bytes: float | None = None
+    """Peak of what the allocator holds."""
+
+    def count(self, kind: EventKind) -> int:
+        """How often something happened."""
+        return sum(event.kind == kind for event in self.events)

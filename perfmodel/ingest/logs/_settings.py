@@ -1,0 +1,110 @@
+"""Settings that a log states: what really ran, whatever the launch script says."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+_Read = Callable[[str], Any]
+
+
+def _whole(text: str) -> int | None:
+    match = re.match(r"\d[\d,]*$", text.strip())
+    return int(match[0].replace(",", "")) if match else None
+
+
+def _flag(text: str) -> bool | None:
+    return {"true": True, "false": False}.get(text.strip().lower())
+
+
+def _recompute(text: str) -> str | None:
+    return {"none": "none", "full": "full", "selective": "selective"}.get(text.strip().strip("'\"").lower())
+
+
+_NAMED: Final[dict[str, tuple[str, _Read]]] = {
+    # the arguments of Megatron-LM and the settings of NeMo and Megatron-Bridge
+    "world_size": ("devices", _whole),
+    "tensor_model_parallel_size": ("tp", _whole),
+    "pipeline_model_parallel_size": ("pp", _whole),
+    "context_parallel_size": ("cp", _whole),
+    "expert_model_parallel_size": ("ep", _whole),
+    "micro_batch_size": ("micro_batch", _whole),
+    "global_batch_size": ("global_batch", _whole),
+    "seq_length": ("seq_len", _whole),
+    "sequence_parallel": ("sequence_parallel", _flag),
+    "overlap_grad_reduce": ("overlap_grad_reduce", _flag),
+    "overlap_param_gather": ("overlap_param_gather", _flag),
+    "tp_comm_overlap": ("tp_overlap", _flag),
+    "recompute_granularity": ("recompute", _recompute),
+    # DeepSpeed's configuration and llm-foundry's
+    "train_batch_size": ("global_batch", _whole),
+    "global_train_batch_size": ("global_batch", _whole),
+    "train_micro_batch_size_per_gpu": ("micro_batch", _whole),
+    "max_seq_len": ("seq_len", _whole),
+    # MaxText
+    "max_target_length": ("seq_len", _whole),
+    "global_batch_size_to_train_on": ("global_batch", _whole),
+}
+"""Name of a setting -> field of layout or job, and how its value is read."""
+_LINE: Final = re.compile(r"(?:^|print\]|Config param)\s*(\w+)\s*(?:\.{2,}|:|\s{2,})\s*(\S.*?)\s*$")
+"""`name ..... value` (Megatron-LM, DeepSpeed), `name: value` (NeMo, llm-foundry, MaxText)."""
+_SENTENCES: Final = (
+    # Megatron-LM
+    re.compile(r"using world size: (?P<devices>\d+)"),
+    re.compile(r"\btensor-model-parallel size: (?P<tp>\d+)"),
+    re.compile(r"\bpipeline-model-parallel size: (?P<pp>\d+)"),
+    re.compile(r"\bcontext-parallel size: (?P<cp>\d+)"),
+    # torchtitan
+    re.compile(
+        r"local batch size:? \d+, global batch size:? (?P<global_batch>\d+).*?sequence length:? (?P<seq_len>\d+)"
+    ),
+    re.compile(r"Building device mesh with parallelism: .*?\bpp=(?P<pp>\d+).*?\bcp=(?P<cp>\d+).*?\btp=(?P<tp>\d+)"),
+    # the Trainer of Hugging Face
+    re.compile(r"Total train batch size \(w\. parallel[^=]*= (?P<global_batch>[\d,]+)"),
+    re.compile(r"Instantaneous batch size per device = (?P<micro_batch>[\d,]+)"),
+    # Composer
+    re.compile(r"trainer/device_train_microbatch_size: (?P<micro_batch>\d+)"),
+)
+_TITAN_MESH: Final = re.compile(r"Building \d-D device mesh with \[([^\]]*)\], \[([^\]]*)\]")
+_NANOTRON: Final = re.compile(r"ParallelismArgs\((.{0,400})", re.DOTALL)
+
+
+def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, Any]:
+    """Settings by name; the last statement of one counts, as later ones come from the training itself.
+
+    Args:
+        lines: of the log.
+        step_lines: places of the lines about steps, whose fields are no settings.
+    """
+    settings: dict[str, Any] = {}
+    of_steps = frozenset(step_lines)
+    for at, line in enumerate(lines):
+        if at in of_steps:
+            continue
+        named = _LINE.search(line)
+        if named is not None and named[1] in _NAMED:
+            field, read = _NAMED[named[1]]
+            value = read(named[2])
+            if value is not None:
+                settings[field] = value
+        for pattern in _SENTENCES:
+            sentence = pattern.search(line)
+            if sentence is not None:
+                settings |= {field: _whole(text) for field, text in sentence.groupdict().items()}
+        mesh = _TITAN_MESH.search(line)
+        if mesh is not None:
+            settings |= _of_mesh(mesh)
+    parallelism = _NANOTRON.search("\n".join(lines))
+    if parallelism is not None:
+        for field in ("dp", "pp", "tp"):
+            degree = re.search(rf"\b{field}=(\d+)", parallelism[1])
+            if degree is not None:
+                settings[field] = int(degree[1])
+    return settings
+
+
+def _of_mesh(mesh: re.Match[str]) -> dict[str, int]:
+    """Degrees in torchtitan's line about its device mesh: `['dp_shard', 'tp'], [8, 4]`."""
+    names = [name.strip(" '\"") for name in mesh[1].split(",")]
+    sizes = [int(size) for size in mesh[2].split(",") if size.strip().isdecimal()]
+    degrees = dict(zip(names, sizes, strict=False))
+    return {name: degrees[name] for name in ("tp", "pp", "cp") if name in degrees}
