@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Final
 
+from perfmodel.plain_text import plain_text
+
 MOST_NAMES: Final = 40
 """Known names that a message lists in full."""
 FEW_NAMES: Final = 12
@@ -15,8 +17,12 @@ FEW_NAMES: Final = 12
 class PerfModelError(ValueError):
     """Bad input: one clear line that names the offending thing and the remedy.
 
-    The command line prints the message to stderr and exits with status 2.
+    The command line prints the message to stderr and exits with status 2. The message may quote names from files, so
+    it is printed as plain text wherever it is printed.
     """
+
+    def __str__(self) -> str:
+        return plain_text(super().__str__())
 
 
 class UnknownNameError(PerfModelError):
@@ -31,7 +37,7 @@ class UnknownNameError(PerfModelError):
         close = get_close_matches(name.lower(), [k.lower() for k in known], n=3, cutoff=0.5)
         names = [k for k in known if k.lower() in close]
         hint = f"did you mean {' or '.join(map(repr, names))}?" if names else f"known: {_some(known)}"
-        return f"unknown {kind} {name!r}; {hint}" + (f"; {remedy}" if remedy else "")
+        return plain_text(f"unknown {kind} {name!r}; {hint}" + (f"; {remedy}" if remedy else ""))
 
 
 def _some(names: list[str]) -> str:
@@ -107,7 +113,7 @@ class Rejection:
     about: str = ""
 
     def __str__(self) -> str:
-        return self.reason.words.format(self.about)
+        return plain_text(self.reason.words.format(self.about))
 
 
 class LayoutError(PerfModelError):

@@ -41,8 +41,9 @@ from perfmodel.cli._examples import epilog
 from perfmodel.cli._files import complete_from_job, complete_from_launch
 from perfmodel.cli._idle_flags import refuse_idle_flags
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
-from perfmodel.display import PlainStream, plain_text, require_picture
+from perfmodel.display import PlainStream, require_picture
 from perfmodel.errors import PerfModelError
+from perfmodel.plain_text import plain_text
 from perfmodel.units import plain_number, plain_whole
 
 _COMMANDS: Final = (

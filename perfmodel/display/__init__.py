@@ -17,7 +17,7 @@ from perfmodel.display._palette import (
     shade,
     text_colour,
 )
-from perfmodel.display._plain import PlainStream, plain_text
+from perfmodel.display._plain import PlainStream
 from perfmodel.display._progress import Report, progress, shows_progress
 from perfmodel.display._repr import json_text, short_repr, shorten_reprs
 

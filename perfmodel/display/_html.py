@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display._palette import part_looks
+from perfmodel.plain_text import plain_text
 from perfmodel.units import GIB, duration, figure, fit_words
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ _LEFT: Final = ' style="text-align: left"'
 
 
 def escaped(value: object) -> str:
-    """Text that cannot be taken for markup."""
-    return html.escape(str(value))
+    """Text that cannot be taken for markup, without marks that reorder or hide text."""
+    return html.escape(plain_text(str(value)))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.display._html import escaped
 from perfmodel.display._palette import Look, ramp, text_colour
 from perfmodel.display._repr import json_text
+from perfmodel.plain_text import plain_text
 
 if TYPE_CHECKING:  # the command line imports this package before it needs an array
     import numpy as np
@@ -106,11 +108,11 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
     its data."""
     assets = files("perfmodel.display") / "assets"
     parts = {
-        "TITLE": html.escape(title),
+        "TITLE": escaped(title),
         "STYLE": (assets / f"{style or name}.css").read_text("utf-8"),
         "SCRIPT": "\n".join((assets / f"{script}.js").read_text("utf-8") for script in scripts),
         # nothing in the data may end its element
-        "DATA": json_text(data).replace("<", "\\u003c"),
+        "DATA": json_text(_plain_values(data)).replace("<", "\\u003c"),
     }
     frame, body = ((assets / f"{file}.html").read_text("utf-8") for file in ("page", name))
     before, *rest = frame.replace("@BODY@", body).split("@")
@@ -118,11 +120,22 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 
 
+def _plain_values(value: Any) -> Any:
+    """Data of a page whose texts, keys too, have lost what reorders or hides text: scripts show them as they are."""
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, Mapping):
+        return {_plain_values(key): _plain_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_values(inner) for inner in value]
+    return value
+
+
 def inline_frame(page: str, height_px: int = 480, title: str = "timeline") -> str:
     """The page as an element of another, as notebooks show it."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {height_px}px; border: 1px solid #ddd" '
-        f'title="{html.escape(title)}"></iframe>'
+        f'title="{escaped(title)}"></iframe>'
     )
 
 

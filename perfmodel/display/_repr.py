@@ -10,6 +10,8 @@ from itertools import islice
 from math import isfinite
 from typing import Any, Final
 
+from perfmodel.plain_text import plain_text
+
 MOST: Final = 300
 """Characters of an object."""
 _MOST_OF_VALUE: Final = 64
@@ -34,6 +36,10 @@ def short_repr(thing: Any) -> str:
     What is left out is told apart by a digest of the whole, so that different objects never look the same. Content is
     in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
     """
+    return plain_text(_short_repr(thing))
+
+
+def _short_repr(thing: Any) -> str:
     name = type(thing).__qualname__
     values = {one.name: getattr(thing, one.name, None) for one in fields(thing) if one.repr}
     usual = {one.name: one.default for one in fields(thing)}

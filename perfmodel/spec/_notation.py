@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.plain_text import plain_text
 from perfmodel.units import plain_whole
 
 PerStage = tuple[int, ...] | None
@@ -110,8 +111,8 @@ def written(value: Any) -> str:
 
 
 def written_values(values: Mapping[str, Any]) -> str:
-    """Fields in the notation that `read_values` reads."""
-    return ",".join([f"{name}={written(value)}" for name, value in values.items()])
+    """Fields in the notation that `read_values` reads, as plain text: a schedule's file may have any name."""
+    return plain_text(",".join([f"{name}={written(value)}" for name, value in values.items()]))
 
 
 def _key(said: str, raw: str, types: dict[str, Any]) -> str:

@@ -1,13 +1,32 @@
-"""Nothing in a name steers the terminal that it is printed on: escape sequences, control characters, bidirectional
-marks."""
+"""Nothing in a name steers the terminal or reorders the page that it is printed on: escape sequences, control
+characters, bidirectional marks."""
 
+import html
 import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
+import perfmodel as pm
 from perfmodel.cli import main
-from perfmodel.display import PlainStream, plain_text
+from perfmodel.display import (
+    PlainStream,
+    calibration_page,
+    decision_page,
+    folded,
+    frame_html,
+    inline_frame,
+    paragraph,
+)
+from perfmodel.errors import PerfModelError, Reason, Rejection, UnknownNameError
+from perfmodel.ingest.launch._harm import Harm, Unread
+from perfmodel.plain_text import plain_text
 
 HOSTILE = (
     "\x1b[31mred", "\x1b]0;title\x07", "\x1b[2J\x1b[H", "\x1b]8;;http://x\x1b\\link", "\x1bPq\x1b\\", "\x9b31m",
@@ -67,3 +86,72 @@ def test_the_name_of_a_model_in_a_file_is_printed_plainly(tmp_path: Path, capsys
     assert main(["predict", str(path)]) == 0
     out, err = capsys.readouterr()
     assert not STEERING & set(out + err)
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string within plain values, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from strings([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings(inner)
+
+
+def require_plain_page(page: str) -> None:
+    """Neither the page nor the data from which its scripts fill it have a steering character, escaped or not."""
+    assert not STEERING & set(html.unescape(page))
+    for data in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL):
+        assert not STEERING & set("".join(strings(json.loads(data))))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_pages_are_made_of_is_plain(text: str) -> None:
+    name = f"name {text} tail"
+    frame = pd.DataFrame({name: [name, 1.0, None]})
+    for page in (
+        frame_html(frame, name),
+        paragraph(name),
+        folded(name, ""),
+        inline_frame("", title=name),
+    ):
+        require_plain_page(page)
+    data = {"job": {"model": name, "devices": 1, "cluster": name}, name: [name, {"deep": (name,)}], "calibration": name}
+    for page in (decision_page(data), calibration_page(data)):
+        require_plain_page(page)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, object]:
+    """What Python gives for a model and a cluster whose names hold every hostile text."""
+    name = "name ".join(HOSTILE)
+    hostile_model = replace(pm.model("gpt3-125m"), name=f"m{name}")
+    hostile_cluster = replace(pm.cluster("dgx-a100"), name=f"c{name}")
+    job: dict[str, Any] = {"devices": 8, "global_batch": 8}
+    asked = (hostile_model, hostile_cluster, "tp=2,pp=2,dp=2")
+    prediction = pm.predict(*asked, **job)
+    return {
+        "prediction": prediction,
+        "timeline": prediction.timeline,
+        "search": pm.search(hostile_model, hostile_cluster, options=pm.SearchOptions(top=2), **job),
+        "schedules": pm.compare_schedules(*asked, schedules=["1f1b"], **job),
+        "report": pm.report(*asked, **job),
+        "model": hostile_model,
+        "cluster": hostile_cluster,
+        "layout": pm.Layout(pp=2, schedule=f"file:{name}"),
+        "rejection": Rejection(Reason.SCHEDULE, name),
+        "unread setting": Unread(name, 3, Harm.TIME),
+        "error": PerfModelError(f"{name}: bad"),
+        "unknown name": UnknownNameError("model", name, [f"{name}s"]),
+    }
+
+
+def test_str_repr_and_html_of_python_objects_are_plain(results: dict[str, object]) -> None:
+    for what, result in results.items():
+        for text in (str(result), repr(result)):
+            assert not STEERING & set(text), what
+        if hasattr(result, "_repr_html_"):
+            require_plain_page(result._repr_html_())
+        if hasattr(result, "to_html"):
+            require_plain_page(result.to_html())

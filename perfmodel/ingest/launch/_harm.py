@@ -13,6 +13,8 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import Final
 
+from perfmodel.plain_text import plain_text
+
 
 class Harm(IntEnum):
     """What an unread setting may make wrong, the worst first."""
@@ -93,7 +95,7 @@ class Unread:
     harm: Harm
 
     def __str__(self) -> str:
-        return f"{self.key} (line {self.line})" if self.line else self.key
+        return plain_text(f"{self.key} (line {self.line})" if self.line else self.key)
 
 
 def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:

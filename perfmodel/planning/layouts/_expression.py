@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.plain_text import plain_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ class Constraint:
         return self.left.names | self.right.names
 
     def __str__(self) -> str:
-        return self.text
+        return plain_text(self.text)
 
 
 def _parsed(text: str) -> ast.expr:

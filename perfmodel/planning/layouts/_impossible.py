@@ -8,6 +8,7 @@ from math import ceil, floor, log10
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, Rejection
+from perfmodel.plain_text import plain_text
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._enumerate import enumerate_grids
 from perfmodel.planning.layouts._evaluate import fastest
@@ -37,7 +38,7 @@ class Change:
     """What is changed, by name, and to what."""
 
     def __str__(self) -> str:
-        return self.what
+        return plain_text(self.what)
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,10 @@ class Impossible:
     changes: tuple[Change, ...]
 
     def __str__(self) -> str:
+        binding = plain_text(self.binding)
         if not self.changes:
-            return f"{self.binding}; none of the changes tried (devices, memory, options, constraints) helps alone"
-        return f"{self.binding}; it would be possible with {', or '.join(map(str, self.changes))}"
+            return f"{binding}; none of the changes tried (devices, memory, options, constraints) helps alone"
+        return f"{binding}; it would be possible with {', or '.join(map(str, self.changes))}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
