@@ -49,6 +49,8 @@ _MOST_DEVICES: Final = 32
 _MEASURED: Final = PROVENANCE.index("measured")
 _WIDE: Final = ("fp64", "fp32", "tf32")
 """Element types that nobody measured attention in."""
+_BYTES_OVER_16_BITS: Final = 2.0
+"""Bytes of a TF32 operand, which is an fp32 tensor in memory, over those of one of 16 bits."""
 _CHUNK: Final = 40_000
 _LARGE: Final = (4096, 8192, 16384)
 """Sides of products among which a device's best is."""
@@ -146,8 +148,9 @@ class KernelModel:
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
         16, and products that were not measured no less than their FLOPs at the nominal rate (convolutions may do with
-        fewer: Winograd). Products in TF32 take no longer than in fp32, as libraries may use it, and need not (cuBLAS,
-        `CUBLAS_COMPUTE_32F_FAST_TF32`), and those in fp64 as long at least.
+        fewer: Winograd). Products and convolutions in TF32 take no longer than in fp32, as libraries may use it, and
+        need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`), nor longer than in 16 bits by more than rate and bytes differ
+        (`_within_reach_of_16_bits`), and those in fp64 as long as in fp32 at least.
         """
         rows, family = asked.rows, FAMILIES[asked.rows.family]
         if family.op is Attention:
@@ -157,7 +160,8 @@ class KernelModel:
         out, unnamed = Prediction.empty(len(rows)), self._unnamed(asked)
         narrow = (rows.dtypes == "fp8") & unnamed
         # both gradients at once take as long as the two, of which each is bounded by itself
-        whole = (narrow | (unnamed & family.op.is_matmul)) & (rows.columns.pass_ == "bwd")
+        bounded = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
+        whole = bounded & (rows.columns.pass_ == "bwd")
         whole &= family.gradients is not None
         if len(at := np.flatnonzero(~whole)):
             out.put(at, self._by_regressors(asked.take(at)))
@@ -181,6 +185,8 @@ class KernelModel:
             if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == dtype))):
                 fp32 = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
                 out.move(at, nearer(fp32.log_time - out.log_time[at], 0.0))
+        if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == "tf32"))):
+            _within_reach_of_16_bits(out, at, asked.take(at), self._predict)
         return out
 
     def _attention(self, asked: Asked) -> Prediction:
@@ -291,6 +297,24 @@ def _log_by_query(
     for query, mine in asked.by_query():
         out[mine] = np.log(seconds(query.figures, asked.rows.take(mine)))
     return out
+
+
+def _within_reach_of_16_bits(
+    found: Prediction, at: np.ndarray, asked: Asked, predict: Callable[[Asked], Prediction]
+) -> None:
+    """Move times in TF32 at positions to no more than the same kernels in 16 bits take at the rate and the bytes of
+    TF32.
+
+    The tensor cores that multiply 16 bits run TF32 by the same tiles (cuDNN developer guide, "Tensor Core Operations"),
+    so that a kernel's arithmetic takes longer by the ratio of the peak rates, and its traffic by that of the bytes:
+    the larger of both bounds the time.
+    """
+    in_16 = predict(asked.instead(in_16_bits(asked.rows)))
+    slower = asked.of_query(
+        lambda query: max(_BYTES_OVER_16_BITS, query.figures.peak("half") / query.figures.peak("tf32"))
+    )
+    longest = in_16.log_time + np.log(slower.astype(np.float64))
+    found.move(at, np.minimum(longest - found.log_time[at], 0.0))
 
 
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:

@@ -357,6 +357,8 @@ class Framework(Stated):
     def _grad_dtype(self, dtype: str) -> str:
         if dtype in ("fp64", "fp32"):
             return dtype
+        if dtype == "tf32":  # a way to multiply fp32 tensors, whose gradients are fp32
+            return "fp32"
         return ("" if dtype == "fp16" else self.bf16_grad_dtype) or self.grad_dtype
 
     def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:

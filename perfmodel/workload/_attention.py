@@ -8,7 +8,7 @@ from perfmodel.spec import LatentAttention, Transformer
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._linear import adapter, column_linear, linear, row_linear
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, memory, pointwise, recomputed
+from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
 from perfmodel.workload._quantisation import cast_for_attention
 
@@ -110,11 +110,11 @@ def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttentio
     rope, rank, nope = latent.qk_rope_head_dim, latent.kv_lora_rank, latent.qk_nope_head_dim
 
     def absorbed(n: int, k: int) -> Piece:
-        op = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=heads, m=rows, n=n, k=k)
+        op = Gemm(op="bmm", dtype=local.precision.wide_dtype, batch=heads, m=rows, n=n, k=k)
         return Piece(forward=(op,), params=heads * n * k)
 
     core = Attention(
-        op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=heads, kv_heads=1,
+        op="flash_attention", dtype=local.precision.wide_dtype, batch=local.shard.micro_batch, heads=heads, kv_heads=1,
         seq_q=1, seq_kv=local.keys, head_dim=rank + rope, head_dim_v=rank, phase=LATENT_DECODE,
     )  # fmt: skip
     return [
@@ -190,17 +190,19 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
     def product(n: int, k: int, head: int) -> Gemm:
         aligned = head * local.act_bytes % TENSOR_CORE_BYTES == 0
         return Gemm(
-            op="bmm", dtype=local.precision.act_dtype if aligned else "fp32", batch=batch, m=local.seq_local, n=n, k=k
+            op="bmm", dtype=local.precision.wide_dtype if aligned else "fp32", batch=batch, m=local.seq_local, n=n, k=k
         )
 
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
     fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2
-    names = ["scale_mask_softmax"] if fused else ["mul_scalar", "masked_fill", "softmax"]
-    if model.attention_softcap:
-        names.insert(0, "tanh")
+    names = ["scale_mask_softmax"] if fused else ["softmax"]
     if model.dropout:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
+    if not fused:
+        between = joined(_scaled_and_masked(model, local, rows, seq_kv), between)
+    if model.attention_softcap:
+        between = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), between)
     return Piece(
         forward=(scores, *between.forward, context),
         backward_input=(replace(context, pass_="bwd"), *between.backward_input, replace(scores, pass_="bwd")),
@@ -211,6 +213,27 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
             + (local.act_bytes if model.attention_softcap else 0)
         ),
     )
+
+
+def _scaled_and_masked(model: Transformer, local: Local, rows: int, keys: int) -> Piece:
+    """What unfused attention does to scores before their softmax: a scale, and its mask.
+
+    Decoders fill what lies ahead, and their backward fills the gradient at the same places (Megatron-LM
+    `attention_mask_func`; Hugging Face GPT-2, `torch.where`). Encoders of text add a mask of one row per sequence,
+    whose gradient nobody needs, so that the scores' own passes through unchanged (google-research/bert modeling.py
+    `attention_layer`, and its ports). T5 adds its relative positions instead, unscaled, and sums their gradient over
+    the batch (Hugging Face T5, `position_bias`). Patches are never masked: images have no padding.
+    """
+    precision = local.precision
+    scale = pointwise(precision, [("mul_scalar", 1)], rows, keys)
+    if model.patches:
+        return scale
+    if model.causal and model.positions != "relative":
+        return joined(scale, pointwise(precision, [("masked_fill", 1)], rows, keys))
+    added = Piece(forward=(memory(precision, "add", rows, keys),))
+    if model.positions == "relative":
+        return replace(added, backward_input=(memory(precision, "add", rows, keys),))
+    return joined(scale, added)
 
 
 def _fused(
@@ -232,7 +255,7 @@ def _fused(
         )
     window = chunk // 2 or window
     whole = Attention(
-        op="flash_attention", dtype="fp8" if local.job.fp8_attention else local.precision.act_dtype,
+        op="flash_attention", dtype="fp8" if local.job.fp8_attention else local.precision.wide_dtype,
         batch=local.shard.micro_batch, heads=local.heads,
         kv_heads=kv_heads, seq_q=local.seq_local, seq_kv=seq_kv, head_dim=d_qk,
         head_dim_v=0 if d_v == d_qk else d_v, causal=causal, window=window if window < seq_kv else 0,

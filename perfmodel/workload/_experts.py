@@ -29,7 +29,7 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
             tp times).
     """
     routing = route(model, local, experts)
-    router, latent = replace(local.precision, dtype=local.precision.act_dtype), local.of("latent").precision
+    router, latent = replace(local.precision, dtype=local.precision.wide_dtype), local.of("latent").precision
     rows = routing.rows
     pieces = [
         linear(router, rows, experts.count, local.hidden, bias=experts.count if experts.router_bias else 0),

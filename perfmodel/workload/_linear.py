@@ -148,7 +148,7 @@ def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tupl
     inner = rank if row_parallel else -(-rank // tp)
 
     def product(m: int, n: int, k: int, pass_: str) -> Gemm:
-        return Gemm(dtype=precision.act_dtype, m=m, n=n, k=k, pass_=pass_)  # pyright: ignore[reportArgumentType]
+        return Gemm(dtype=precision.wide_dtype, m=m, n=n, k=k, pass_=pass_)  # pyright: ignore[reportArgumentType]
 
     there, back, moved, moved_back = _adapter_result(local, n) if row_parallel else ((), (), (), ())
     sent, summed = _adapter_sums(local, k, row_parallel=row_parallel)

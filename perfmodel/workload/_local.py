@@ -28,6 +28,12 @@ class Precision:
     frozen: bool = False
     """Weights have no gradients."""
 
+    @property
+    def wide_dtype(self) -> str:
+        """Element type of products that are never quantised: that of the activations, which in a TF32 job are fp32
+        tensors that every product rounds to TF32 (torch `allow_tf32`, which covers batched products too)."""
+        return self.dtype if self.dtype == "tf32" else self.act_dtype
+
     @classmethod
     def of(cls, job: Job) -> "Precision":
         """The types that `job` computes in."""
@@ -66,8 +72,8 @@ class Local:
 
     @property
     def unquantised(self) -> "Local":
-        """The same with products in the type of stored activations."""
-        return replace(self, precision=replace(self.precision, dtype=self.precision.act_dtype))
+        """The same with products that are not quantised."""
+        return replace(self, precision=replace(self.precision, dtype=self.precision.wide_dtype))
 
     def of(self, module: WideModule) -> "Local":
         """The same for products that the job may keep wider than others (`Job.wide_modules`)."""

@@ -53,7 +53,7 @@ def _state_space(local: Local, mamba: Mamba, heads: int) -> Piece:
     own = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
     forward, backward = (
         Recurrence(
-            op="state_space", dtype=local.precision.act_dtype, tokens=tokens,
+            op="state_space", dtype=local.precision.wide_dtype, tokens=tokens,
             products_per_token=state_space_products(own),
             bytes_per_token=_state_space_bytes(own, local.act_bytes, backward), pass_="bwd" if backward else "fwd",
         )
@@ -133,7 +133,7 @@ def _scan(local: Local, scan: SelectiveScan, inner: int) -> Piece:
     """
     forward = Recurrence(
         op="selective_scan",
-        dtype=local.precision.act_dtype,
+        dtype=local.precision.wide_dtype,
         tokens=local.tokens,
         products_per_token=2 * inner * scan.state,
         # input, step size and gate in, output before and after the gate out; the state's input and output in
@@ -209,7 +209,7 @@ def _delta_rule(local: Local, net: DeltaNet, heads: int) -> Piece:
     products = heads * sum(m * n * k for m, n, k in _products(net, size)) // size
     forward, backward = (
         Recurrence(
-            op="delta_rule", dtype=local.precision.act_dtype, tokens=tokens, products_per_token=products,
+            op="delta_rule", dtype=local.precision.wide_dtype, tokens=tokens, products_per_token=products,
             bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward),
             pass_="bwd" if backward else "fwd",
         )

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel, under_load
-from perfmodel.ops import Gemm
+from perfmodel.ops import Convolution, Gemm
 from perfmodel.spec import Device
 
 TOKENS, HIDDEN, INNER = 15_872, 4096, 16_384
@@ -70,3 +70,32 @@ def test_tf32_is_allowed_and_never_slower(name: str) -> None:
     """Where it multiplies no faster, libraries take fp32."""
     ops = [*layer("tf32"), *(Gemm(dtype="tf32", m=m, n=1024, k=512) for m in (16, 256, 4096))]
     assert (alone_s(device(name), ops) <= alone_s(device(name), [replace(op, dtype="fp32") for op in ops])).all()
+
+
+CONVOLUTION_SHAPES = (
+    {"batch": 256, "c_in": 64, "h_in": 56, "w_in": 56, "c_out": 256, "k_h": 1, "k_w": 1},
+    {"batch": 64, "c_in": 256, "h_in": 28, "w_in": 28, "c_out": 256, "k_h": 3, "k_w": 3, "pad_h": 1, "pad_w": 1},
+    {
+        "batch": 128,
+        "c_in": 512,
+        "h_in": 14,
+        "w_in": 14,
+        "c_out": 1024,
+        "k_h": 1,
+        "k_w": 1,
+        "stride_h": 2,
+        "stride_w": 2,
+    },
+)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "dgrad", "wgrad"])
+@pytest.mark.parametrize("name", ["A100-SXM4-80GB", "RTX-3090", "H100-SXM5-80GB"])
+def test_tf32_takes_no_longer_than_16_bits_at_its_rate_and_bytes(name: str, pass_: str) -> None:
+    """Of batched products and convolutions as of plain products: the same tensor cores run both."""
+    on = device(name)
+    longest = max(2.0, on.flops_per_s("fp16") / on.flops_per_s("tf32"))
+    ops = [Convolution(dtype="tf32", pass_=pass_, **shape) for shape in CONVOLUTION_SHAPES]
+    ops += [Gemm(op="bmm", dtype="tf32", batch=2048, m=128, n=64, k=128, pass_=pass_)]
+    in_16 = [replace(op, dtype="fp16") for op in ops]
+    assert (alone_s(on, ops) <= alone_s(on, in_16) * longest * (1 + 1e-9)).all()

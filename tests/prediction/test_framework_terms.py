@@ -381,6 +381,13 @@ def test_a_group_within_a_node_crosses_no_network() -> None:
     assert (apart.num_nodes, apart.level) == (2, 1)
 
 
+@pytest.mark.parametrize("name", catalog.frameworks())
+def test_gradients_of_fp32_tensors_are_fp32(name: str) -> None:
+    """TF32 is a way to multiply them, whatever narrower jobs reduce."""
+    for framework in catalog.framework_versions(name):
+        assert framework.job_defaults("tf32")["grad_dtype"] == framework.job_defaults("fp32")["grad_dtype"] == "fp32"
+
+
 def _attention_core(heads: int, head_dim: int, micro_batch: int = 1, dtype: str = "bf16") -> list[object]:
     net = replace(MODEL, heads=heads, kv_heads=heads, head_dim=head_dim, hidden=heads * head_dim)
     job = Job(global_batch=8, seq_len=2048, flash_attention=False, dtype=dtype)

@@ -87,6 +87,48 @@ def test_materialised_attention_is_two_batched_products_around_a_softmax():
     assert len(layer_of("gpt3-175b", eager, tp=8).forward) > len(names)
 
 
+def _unfused_scores(name: str) -> tuple[list[str], list[str]]:
+    """Names of element-wise kernels on scores, forward and backward, of the first layer that attends."""
+    net = model(name)
+    job = Job(global_batch=8, seq_len=net.seq_len, dtype="fp32", flash_attention=False)
+    layer = next(block for block, _ in blocks(net, job, Shard(micro_batch=2)) if "layer" in block.name)
+    keys = net.seq_len
+
+    def names(kernels) -> list[str]:
+        return [op.op for op, _ in kernels if isinstance(op, MemoryBound) and op.hidden == keys != net.hidden]
+
+    return names(layer.forward), names(layer.backward_input)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("gpt2-1.5b", ["mul_scalar", "masked_fill", "softmax"], ["softmax", "masked_fill", "mul_scalar"]),
+        ("bert-large", ["mul_scalar", "add", "softmax"], ["softmax", "mul_scalar"]),
+        ("vit-l-16", ["mul_scalar", "softmax"], ["softmax", "mul_scalar"]),
+        ("t5-11b", ["add", "softmax"], ["softmax", "add"]),
+    ],
+)
+def test_only_decoders_fill_the_gradient_of_masked_scores(name, forward, backward):
+    """Encoders add their mask, images have none, and T5 adds positions to scores that it does not scale."""
+    there, back = _unfused_scores(name)
+    assert [kernel for kernel in there if kernel != "dropout"] == forward
+    assert [kernel for kernel in back if kernel != "dropout"] == backward
+
+
+@pytest.mark.parametrize("name", ["bert-large", "gpt2-1.5b", "vit-l-16", "mixtral-8x7b", "resnet-50"])
+@pytest.mark.parametrize("flash", [True, False])
+def test_every_product_of_a_tf32_job_runs_in_tf32(name, flash):
+    """The head, batched products of scores, routers and adapters too; what is no product is in fp32."""
+    net = model(name)
+    job = Job(global_batch=8, seq_len=net.seq_len, dtype="tf32", flash_attention=flash)
+    for block, _ in blocks(net, job, Shard()):
+        for kernels in (block.forward, block.backward_input, block.backward_weight):
+            for op, _ in kernels:
+                is_product = op.is_matmul or op.uses_matrix_units
+                assert op.dtype == ("tf32" if is_product else "fp32"), op
+
+
 def test_selective_recompute_repeats_the_attention_core():
     job = Job(global_batch=1, seq_len=2048, flash_attention=False)
     names = [op.op for op, _ in layer_of("gpt3-175b", job).recompute_selective]
