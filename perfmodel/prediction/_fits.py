@@ -253,5 +253,6 @@ def output_bytes(problem: StepProblem, layout: Layout) -> float:
     model = problem.model
     if layout.pp == 1 or not isinstance(model, Transformer):
         return 0.0
-    tokens = layout.micro_batch * problem.job.seq_len / (layout.tp if layout.effective_sequence_parallel else 1)
+    tokens = layout.micro_batch * problem.job.tokens_per_sequence
+    tokens /= layout.tp if layout.effective_sequence_parallel else 1
     return 2.0 * tokens * model.hidden * min(layout.pp, problem.job.num_microbatches(layout))

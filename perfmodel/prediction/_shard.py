@@ -19,6 +19,8 @@ def sliced_job(job: Job, slices: int, index: int = 0) -> Job:
     Raises:
         LayoutError: the sequence does not divide.
     """
+    if slices > 1 and job.varied_lengths:
+        raise LayoutError("slices of a sequence need sequences of equal length; leave mean_tokens out", Reason.SLICES)
     if job.seq_len % slices:
         raise LayoutError(f"sequence length {job.seq_len} is not divisible into {slices} slices", Reason.SLICES)
     tokens = job.seq_len // slices

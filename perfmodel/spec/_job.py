@@ -3,7 +3,7 @@ parameter and what its update passes over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
@@ -37,6 +37,9 @@ Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
 once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
 `hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep` branch)."""
+Head = Literal["vocabulary", "token_labels", "sequence_label"]
+"""What the last block predicts. `vocabulary`: words; `token_labels`: two numbers for every token, as for the start and
+the end of an answer (SQuAD) or a tag; `sequence_label`: a class of every sequence, from its pooled first token."""
 CudaGraphs = Literal["none", "layers", "step"]
 """What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, which
 leaves out routed experts, or the whole step from one."""
@@ -102,6 +105,14 @@ class Job:
     """Sequences (or images) per optimizer step."""
     seq_len: int
     """Tokens per sequence; the model's own where nobody says it."""
+    mean_tokens: float | None = None
+    """Tokens of a sequence that are computed, on the mean: those of its text, where padding is left out or sequences
+    of like length share a batch. None: all `seq_len`."""
+    rms_tokens: float | None = None
+    """Root of the mean square number of tokens that attend to one another: of a sequence's length, or where several
+    documents are packed into one and do not see each other, of the root of the sum of their squared lengths.
+    Attention takes time by this second moment, all else by `mean_tokens`. None: of lengths whose density follows a
+    power law up to `seq_len` with that mean (`Job.attended_tokens`)."""
     dtype: str = "bf16"
     """Element type of the products; the first of bf16, fp16 and fp32 that the device has where nobody says it."""
     fp8_recipe: Fp8Recipe = ""
@@ -147,6 +158,9 @@ class Job:
     """What stays in 16 bits where products have 8 or 4."""
     wide_last_layers: int = 0
     """Layers at the end of the stack of which all products do."""
+    head: Head = "vocabulary"
+    """What the last block predicts: words, as in pre-training, or labels, as where a model is fine-tuned to a task. Of
+    models of words alone."""
     masked_head: bool = False
     """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
     (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
@@ -247,11 +261,51 @@ class Job:
             raise LayoutError(
                 f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"
             )
+        if self.head not in get_args(Head):
+            raise LayoutError(f"job: head must be {', '.join(get_args(Head))}; got {self.head!r}")
         if not 1 <= self.expert_imbalance < inf:
             raise LayoutError(f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}")
+        self._check_lengths()
         capacity = self.expert_capacity_factor
         if capacity is not None and not 0 < capacity < inf:
             raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
+
+    def _check_lengths(self) -> None:
+        """Refuse moments that no lengths of at most `seq_len` tokens have."""
+        mean, rms = self.mean_tokens, self.rms_tokens
+        if mean is not None and not 0 < mean <= self.seq_len:
+            raise LayoutError(f"job: mean_tokens must be above 0 and at most seq_len={self.seq_len}; got {mean!r}")
+        largest = sqrt(self.tokens_per_sequence * self.seq_len)
+        if rms is not None and not 0 < rms <= largest * (1 + 1e-9):
+            raise LayoutError(
+                f"job: rms_tokens must be above 0 and at most {largest:.6g}, the root mean square of lengths that are "
+                f"either seq_len={self.seq_len} or nothing; got {rms!r}"
+            )
+        if self.varied_lengths and self.cached_tokens:
+            raise LayoutError("job: sequences of varied lengths have no cached_tokens; leave mean_tokens out")
+
+    @property
+    def varied_lengths(self) -> bool:
+        """Whether sequences are shorter than `seq_len`, or made of several documents."""
+        return self.mean_tokens is not None or self.rms_tokens is not None
+
+    @property
+    def tokens_per_sequence(self) -> float:
+        """Tokens of a sequence that are computed, on the mean."""
+        return self.seq_len if self.mean_tokens is None else self.mean_tokens
+
+    @property
+    def attended_tokens(self) -> float:
+        """Length of equal sequences that take the same time in attention and elsewhere: mean square over mean.
+
+        Lengths x up to L of density x^(a-1) have the mean u L with u = a / (a + 1), and the mean square
+        L^2 a / (a + 2) = L^2 u / (2 - u): evenly spread ones at u = 1/2, all of length L at u = 1.
+        """
+        if self.rms_tokens is not None:
+            return self.rms_tokens**2 / self.tokens_per_sequence
+        if self.mean_tokens is None:
+            return self.seq_len
+        return self.seq_len / (2 - self.mean_tokens / self.seq_len)
 
     @property
     def adds_half_gradients(self) -> bool:

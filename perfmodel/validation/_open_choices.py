@@ -7,6 +7,7 @@ How likely the values are is learned from published runs that state them (`perfm
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import log
 from typing import Any, Final
 
 from perfmodel.catalog import cluster_for
@@ -241,6 +242,79 @@ class Fp8ActivationInputs(OpenChoice):
         return None
 
 
+def _reads_words_both_ways(case: Case) -> bool:
+    """Whether a run trains an encoder of text, such as BERT."""
+    return isinstance(case.model, Transformer) and case.model.pooler_and_mlm_head and case.job.mode == "train"
+
+
+class EncoderHead(OpenChoice):
+    """What an encoder of text predicts: the word at every token, at masked tokens alone, or labels of a task.
+
+    Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open. No
+    published run states it otherwise, so all three are as likely.
+    """
+
+    name = "encoder_head"
+    tunable = False
+
+    def matters(self, case: Case) -> bool:
+        return _reads_words_both_ways(case) and not case.framework.masked_head
+
+    def stated(self, case: Case) -> bool:
+        return not {"head", "masked_head"}.isdisjoint(case.stated)
+
+    def value(self, case: Case) -> str:
+        if case.job.head != "vocabulary":
+            return "labels"
+        return "masked tokens" if case.job.masked_head else "all tokens"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [
+            Variant(value="all tokens"),
+            Variant(value="masked tokens", job={"masked_head": True}),
+            Variant(value="labels", job={"head": "token_labels"}),
+        ]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+_REAL_TOKENS: Final = ((128, 0.83), (512, 0.52))
+"""Tokens of a sequence and the share of them that is text and no padding, in BERT's pre-training data, the English
+Wikipedia and BooksCorpus (Zeng et al., Boosting Distributed Training Performance of the Unpadded BERT Model, arXiv
+2208.08124, section 1)."""
+
+
+def real_tokens(seq_len: int) -> float:
+    """Tokens of text in a sequence of BERT's pre-training data: the power law through `_REAL_TOKENS`."""
+    (short, most), (long, least) = _REAL_TOKENS
+    share = most * (seq_len / short) ** (log(least / most) / log(long / short))
+    return seq_len * min(1.0, share)
+
+
+class Padding(OpenChoice):
+    """Whether an encoder of text computes the padding of its sequences, or batches those of like length, or removes it.
+
+    Compiled steps have fixed shapes, and so compute it.
+    """
+
+    name = "padding"
+    tunable = False
+
+    def matters(self, case: Case) -> bool:
+        return _reads_words_both_ways(case) and case.framework.execution != "compiled"
+
+    def stated(self, case: Case) -> bool:
+        return not {"mean_tokens", "rms_tokens"}.isdisjoint(case.stated)
+
+    def value(self, case: Case) -> str:
+        return "left out" if case.job.varied_lengths else "computed"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        left_out = {"mean_tokens": real_tokens(case.job.seq_len)}
+        return [Variant(value="computed"), Variant(value="left out", job=left_out)]
+
+
 class DataParallelOverlap(OpenChoice):
     """Whether gradients are reduced and weights gathered beside kernels, where the framework can."""
 
@@ -358,6 +432,8 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     SequenceParallel(),
     ExpertTensorParallel(),
     FlashAttention(),
+    EncoderHead(),
+    Padding(),
     Fp8ActivationInputs(),
     CudaGraphs(),
     DataParallelOverlap(),

@@ -114,7 +114,7 @@ def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttentio
         return Piece(forward=(op,), params=heads * n * k)
 
     core = Attention(
-        op="flash_attention", dtype=local.precision.wide_dtype, batch=local.shard.micro_batch, heads=heads, kv_heads=1,
+        op="flash_attention", dtype=local.precision.wide_dtype, batch=local.sequences, heads=heads, kv_heads=1,
         seq_q=1, seq_kv=local.keys, head_dim=rank + rope, head_dim_v=rank, phase=LATENT_DECODE,
     )  # fmt: skip
     return [
@@ -175,7 +175,7 @@ def _kept_result_bytes(local: Local, d_v: int) -> float:
 
 def _cached(local: Local, kv_heads: int, dims: int) -> KernelOp:
     """Keys and values of a prompt copied into the cache; those of single tokens come with the kernel that reads it."""
-    return memory(local.precision, "fill_cache", local.shard.micro_batch * local.seq_local, kv_heads * dims)
+    return memory(local.precision, "fill_cache", local.tokens, kv_heads * dims)
 
 
 def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv: int) -> Piece:
@@ -184,7 +184,7 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
     Keeps softmax output, dropout mask and dropout output: 5 a s^2 b bytes in 16 bit
     (Korthikanti section 4.1). Both gradients of a product count as its `bwd`.
     """
-    batch = local.shard.micro_batch * local.heads
+    batch = local.sequences * local.heads
     rows = batch * local.seq_local
 
     def product(n: int, k: int, head: int) -> Gemm:
@@ -246,9 +246,7 @@ def _fused(
     """
     if chunk and local.seq_local == seq_kv:
         whole_chunks = -(-seq_kv // chunk)
-        part = replace(
-            local, seq_local=chunk, shard=replace(local.shard, micro_batch=local.shard.micro_batch * whole_chunks)
-        )
+        part = replace(local, seq_local=chunk, sequences=local.sequences * whole_chunks)
         return replace(
             _fused(part, kv_heads, d_qk, d_v, chunk, causal=causal, window=0, chunk=0),
             saved_bytes=4.0 * local.tokens * local.heads,
@@ -256,12 +254,12 @@ def _fused(
     window = chunk // 2 or window
     whole = Attention(
         op="flash_attention", dtype="fp8" if local.job.fp8_attention else local.precision.wide_dtype,
-        batch=local.shard.micro_batch, heads=local.heads,
+        batch=local.sequences, heads=local.heads,
         kv_heads=kv_heads, seq_q=local.seq_local, seq_kv=seq_kv, head_dim=d_qk,
         head_dim_v=0 if d_v == d_qk else d_v, causal=causal, window=window if window < seq_kv else 0,
     )  # fmt: skip
     part = context_parallel(local, whole)
-    tokens = local.shard.micro_batch * local.seq_local
+    tokens = local.sequences * local.seq_local
     operands = cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v))
     results = cast_for_attention(local, tokens, local.heads * d_v)
     return Piece(

@@ -51,6 +51,8 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     attention over less than that."""
     if not isinstance(model, Transformer) or model.decoder_layers or model.chunked_window or job.mode != "train":
         return None
+    if job.varied_lengths:  # no attention is over a whole sequence
+        return None
     if not isinstance(op, Attention) or op.seq_q + op.seq_kv == 2 * job.seq_len:
         return None
     return replace(op, seq_q=job.seq_len, seq_kv=job.seq_len, causal=model.causal)
@@ -78,11 +80,11 @@ def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
     kv = replace(_keys_and_values(local, whole, 1 / cp), collective="send_recv", count=others, beside_attention=True)
     gradients = replace(kv, count=others, beside_attention=True)
     last = replace(kv, count=1, beside_attention=False)
-    rows = local.shard.micro_batch * q
+    rows = local.sequences * q
     values = whole.heads * (whole.head_dim_v or whole.head_dim)
     dtype = None if local.job.fuses("attention_merge") else "fp32"
     summed = memory(local.precision, "add", rows, whole.heads * whole.head_dim, 2, dtype=dtype)
-    passed = memory(local.precision, "add", local.shard.micro_batch * seen, _width(whole), 2, dtype=dtype)
+    passed = memory(local.precision, "add", local.sequences * seen, _width(whole), 2, dtype=dtype)
     all_kv = replace(_keys_and_values(local, whole, 1.0), collective="all_gather")
     return ContextPart(
         steps=(step(seen, whole.causal), *(step(half, False),) * others),
@@ -125,7 +127,7 @@ def _ulysses(local: Local, whole: Attention) -> ContextPart:
     Keys and values of fewer heads than ranks are copied for as many ranks as share them.
     """
     cp = local.shard.cp
-    rows, kv_heads = local.shard.micro_batch * whole.seq_q, max(whole.kv_heads, cp)
+    rows, kv_heads = local.sequences * whole.seq_q, max(whole.kv_heads, cp)
     own = rows * local.act_bytes
     values = whole.head_dim_v or whole.head_dim
     there = Comm(
@@ -140,7 +142,7 @@ def _ulysses(local: Local, whole: Attention) -> ContextPart:
 
 def _keys_and_values(local: Local, whole: Attention, share: float) -> Comm:
     """An exchange of so large a share of the sequence's keys and values."""
-    tokens = local.shard.micro_batch * whole.seq_kv * share
+    tokens = local.sequences * whole.seq_kv * share
     n_bytes = tokens * _width(whole) * dtype_bytes(whole.dtype)
     return Comm(collective="send_recv", bytes=float(n_bytes), group="cp")
 

@@ -1,6 +1,7 @@
 """First and last block: vocabulary-parallel embedding, and head with cross entropy."""
 
 from dataclasses import replace
+from typing import Final
 
 from perfmodel.ops import Embedding
 from perfmodel.spec import Patches, Transformer
@@ -51,6 +52,8 @@ def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list
     if model.patches:
         return [norm(model, local), *_patch_head(model, local, model.patches)]
     pieces = [norm(model, local)]
+    if local.job.head != "vocabulary":
+        return [*pieces, *_label_head(local)]
     local = _seen_by_head(model, local)
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
@@ -109,8 +112,26 @@ def _patch_head(model: Transformer, local: Local, patches: Patches) -> list[Piec
     ]
 
 
+LABELS: Final = 2
+"""Outputs of a head of labels: start and end of an answer, or two classes. More of them cost next to nothing too."""
+
+
+def _label_head(local: Local) -> list[Piece]:
+    """Labels of every token, or of every sequence from its pooled first token, with the loss on them (Hugging Face
+    `BertForQuestionAnswering`, `BertForSequenceClassification`)."""
+    rows, hidden, pieces = local.norm_tokens, local.hidden, []
+    if local.job.head == "sequence_label":
+        rows = local.shard.micro_batch
+        pieces += _pooler(local)
+    made = linear(local.precision, rows, LABELS, hidden, bias=LABELS)
+    loss = pointwise(local.precision, [("softmax", 1)], rows, LABELS, saved_bytes=4.0 * rows * LABELS)
+    return [*pieces, made, loss]
+
+
 def head_workspace_bytes(model: Transformer, local: Local) -> float:
     """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy."""
+    if local.job.head != "vocabulary":
+        return 0.0
     width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
     return float(_seen_by_head(model, local).tokens) * local.vocab * width
 
@@ -171,15 +192,19 @@ def _cross_entropy(local: Local) -> Piece:
 def _bert_transform(model: Transformer, local: Local) -> list[Piece]:
     """The replicated transform before the vocabulary, after pooler and next-sentence classifier where there are any."""
     h, rows, precision = local.hidden, local.norm_tokens, local.precision
-    pooled = local.shard.micro_batch
-    pooler = [
-        linear(precision, pooled, h, h, bias=h),
-        pointwise(precision, [("tanh", 1)], pooled, h, saved_bytes=float(pooled * h * local.act_bytes)),
-        linear(precision, pooled, 2, h, bias=2),
-    ]
+    pooler = [*_pooler(local), linear(precision, local.shard.micro_batch, 2, h, bias=2)]
     transform = [
         linear(precision, rows, h, h, bias=h),
         pointwise(precision, [("gelu", 1)], rows, h, saved_bytes=local.norm_bytes),
         small_norm(model, local, rows, h),
     ]
     return [*pooler, *transform] if model.pooler else transform
+
+
+def _pooler(local: Local) -> list[Piece]:
+    """A dense layer with tanh over the first token of every sequence."""
+    h, pooled = local.hidden, local.shard.micro_batch
+    return [
+        linear(local.precision, pooled, h, h, bias=h),
+        pointwise(local.precision, [("tanh", 1)], pooled, h, saved_bytes=float(pooled * h * local.act_bytes)),
+    ]

@@ -13,6 +13,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
 from perfmodel.workload._attention import attention_weights
+from perfmodel.workload._embedding_head import LABELS
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._recurrent import (
     delta_net_weights,
@@ -103,7 +104,10 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
-    batch, s, h = float(job.global_batch), job.seq_len, model.hidden
+    batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
+    # of varied lengths, so many equal documents a sequence
+    length = job.attended_tokens
+    documents = s / length
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
     attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
     per_token = (
@@ -124,10 +128,11 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     layers = 2.0 * batch * s * per_token
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
-    full = causal = (letters["*"] + letters["W"]) * float(s) * s * width
+    full = causal = (letters["*"] + letters["W"]) * documents * float(length) * length * width
     if model.causal and not model.decoder_layers:
         visible = _chunked_pairs if model.chunked_window else _visible_pairs
-        causal = width * (letters["*"] * _visible_pairs(s, 0) + letters["W"] * visible(s, model.window))
+        pairs = letters["*"] * _visible_pairs(length, 0) + letters["W"] * visible(length, model.window)
+        causal = width * documents * pairs
     s_out = s
     if decoder := model.decoder_layers:
         s_out = model.decoder_seq_len or s
@@ -143,7 +148,9 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     vocabulary = head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
     if model.patches:
         head = _patch_flops(model, model.patches, batch, s)
-    if model.pooler_and_mlm_head:
+    if job.head != "vocabulary" and not model.patches:
+        vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
+    elif model.pooler_and_mlm_head:
         head += 2.0 * batch * (seen * h * h + (h * h + 2 * h) * model.pooler)
     frozen = 0.0
     if job.frozen:
@@ -162,7 +169,14 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     )
 
 
-def _adapter_products(model: Transformer, job: Job, s_out: int) -> float:
+def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
+    """Forward FLOPs of a head of labels for one sequence."""
+    if job.head == "token_labels":
+        return 2.0 * tokens * model.hidden * LABELS
+    return 2.0 * model.hidden * (model.hidden + LABELS)
+
+
+def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     """Multiply-adds of a sequence in adapters: beside the projection of queries, keys and values of self-attention, and
     beside every attention's output projection.
 
@@ -174,7 +188,7 @@ def _adapter_products(model: Transformer, job: Job, s_out: int) -> float:
     beside_input = 0 if model.latent_attention else h + projected
     beside_output = model.heads * d_v + h
     of_self_attention = beside_input + beside_output
-    per_rank = (letters["*"] + letters["W"]) * job.seq_len * of_self_attention
+    per_rank = (letters["*"] + letters["W"]) * job.tokens_per_sequence * of_self_attention
     per_rank += model.decoder_layers * s_out * (of_self_attention + beside_output)
     return float(job.adapter_rank * per_rank)
 
@@ -205,7 +219,7 @@ def _moe_weights(model: Transformer) -> int:
     )
 
 
-def _patch_flops(model: Transformer, patches: Patches, batch: float, s: int) -> float:
+def _patch_flops(model: Transformer, patches: Patches, batch: float, s: float) -> float:
     """Forward FLOPs of input and head on patches, counted together."""
     h = model.hidden
     products = s * h * patches.elements + h * (s * patches.out_elements if patches.out_elements else model.vocab)
@@ -237,14 +251,14 @@ def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     return (outer or model.hidden) * inner * (3 if model.gated_ffn else 2)
 
 
-def _visible_pairs(s: int, window: int) -> float:
+def _visible_pairs(s: float, window: int) -> float:
     """Query-key pairs under a causal mask, each query seeing at most `window` keys (0: all before it)."""
     if 0 < window < s:
         return window * (window + 1) / 2 + float(s - window) * window
     return s * (s + 1) / 2
 
 
-def _chunked_pairs(s: int, chunk: int) -> float:
+def _chunked_pairs(s: float, chunk: int) -> float:
     """Query-key pairs where each query sees the keys before it in its own chunk of so many."""
     whole, rest = divmod(s, chunk)
     return whole * _visible_pairs(chunk, 0) + _visible_pairs(rest, 0)

@@ -1,6 +1,7 @@
 """Sizes that one device sees: a transformer's figures divided by a shard's degrees."""
 
 from dataclasses import dataclass, replace
+from math import ceil, sqrt
 from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
@@ -54,12 +55,14 @@ class Local:
 
     job: Job
     shard: Shard
+    sequences: int
+    """Sequences of a micro-batch; of varied lengths, as many equal ones as take the same time in attention."""
     seq_len: int
     """Whole sequence."""
     seq_local: int
     """Tokens of one sequence on this device (seq_len / cp)."""
     tokens: int
-    """micro_batch * seq_local: rows of the products inside tensor-parallel regions."""
+    """Of a micro-batch on this device (sequences * seq_local): rows of the products inside tensor-parallel regions."""
     norm_tokens: int
     """Rows outside tensor-parallel regions: `tokens`, or a tp-th of it with sequence parallelism."""
     hidden: int
@@ -116,10 +119,10 @@ MASKED_TOKENS: Final = (20, 128)
 """Places for masked tokens among the tokens of a sequence (google-research/bert README)."""
 
 
-def masked_tokens(tokens: int) -> int:
+def masked_tokens(tokens: float) -> int:
     """How many of so many tokens a head sees that takes the masked ones alone (`Job.masked_head`)."""
     places, of = MASKED_TOKENS
-    return -(-tokens * places // of)
+    return ceil(tokens * places / of)
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -167,15 +170,18 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
         raise LayoutError(
             f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1", Reason.UNFUSED_CONTEXT
         )
-    seq_local = seq_len // cp
-    tokens = shard.micro_batch * seq_local
+    sequences, tokens = shard.micro_batch, shard.micro_batch * seq_len // cp
+    if job.varied_lengths:
+        sequences, seq_len = _equal_sequences(job, shard.micro_batch, chunks)
+        tokens = ceil(shard.micro_batch * job.tokens_per_sequence / cp)
     return Local(
         job=job,
         shard=shard,
+        sequences=sequences,
         seq_len=seq_len,
-        seq_local=seq_local,
+        seq_local=seq_len // cp,
         tokens=tokens,
-        norm_tokens=tokens // tp if sequence_parallel else tokens,
+        norm_tokens=-(-tokens // tp) if sequence_parallel else tokens,
         hidden=model.hidden,
         heads=model.heads // tp,
         kv_heads=max(1, kv // tp),
@@ -183,6 +189,20 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
         vocab=0 if model.patches else padded_vocab(model.vocab, tp) // tp,
         precision=Precision.of(job),
     )
+
+
+def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]:
+    """Number and length of equal sequences that a micro-batch of varied lengths takes as long as in attention: their
+    lengths' squares add up to the same, and, up to rounding, so do their lengths.
+
+    Args:
+        chunks: parts that context parallelism divides a sequence into.
+    """
+    tokens = micro_batch * job.tokens_per_sequence
+    squares = tokens * job.attended_tokens
+    sequences = max(1, round(tokens / job.attended_tokens))
+    length = sqrt(squares / sequences)
+    return sequences, max(1, round(length / chunks)) * chunks
 
 
 def require_whole_sequence(model: Model, local: Local, what: str) -> None:

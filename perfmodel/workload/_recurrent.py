@@ -49,7 +49,7 @@ def _state_space(local: Local, mamba: Mamba, heads: int) -> Piece:
     """Recurrence of the state by chunks (section 6). Inputs are kept by the pieces before; states are computed again in
     backward, as the published kernels do."""
     size = min(mamba.chunk, local.seq_local)
-    tokens = local.shard.micro_batch * -(-local.seq_local // mamba.chunk) * size
+    tokens = local.sequences * -(-local.seq_local // mamba.chunk) * size
     own = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
     forward, backward = (
         Recurrence(
@@ -205,7 +205,7 @@ def _delta_rule(local: Local, net: DeltaNet, heads: int) -> Piece:
     """The rule by chunks. What it needs is made again in backward from inputs that the pieces before keep, as the
     published kernels do."""
     size = min(net.chunk, local.seq_local)
-    tokens = local.shard.micro_batch * -(-local.seq_local // net.chunk) * size
+    tokens = local.sequences * -(-local.seq_local // net.chunk) * size
     products = heads * sum(m * n * k for m, n, k in _products(net, size)) // size
     forward, backward = (
         Recurrence(

@@ -151,6 +151,8 @@ def _further_token(model: Transformer, local: Local) -> BlockOps:
 
 def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Encoder, then decoder with cross-attention; the final encoder norm rides with the decoder's input."""
+    if job.varied_lengths:
+        raise LayoutError(f"{model.name}: lengths of encoder and decoder do not vary here; leave mean_tokens out")
     encoder = local_sizes(model, job, shard, job.seq_len)
     decoder = local_sizes(model, job, shard, model.decoder_seq_len or job.seq_len)
 
@@ -199,7 +201,7 @@ def _head(model: Transformer, local: Local) -> BlockOps:
         head_pieces(model, local),
         train=local.job.mode == "train",
         workspace_bytes=head_workspace_bytes(model, local),
-        tied_params=local.vocab * local.hidden if model.tied_embeddings else 0,
+        tied_params=local.vocab * local.hidden if model.tied_embeddings and local.job.head == "vocabulary" else 0,
     )
 
 

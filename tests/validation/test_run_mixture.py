@@ -10,6 +10,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
+from perfmodel.validation._open_choices import real_tokens
 
 ROW = {
     "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
@@ -182,3 +183,25 @@ def test_a_described_job_names_what_is_wrong():
         described_job("llama3-8b", "dgx-h100")
     with pytest.raises(PerfModelError, match="unknown word of a job 'batch'"):
         described_job("llama3-8b", catalog.cluster("dgx-h100"), global_batch=8, batch=1)
+
+
+def test_text_of_pretraining_data_fills_less_of_longer_sequences():
+    assert [round(real_tokens(length) / length, 2) for length in (64, 128, 256, 512)] == [1.0, 0.83, 0.66, 0.52]
+
+
+@pytest.mark.parametrize(
+    ("framework", "columns", "left_open"),
+    [
+        ("pytorch@2021", {}, {"padding", "encoder_head"}),
+        ("tensorflow-xla@2021", {}, {"encoder_head"}),  # compiled steps have fixed shapes
+        ("oneflow@2020", {}, {"padding"}),  # its code gathers masked tokens
+        ("pytorch@2021", {"job.mean_tokens": 100, "job.masked_head": 1}, set()),
+        ("pytorch@2021", {"job.rms_tokens": 100, "job.head": "token_labels"}, set()),
+    ],
+)
+def test_encoders_of_text_leave_padding_and_head_open(framework, columns, left_open):
+    plain = {"tp": 1, "dp": 16, "zero_stage": 0, "sequence_parallel": 0, "launch_and_overlap": ""}
+    encoder = {"model": "bert-large", "seq_len": 128, "framework": framework, "dtype": "fp16"}
+    row = ROW | plain | encoder | columns
+    names = {effect.name for effect in predict_run(row).effects}
+    assert names & {"padding", "encoder_head"} == left_open

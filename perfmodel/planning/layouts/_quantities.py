@@ -75,7 +75,7 @@ class Quantities:
     @cached_property
     def tokens_per_step(self) -> float:
         """Tokens of one step."""
-        return float(self.step_problem.job.global_batch * self.step_problem.job.seq_len)
+        return float(self.step_problem.job.global_batch * self.step_problem.job.tokens_per_sequence)
 
     @property
     def _share(self) -> float:
