@@ -11,7 +11,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow smoke-bounds grid mutations lint format docs bench validate blind papers gate live distir checksums clean
+.PHONY: plan test slow smoke-bounds grid mutations reading lint format docs bench validate blind papers gate live distir checksums clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -32,6 +32,9 @@ grid: $(VENV)/.test ## distributed programs against sequential ones and predicti
 
 mutations: $(VENV)/.test ## change a hundred formulas, one at a time, and count how many the tests of their rooms notice; an hour
 	$(BIN)/python tests/mutants.py --count 100 --seed $(or $(SEED),1)
+
+reading: $(VENV)/.plan ## how hard each room is to read: lines, names, nesting, comments
+	$(BIN)/python tests/reading.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
