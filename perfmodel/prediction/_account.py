@@ -15,7 +15,7 @@ from perfmodel.prediction._durations import OnKind
 from perfmodel.prediction._layer_copies import offloads_layers
 from perfmodel.prediction._phases import PHASES, Phase
 from perfmodel.prediction._price import under_training_load
-from perfmodel.prediction._problem import StepProblem, kept
+from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared, rank_busy_s
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
@@ -217,7 +217,7 @@ def _of_passes(
     return part.only(out)
 
 
-@kept
+@session_cached
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
     kernel = np.array([group == "" for group in table.groups], bool)
@@ -226,7 +226,7 @@ def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np
     ]
 
 
-@kept
+@session_cached
 def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
     """Seconds of every phase of every block by part; of a pair's collectives only what outlasts the kernels.
 

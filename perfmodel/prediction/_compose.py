@@ -20,9 +20,9 @@ from perfmodel.prediction._communication import CommunicationEvents, EventClasse
 from perfmodel.prediction._memory import BlockBytes
 from perfmodel.prediction._phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.prediction._price import block_times, priced_events
-from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._problem import Setting, StepProblem, session_cached
 from perfmodel.prediction._programs import DividedProgram, Division, divided, program_spec
-from perfmodel.prediction._shard import of_span, ranks_of, shard_events
+from perfmodel.prediction._shard import ranks_of, shard_events
 from perfmodel.prediction._stages import layer_count
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
@@ -119,17 +119,13 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     """
     if problem.kinds:
         return bundles(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
-    known, found = _known_layouts(problem), []
-    alike: dict[tuple[DividedProgram, PerRank], list[int]] = defaultdict(list)
-    if len(known) + len(layouts) > _MOST_LAYOUTS:
-        known.clear()
+    terms = composed_layouts(problem).of(layouts)
+    lanes_of: dict[tuple[DividedProgram, PerRank], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
-        one = known.get(layout) or composed(problem, layout)
-        found.append(one)
-        alike[one.program, layout.kinds].append(lane)
+        lanes_of[terms[lane].program, layout.kinds].append(lane)
     return [
-        Bundle(program, tuple(lanes), tuple([layouts[i] for i in lanes]), tuple([found[i] for i in lanes]))
-        for (program, _), lanes in alike.items()
+        Bundle(program, tuple(lanes), tuple([layouts[i] for i in lanes]), tuple([terms[i] for i in lanes]))
+        for (program, _), lanes in lanes_of.items()
     ]
 
 
@@ -139,20 +135,36 @@ def composed(problem: StepProblem, layout: Layout) -> Composed:
     Raises:
         LayoutError: the model does not divide as it asks.
     """
-    known = _known_layouts(problem)
-    one = known.get(layout)
-    if one is None:
-        blocks, program = _laid_out(problem.setting, layout)
-        one = _composed_in(problem, program, blocks, layout)
-        if not layout.schedule.startswith("file:"):  # files change
-            known[layout] = one
-    return one
+    (terms,) = composed_layouts(problem).of([layout])
+    return terms
 
 
-@kept
-def _known_layouts(problem: StepProblem) -> dict[Layout, Composed]:
-    """Layouts composed before; grows."""
-    return {}
+class ComposedLayouts:
+    """Layouts of one problem, each composed the first time that it is asked for."""
+
+    def __init__(self, problem: StepProblem) -> None:
+        self._problem = problem
+        self._composed: dict[Layout, Composed] = {}
+
+    def of(self, layouts: Sequence[Layout]) -> list[Composed]:
+        """All of some layouts (raises `LayoutError` if the model does not divide as one of them asks)."""
+        if len(self._composed) + len(layouts) > _MOST_LAYOUTS:
+            self._composed.clear()
+        return [self._composed.get(layout) or self._compose(layout) for layout in layouts]
+
+    def _compose(self, layout: Layout) -> Composed:
+        blocks, program = _laid_out(self._problem.setting, layout)
+        terms = _composed_in(self._problem, program, blocks, layout)
+        # the file of a schedule may change between calls
+        if not layout.schedule.startswith("file:"):
+            self._composed[layout] = terms
+        return terms
+
+
+@session_cached
+def composed_layouts(problem: StepProblem) -> ComposedLayouts:
+    """The composed layouts of a problem, one table in a session."""
+    return ComposedLayouts(problem)
 
 
 def _composed_in(problem: StepProblem, program: DividedProgram, blocks: ShardBlocks, layout: Layout) -> Composed:
@@ -174,28 +186,9 @@ def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> Placed:
     return _placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout))
 
 
-@kept
+@session_cached
 def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> Placed:
     return Placed(blocks, ranks, states)
-
-
-def price_step(problem: StepProblem, layout: Layout) -> None:
-    """Time all events of a layout in one call, for what is composed of them to find: those of its blocks in every pass
-    that its program has, and those between blocks.
-
-    Raises:
-        LayoutError: the model does not divide as the layout asks.
-    """
-    if problem.kinds or layout in _known_layouts(problem):  # each kind of nodes has prices of its own
-        return
-    setting = problem.setting
-    blocks, program = _laid_out(setting, layout)
-    between, _, _ = _entries(setting, program.alike.between, _placed_as(setting, blocks, layout))
-    slices = program.spec.scheduler.slices
-    passes = {(span, index) for span, index, _ in program.structure.variants.tolist()}
-    shards = [shard_events(setting, of_span(layout, span), slices, index) for span, index in sorted(passes)]
-    ops = chain(blocks.ops, between, *(shard.ops for shard in shards))
-    priced_events(problem, list(dict.fromkeys(ops)))
 
 
 def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
@@ -260,7 +253,7 @@ def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> Communicat
     return _events_between(problem.setting, bundle.program.between, bundle.composed[lane].placed)
 
 
-@kept
+@session_cached
 def _events_between(setting: Setting, program: DividedProgram, placed: Placed) -> CommunicationEvents:
     spans, counts = np.unique(program.structure.variants[:, 0]).tolist(), program.counts
     return communication_events(
@@ -270,25 +263,39 @@ def _events_between(setting: Setting, program: DividedProgram, placed: Placed) -
 
 def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
     """Events between blocks in each class, for each of the bundle's layouts."""
-    program = bundle.program.alike.between
-    known = _known_classes(problem, program)
-    if len(known) > _MOST_PLACED:
-        known.clear()
-    for one in bundle.composed:
-        if one.placed not in known:
-            ops, class_index, op_index = _entries(problem.setting, program, one.placed)
-            times = priced_events(problem, ops)
-            known[one.placed] = EventClasses(ops, times, class_index, op_index, program.structure.n_classes)
-    return [known[one.placed] for one in bundle.composed]
+    tables = program_event_classes(problem, bundle.program.alike.between)
+    return tables.of([terms.placed for terms in bundle.composed])
 
 
-@kept
-def _known_classes(problem: StepProblem, program: DividedProgram) -> dict[Placed, EventClasses]:
-    """Events in the classes of a program; grows."""
-    return {}
+class ProgramEventClasses:
+    """Events between blocks in the classes of one program, for each placement the first time that it is asked for."""
+
+    def __init__(self, problem: StepProblem, program: DividedProgram) -> None:
+        self._problem, self._program = problem, program
+        self._by_placement: dict[Placed, EventClasses] = {}
+
+    def of(self, placements: Sequence[Placed]) -> list[EventClasses]:
+        """Events in each class, for each of some placements."""
+        if len(self._by_placement) > _MOST_PLACED:
+            self._by_placement.clear()
+        for placement in placements:
+            if placement not in self._by_placement:
+                self._by_placement[placement] = self._classes(placement)
+        return [self._by_placement[placement] for placement in placements]
+
+    def _classes(self, placement: Placed) -> EventClasses:
+        ops, class_index, op_index = _entries(self._problem.setting, self._program, placement)
+        times = priced_events(self._problem, ops)
+        return EventClasses(ops, times, class_index, op_index, self._program.structure.n_classes)
 
 
-@kept
+@session_cached
+def program_event_classes(problem: StepProblem, program: DividedProgram) -> ProgramEventClasses:
+    """The events in the classes of a program, one table in a session."""
+    return ProgramEventClasses(problem, program)
+
+
+@session_cached
 def _entries(setting: Setting, program: DividedProgram, placed: Placed):
     events = _events_between(setting, program, placed)
     return tuple(events.ops), *event_entries(program.structure, events)

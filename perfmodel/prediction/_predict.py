@@ -10,7 +10,7 @@ from perfmodel import catalog
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
-from perfmodel.prediction._compose import bundles, price_step, weighted_programs
+from perfmodel.prediction._compose import bundles, weighted_programs
 from perfmodel.prediction._durations import durations_on, parts
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
@@ -75,7 +75,6 @@ def predict(
 
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout of a problem."""
-    price_step(problem, layout)
     (bundle,) = bundles(problem, [layout])
     kinds = [(parts(problem, one), weight) for one, weight in weighted_programs(bundle)]
     programs = [(prepared(of[0].bundle.spec), durations_on(of)[0], weight) for of, weight in kinds]

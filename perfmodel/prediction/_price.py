@@ -1,8 +1,8 @@
 """Price: how long the events of a layout take, and with them the phases of its blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,7 +13,7 @@ from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
 from perfmodel.prediction._phases import PLAIN, Phase, Variant
-from perfmodel.prediction._problem import StepProblem, kept
+from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
 from perfmodel.program import COMBINED
@@ -22,51 +22,100 @@ from perfmodel.workload import is_cast, storage_dtype, undivided
 
 _HALVINGS: Final = 12
 """Of the range in which the share of casts that pay is looked for."""
-_Row = tuple[float, float, float, str, float]
 
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events; each distinct one is computed once (DistSim, observation 1)."""
-    times = EventTimes.of_rows(_rows(problem.unadjusted, ops))
-    return problem.adjustment.times(ops, times, _latency_s(problem, ops)) if problem.adjustment else times
+    prices = event_prices(problem.unadjusted)
+    times = EventTimes.of_rows(prices.of(ops))
+    if problem.adjustment is None:
+        return times
+    return problem.adjustment.times(ops, times, prices.latency_s(ops))
 
 
 def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
     """Time of events in a training step relative to their time at the clock of a kernel timed alone: under the power
     limit, and as the site has them."""
-    load = np.array([row[4] for row in _rows(problem.unadjusted, ops)], float)
+    load = np.array([price.load for price in event_prices(problem.unadjusted).of(ops)], float)
     if problem.adjustment is None:
         return load
     at = problem.adjustment.of
     return load * np.exp([0.0 if isinstance(op, Collective) else at[factors_of(op)[1]] for op in ops])
 
 
-def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
-    known = _known_prices(problem)
-    every = InSteps.of(op for op in ops if op not in known)
-    if new := every.ops:
+class EventPrice(NamedTuple):
+    """What one event takes before runs said anything of the machine."""
+
+    time_s: float
+    lo_s: float
+    hi_s: float
+    provenance: str
+    load: float
+    """Its time relative to that at the clock of a kernel timed alone (`under_training_load`)."""
+
+
+class EventPrices:
+    """Prices of a problem's events, each worked out the first time that it is asked for."""
+
+    def __init__(self, problem: StepProblem) -> None:
+        self._problem = problem
+        self._prices: dict[Op, EventPrice] = {}
+        self._latencies_s: dict[Op, float] = {}
+
+    def of(self, ops: Sequence[Op]) -> list[EventPrice]:
+        """The price of each event."""
+        new = InSteps.of(op for op in ops if op not in self._prices)
+        if new.ops:
+            self._prices.update(zip(new.ops, self._worked_out(new), strict=True))
+        return [self._prices[op] for op in ops]
+
+    def _worked_out(self, in_steps: InSteps) -> Iterator[EventPrice]:
+        problem, ops = self._problem, in_steps.ops
         device, site = problem.cluster.device, problem.site
-        alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
-        alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in new]))
-        found = every.times(alone.at_most(*_bounds(problem, new)))
-        load = under_load(device, new, found.time_s) if site.power_limited else np.ones(len(new))
-        load = load * np.array([site.clock(op, device) for op in new])
-        times = found.scaled(load).at_least(*_of_whole_attention(problem, new))
+
+        # Each event as if it ran alone, with the kernels of the framework's generation.
+        alone = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
+        alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in ops]))
+
+        # Kernels of a step may not get faster with their work, nor slower than others that do more.
+        in_step = in_steps.times(alone.at_most(*_bounds(problem, ops)))
+
+        # A training step keeps the device near its power limit, where the clock is lower.
+        load = under_load(device, ops, in_step.time_s) if site.power_limited else np.ones(len(ops))
+        load = load * np.array([site.clock(op, device) for op in ops])
+        times = in_step.scaled(load).at_least(*self._shares_of_undivided_attention(ops))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
-        known.update(zip(new, zip(*columns, strict=True), strict=True))
-    return [known[op] for op in ops]
+        return map(EventPrice, *columns)
+
+    def _shares_of_undivided_attention(self, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
+        """Which events are parts of an attention, with their share of its time by FLOPs: parts run at no higher
+        rate."""
+        parts: list[int] = []
+        undivided_ops: list[Op] = []
+        shares: list[float] = []
+        for i, op in enumerate(ops):
+            whole_attention = undivided(self._problem.model, self._problem.job, op)
+            if isinstance(op, Attention) and whole_attention is not None:
+                parts.append(i)
+                undivided_ops.append(whole_attention)
+                shares.append(op.flops / whole_attention.flops)
+        return parts, EventTimes.of_rows(self.of(undivided_ops)).scaled(np.array(shares))
+
+    def latency_s(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        """What collectives take that carry next to nothing; 0 for kernels."""
+        collectives = [op for op in ops if isinstance(op, Collective) and op not in self._latencies_s]
+        new = list(dict.fromkeys(collectives))
+        if new:
+            empty = [replace(op, bytes=1.0) for op in new]
+            times = self._problem.collectives.times(self._problem.cluster, empty)
+            self._latencies_s.update(zip(new, times.time_s.tolist(), strict=True))
+        return np.array([self._latencies_s.get(op, 0.0) for op in ops])
 
 
-@kept
-def _known_prices(problem: StepProblem) -> dict[Op, _Row]:
-    """By event its time, the ends of its interval, its provenance and `under_training_load`; grows."""
-    return {}
-
-
-@kept
-def _known_latencies(problem: StepProblem) -> dict[Op, float]:
-    """Seconds of collectives that carry next to nothing; grows."""
-    return {}
+@session_cached
+def event_prices(problem: StepProblem) -> EventPrices:
+    """The prices of a problem's events, one table in a session."""
+    return EventPrices(problem)
 
 
 def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
@@ -76,24 +125,6 @@ def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTi
     by = [training_forward(ops[i], device, job) for i in bounded]
     times = event_times([op for op in by if op is not None], problem.cluster, problem.kernels, problem.collectives)
     return bounded, times.scaled(np.full(len(bounded), FORWARD_SHARE))
-
-
-def _of_whole_attention(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
-    """Which events are parts of an attention, with their share of its time by FLOPs: parts run at no higher rate."""
-    found = [(i, op, undivided(problem.model, problem.job, op)) for i, op in enumerate(ops)]
-    parts = [(i, op, whole) for i, op, whole in found if isinstance(op, Attention) and whole is not None]
-    share = np.array([op.flops / whole.flops for _, op, whole in parts])
-    return [i for i, _, _ in parts], EventTimes.of_rows(_rows(problem, [whole for _, _, whole in parts])).scaled(share)
-
-
-def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """What collectives take that carry next to nothing; 0 for kernels."""
-    known = _known_latencies(problem.unadjusted)
-    new = list(dict.fromkeys(op for op in ops if isinstance(op, Collective) and op not in known))
-    if new:
-        empty = problem.collectives.times(problem.cluster, [replace(op, bytes=1.0) for op in new])
-        known.update(zip(new, empty.time_s.tolist(), strict=True))
-    return np.array([known.get(op, 0.0) for op in ops])
 
 
 def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:
@@ -106,7 +137,7 @@ def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, 
     return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, checked, slices, index, combined)
 
 
-@kept
+@session_cached
 def _times_of(
     problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int, combined: bool
 ) -> BlockTimes:

@@ -109,6 +109,8 @@ class StepProblem:
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
+        # Cost models hold whole tables and are told apart by identity. The problem keeps them alive, so no identity
+        # is given to another model while the problem is in use as a key.
         return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment, self.kinds
 
     @cached_property
@@ -183,8 +185,8 @@ def step_problem_of(
     return step_problem(problem.model, problem.cluster, problem.job, path, problem.framework, site)
 
 
-Of = TypeVar("Of", Setting, StepProblem)
-Rest = ParamSpec("Rest")
+Record = TypeVar("Record", Setting, StepProblem)
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -193,14 +195,17 @@ def store_of(record: Setting | StepProblem) -> Store:
     return current_session().parts.once(record, partial(Store, _MOST_KEPT))
 
 
-def kept(function: Callable[Concatenate[Of, Rest], Result]) -> Callable[Concatenate[Of, Rest], Result]:
+def session_cached(
+    function: Callable[Concatenate[Record, Arguments], Result],
+) -> Callable[Concatenate[Record, Arguments], Result]:
     """Have the session keep the results of a function of a setting or problem and further hashable arguments.
 
-    The results follow from the arguments alone, and must not be changed.
+    A result follows from the arguments alone, positional and by keyword, and must not be changed.
     """
 
     @wraps(function)
-    def found(record: Of, *args: Rest.args, **none: Rest.kwargs) -> Result:
-        return store_of(record).once((function, args), partial(function, record, *args))
+    def cached(record: Record, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        key = (function, args, *sorted(kwargs.items()))
+        return store_of(record).once(key, partial(function, record, *args, **kwargs))
 
-    return found
+    return cached

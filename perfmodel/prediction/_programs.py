@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._phases import PassClasses, pass_classes
 from perfmodel.prediction._pipeline import LiveState, live_state
-from perfmodel.prediction._problem import Setting, kept, store_of
+from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import Beside, beside_passes
 from perfmodel.prediction._zero import shards_gradients
@@ -153,7 +153,7 @@ def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
     return _live_of(setting, alone)
 
 
-@kept
+@session_cached
 def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
     return live_state(spec, spec.build_schedule())
 
@@ -226,7 +226,7 @@ class DividedProgram:
         return divided(self.setting, spec, self.division._replace(full_layers=None, segments=layers))
 
 
-@kept
+@session_cached
 def divided(setting: Setting, spec: ProgramSpec, division: Division) -> DividedProgram:
     """A program and how its stages divide the model.
 

@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._blocks import ShardBlocks, count_events
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
-from perfmodel.prediction._problem import Setting, kept
+from perfmodel.prediction._problem import Setting, session_cached
 from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
 
@@ -46,25 +46,25 @@ def ranks_of(setting: Setting, layout: Layout) -> Layout:
     return _ranks(setting, layout.order, layout.degrees, layout.kinds)
 
 
-@kept
+@session_cached
 def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Layout:
     by_name: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
     return Layout(order=order, kinds=kinds, **by_name)
 
 
-@kept
+@session_cached
 def _networks(setting: Setting, ranks: Layout) -> tuple[Network, ...]:
     return tuple(Placement.of(group, ranks).on_network(setting.cluster) for group in BLOCK_GROUPS)
 
 
-@kept
+@session_cached
 def shard_blocks(setting: Setting, shard: Shard, slices: int, index: int = 0) -> Sequence[tuple[BlockOps, int]]:
     """Blocks of the model on a shard, on one of `slices` slices of the sequence (raises `LayoutError` if it does not
     divide)."""
     return blocks(setting.model, sliced_job(setting.job, slices, index), shard)
 
 
-@kept
+@session_cached
 def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int) -> ShardBlocks:
     """Counted events of a shard's blocks on one of `slices` slices of the sequence."""
     of_shard = shard_blocks(setting, placed.shard, slices, index)

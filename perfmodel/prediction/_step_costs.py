@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._communication import summed
 from perfmodel.prediction._known_runs import Coordinates, coordinates
 from perfmodel.prediction._overlap import CHANNELS_OF_STATES, held_share
-from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._problem import Setting, StepProblem, session_cached
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
@@ -133,6 +133,6 @@ def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
     return coordinates(_parameter_count(setting), setting.job.seq_len, layout)
 
 
-@kept
+@session_cached
 def _parameter_count(setting: Setting) -> float:
     return parameter_count(setting.model)
