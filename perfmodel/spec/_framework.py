@@ -148,6 +148,11 @@ class Framework(Stated):
     micro_batch: int = 1
     """What a launch file means that says none. Not filled into layouts, which go with a global batch that it might not
     divide."""
+    pipeline_micro_batch: int | None = None
+    """The same in a pipeline; None: as `micro_batch`."""
+    micro_batches_per_stage: int = 0
+    """Micro-batches that a pipeline makes of what a replica gets for each of its stages (model chunks of all ranks),
+    where a run states neither their number nor their size; 0: their size is what has a default."""
     stages_by_cost: bool = False
     """Pipeline stages are cut by the multiplications of layers and head instead of the number of layers."""
     flash_attention: bool = True
@@ -306,6 +311,19 @@ class Framework(Stated):
     def memory_to_hold(self, taken_bytes: float) -> float:
         """The memory of a device of which a layout may take so much: the inverse of `usable_bytes`."""
         return taken_bytes / (1 - self.memory_margin)
+
+    def usual_micro_batch(self, stages: int, batch_per_replica: int) -> int:
+        """Sequences of a micro-batch where nothing is said.
+
+        Args:
+            stages: of the pipeline, model chunks of all its ranks.
+            batch_per_replica: sequences that a replica gets per step; 0 where that is not known.
+        """
+        if stages == 1:
+            return self.micro_batch
+        if self.micro_batches_per_stage:
+            return max(1, batch_per_replica // (self.micro_batches_per_stage * stages))
+        return self.micro_batch if self.pipeline_micro_batch is None else self.pipeline_micro_batch
 
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
         """Values of the fields that say how context and expert parallelism work, where there is any, as this framework

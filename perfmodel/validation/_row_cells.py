@@ -11,6 +11,7 @@ import pandas as pd
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.files import DAMAGED, TooLargeError
 from perfmodel.ingest.tables import NEEDED_OF_RUNS, read_csv
+from perfmodel.spec import Framework
 
 MOST: Final = 10**9
 """More than any size, degree or batch."""
@@ -145,12 +146,12 @@ class Spread:
     """Names of what nothing in the row tells."""
 
 
-def spread_of(row: Row, seq_len: int, usual: int = 1) -> Spread:
+def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     """How a row's batch is spread over its devices.
 
     One degree that is not stated follows from the devices; an empty micro-batch from the micro-batches per replica, and
-    is the `usual` one where these are empty too; an empty global batch from micro-batches, or from the tokens per
-    second that the source multiplied with the step time.
+    is what the framework takes where these are empty too; an empty global batch from micro-batches, or from the tokens
+    per second that the source multiplied with the step time.
 
     Raises:
         Unusable: naming the cells that are missing.
@@ -173,7 +174,10 @@ def spread_of(row: Row, seq_len: int, usual: int = 1) -> Spread:
     micro_batch, assumed = count(row, "micro_batch", 0), ()
     if not micro_batch:
         follows = stated and per_replica and stated % (dp * per_replica) == 0
-        micro_batch = int(stated / (dp * per_replica)) if follows and per_replica else usual
+        if follows and per_replica:
+            micro_batch = int(stated / (dp * per_replica))
+        else:
+            micro_batch = framework.usual_micro_batch(pp * (count(row, "vpp", 1) if pp > 1 else 1), int(stated) // dp)
         assumed = () if follows else ("micro_batch",)
     if not stated:
         if per_replica is None:

@@ -66,11 +66,11 @@ def test_the_nearest_earlier_version_counts(name: str, since: int) -> None:
         ("megatron@2023", "megatron-lm@2023"),
         ("megatron@2021", "megatron-lm@2021"),
         ("mcore", "megatron-core@2025"),
-        ("fsdp", "fsdp@2025"),
-        ("PyTorch FSDP", "fsdp@2025"),
+        ("fsdp", "fsdp@2026"),
+        ("PyTorch FSDP", "fsdp@2026"),
         ("pytorch_fsdp@2023", "fsdp@2023"),
-        ("ddp", "pytorch@2024"),
-        ("torch", "pytorch@2024"),
+        ("ddp", "pytorch@2026"),
+        ("torch", "pytorch@2026"),
         ("libai@2021", "oneflow@2021"),
     ],
 )
@@ -217,3 +217,23 @@ def test_selective_recompute_of_attention_alone_can_be_said_to_torchtitan() -> N
     text = titan.notation(layout, model)
     assert "recompute_full_layers=none" in text
     assert titan.layout(text, model)[0] == layout
+
+
+@pytest.mark.parametrize(("stages", "batch_per_replica"), [(1, 32), (4, 32), (8, 8), (16, 4)])
+def test_a_pipeline_of_torchtitan_2024_makes_a_micro_batch_per_stage(stages: int, batch_per_replica: int) -> None:
+    framework = catalog.framework("torchtitan@2024")
+    micro_batch = framework.usual_micro_batch(stages, batch_per_replica)
+    if stages == 1:
+        assert micro_batch == framework.micro_batch
+    else:
+        assert micro_batch == max(1, batch_per_replica // stages)
+    later = catalog.framework("torchtitan@2025")
+    assert later.usual_micro_batch(stages, batch_per_replica) == (8 if stages == 1 else 1)
+    assert Framework(micro_batch=3).usual_micro_batch(stages, batch_per_replica) == 3
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp", "fsdp-compile", "pytorch"])
+def test_torch_prefers_cudnn_attention_from_2026_on(name: str) -> None:
+    """`sdp_utils.cpp` of PyTorch 2.13; FlashAttention-2 came first in 2.9."""
+    assert catalog.framework(f"{name}@2025").attention == "flash-2"
+    assert catalog.framework(f"{name}@2026").attention == "fastest"
