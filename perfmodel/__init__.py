@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
     from perfmodel.ingest import detect_format, read_measurements, read_profile, read_trace
     from perfmodel.ingest.launch import Launch, export_launch, read_launch
+    from perfmodel.ingest.logs import TrainingLog, read_log
     from perfmodel.ingest.tables import read_table
     from perfmodel.measure import read_plan, run_plan, write_plan
     from perfmodel.planning.compare_clusters import ClusterComparison, compare_clusters
     from perfmodel.planning.decision import DecisionReport, report
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
+    from perfmodel.planning.health import RunHealth, check_run
     from perfmodel.planning.layouts import (
         SearchOptions,
         SearchResult,

@@ -18,6 +18,10 @@ _TWO: Final = {
         "compare-clusters job.toml --clusters h100:64,b200:32 --tokens 1e12",
         "compare-clusters llama3-8b --clusters h100:64,b200:32 --global-batch 256 --by time --tokens 1e12",
     ),
+    "check": (
+        "check --from train.sh --log train.log --cluster dgx-h100",
+        "check job.toml --log train.log --json",
+    ),
     "serve": (
         "serve job.toml --set layout.zero=0 --set serving.batch=32",
         "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",

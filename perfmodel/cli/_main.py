@@ -18,6 +18,7 @@ import perfmodel
 from perfmodel.cli import (
     _calibrate,
     _catalog,
+    _check,
     _compare,
     _compare_clusters,
     _doctor,
@@ -53,6 +54,7 @@ _COMMANDS: Final = (
     _report.add_command,
     _compare_clusters.add_command,
     _serve.add_command,
+    _check.add_command,
     _whatif.add_design,
     _predict.add_timeline,
     _compare.add_explain,

@@ -33,10 +33,17 @@ class WrittenRun:
     """Steps after which the log says that a checkpoint was saved."""
     skipped: Sequence[int] = ()
     reserved_gib: float = 60.0
+    flops_per_token: float = 5e10
     settings: dict[str, object] = field(default_factory=dict)
     """By the names of Megatron-LM's arguments; what `megatron` writes at its head."""
     timers_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Of every step, fastest and slowest rank; what `megatron` writes below a step."""
+
+    def tokens_per_s_per_device(self, seconds: float) -> float:
+        return self.global_batch * self.seq_len / self.devices / seconds
+
+    def tflops_per_device(self, seconds: float) -> float:
+        return self.flops_per_token * self.tokens_per_s_per_device(seconds) / 1e12
 
 
 def write_log(form: str, run: WrittenRun) -> str:
@@ -74,7 +81,8 @@ def _megatron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
     skipped = int(step in run.skipped)
     lines = [
         f" [{now:%Y-%m-%d %H:%M:%S}] iteration {step:8d}/   50000 | consumed samples: {step * run.global_batch:12d} | "
-        f"elapsed time per iteration (ms): {seconds * 1000:.1f} | throughput per GPU (TFLOP/s/GPU): 400.1 | "
+        f"elapsed time per iteration (ms): {seconds * 1000:.1f} | throughput per GPU (TFLOP/s/GPU): "
+        f"{run.tflops_per_device(seconds):.1f} | "
         f"learning rate: 1.500000E-06 | global batch size: {run.global_batch:5d} | lm loss: 1.012345E+01 | "
         f"loss scale: {65536.0 / 2**skipped:.1f} | grad norm: 5.123 | number of skipped iterations: {skipped:3d} | "
         "number of nan iterations:   0 |"
@@ -90,7 +98,7 @@ def _megatron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
 
 
 def _bridge(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
-    said = f"Step Time : {seconds:.2f}s GPU utilization: 663.5MODEL_TFLOP/s/GPU"
+    said = f"Step Time : {seconds:.2f}s GPU utilization: {run.tflops_per_device(seconds):.1f}MODEL_TFLOP/s/GPU"
     return [said, *_megatron(run, step, seconds, now)]
 
 
@@ -103,11 +111,12 @@ def _nemo(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str
 
 
 def _titan(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
-    rate = run.global_batch * run.seq_len / run.devices / seconds
+    rate = run.tokens_per_s_per_device(seconds)
     return [
         f"[rank0]:[titan] {now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03d} - root - INFO - \x1b[31mstep: {step:2d}"
         f"  \x1b[32mloss: 12.2345  \x1b[38;2;54;234;195mgrad_norm:  4.5678  \x1b[33mmemory: {run.reserved_gib:5.2f}GiB"
-        f"(75.10%)  \x1b[34mtps: {round(rate):,}  \x1b[36mtflops: 371.50  \x1b[35mmfu: 37.56%\x1b[39m"
+        f"(75.10%)  \x1b[34mtps: {round(rate):,}  \x1b[36mtflops: {run.tflops_per_device(seconds):.2f}  "
+        "\x1b[35mmfu: 37.56%\x1b[39m"
     ]
 
 
@@ -127,7 +136,8 @@ def _nanotron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
         f"{_shortened(step * run.global_batch * run.seq_len)} | elapsed_time_per_iteration_ms: "
         f"{_shortened(seconds * 1000)} | tokens_per_sec: {_shortened(rate)} | tokens_per_sec_per_gpu: "
         f"{_shortened(rate / run.devices)} | global_batch_size: {_shortened(run.global_batch)} | lm_loss: 11.1 | "
-        "lr: 1.5e-07 | model_tflops_per_gpu: 150 | hardware_tflops_per_gpu: 150 | grad_norm: 10.2 | "
+        f"lr: 1.5e-07 | model_tflops_per_gpu: {run.tflops_per_device(seconds):.3g} | "
+        "hardware_tflops_per_gpu: 150 | grad_norm: 10.2 | "
         f"cuda_memory_allocated: 12.3G | cuda_max_memory_reserved: {run.reserved_gib * 1.073741824:.4g}G"
     ]
 
@@ -165,9 +175,10 @@ def _trainer(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[
 
 
 def _maxtext(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
-    rate = run.global_batch * run.seq_len / run.devices / seconds
+    rate = run.tokens_per_s_per_device(seconds)
     return [
-        f"completed step: {step - 1}, seconds: {seconds:.3f}, TFLOP/s/device: 234.500, Tokens/s/device: {rate:.3f}, "
+        f"completed step: {step - 1}, seconds: {seconds:.3f}, TFLOP/s/device: "
+        f"{run.tflops_per_device(seconds):.3f}, Tokens/s/device: {rate:.3f}, "
         "total_weights: 65536, loss: 10.123"
     ]
 

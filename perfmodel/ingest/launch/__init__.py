@@ -6,5 +6,6 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._launch import Launch
 from perfmodel.ingest.launch._read import FORMATS, format_of_path, launch_format, parse_launch, read_launch
+from perfmodel.ingest.launch._saving import save_every
 
 shorten_reprs(__name__)

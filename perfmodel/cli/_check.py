@@ -1,0 +1,60 @@
+"""`perfmodel check`: whether a run is healthy, from its launch script and its log."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cli._files import add_job_file, require
+from perfmodel.cli._flags import add_calibration, add_json, add_layout, add_problem, problem_of
+from perfmodel.cli._show import emit
+from perfmodel.display import progress
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "check", help="is my run healthy: its log beside its prediction, and the likeliest causes"
+    )
+    add_job_file(command)
+    add_problem(command)
+    add_layout(command)
+    command.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="what the job printed: a log of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, the "
+        "Trainer of Hugging Face, MaxText, llm-foundry or levanter",
+    )
+    require(command, "model", "cluster", "global_batch", "log")
+    add_calibration(command)
+    add_json(command)
+    command.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from perfmodel.planning.health import check_run
+
+    with progress("check", silent=arguments.json) as report:
+        health = check_run(
+            problem_of(arguments),
+            arguments.layout,
+            arguments.log,
+            calibration=arguments.calibration,
+            save_every=_save_every(arguments.launch_file),
+            progress=report,
+        )
+    emit(arguments, health.to_dict(), lambda: print(health))
+    return 0
+
+
+def _save_every(launch_file: str | None) -> int | None:
+    """Steps between checkpoints, as the launch script has them."""
+    from perfmodel.ingest.launch import save_every
+
+    if launch_file is None:
+        return None
+    path = Path(launch_file)
+    if not path.is_file():  # a script with its arguments
+        path = Path(shlex.split(launch_file)[0])
+    return save_every(path.read_text(errors="replace"))

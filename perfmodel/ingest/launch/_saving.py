@@ -1,0 +1,16 @@
+"""How often a launch file saves checkpoints, which no prediction of a step needs, but a log of the run does."""
+
+import re
+from typing import Final
+
+_INTERVALS: Final = re.compile(
+    r"(?:--|\b)(?:save[-_]interval|save[-_]steps|checkpoint[-_]interval|checkpoint[-_]period|every_n_train_steps)"
+    r"""["']?\s*[=:\s]\s*["']?(\d+)"""
+)
+_TITAN: Final = re.compile(r"^\[checkpoint\]\s*$(?:\n(?!\[).*)*?\n\s*interval\s*=\s*(\d+)", re.MULTILINE)
+
+
+def save_every(text: str) -> int | None:
+    """Steps between two checkpoints; None where the file does not say."""
+    found = _INTERVALS.search(text) or _TITAN.search(text)
+    return int(found[1]) or None if found else None

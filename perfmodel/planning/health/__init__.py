@@ -1,0 +1,7 @@
+"""Whether a training run is healthy: its log beside its prediction, the likeliest causes, the next measurement."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.planning.health._health import Cause, RunHealth, check_run
+from perfmodel.planning.health._series import Drift, Stalls, StepSeries, step_series
+
+shorten_reprs(__name__)

@@ -1,0 +1,292 @@
+"""Faults that make a step longer, and the step that each would give at several severities."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+from perfmodel.cost import has_power_law
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario, step_s
+from perfmodel.prediction import Prediction, StepProblem, check_layout, explain
+from perfmodel.spec import Layout
+
+DATA_LOADING: Final = "data_loading"
+SLOW_RANK: Final = "slow_rank"
+CHECKPOINTS: Final = "checkpoints"
+EVALUATIONS: Final = "evaluations"
+PERIODIC_STALLS: Final = "periodic_stalls"
+SLOWS_DOWN: Final = "slows_down"
+SKIPPED_STEPS: Final = "skipped_steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Severity:
+    """A fault of one severity."""
+
+    words: str
+    """Such as `at 25 % of its bandwidth`."""
+    weight: float
+    """How likely this severity is where the fault is there."""
+    step_s: float
+    gradient_sync_s: float | None = None
+    """Time of reductions and gathers of weights that the step waits for; None where it was not predicted."""
+    peak_bytes: Mapping[str, float] | None = None
+    """Peak of memory by counter; None where the fault leaves it as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A cause that the log does not show by itself."""
+
+    name: str
+    title: str
+    prior: float
+    """How often it is there, relative to the other faults."""
+    severities: tuple[Severity, ...]
+    remedy: str
+    setting: str = ""
+    """The field of the layout or job that differs from the script, where the fault is a setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MachineFault:
+    """A fault of the machine, as settings of a what-if."""
+
+    name: str
+    title: str
+    prior: float
+    settings: Callable[[StepProblem, Layout, float], Sequence[Setting]]
+    values: Mapping[float, float]
+    """Weight of every value of the settings."""
+    words: str
+    """Of a severity, with the value in place of `{}`."""
+    remedy: str
+    applies: Callable[[StepProblem, Layout], bool] = lambda problem, layout: True
+
+
+def _times(name: str) -> Callable[[StepProblem, Layout, float], Sequence[Setting]]:
+    return lambda problem, layout, value: [Setting(name, "times", value)]
+
+
+def _slow_rank(problem: StepProblem, layout: Layout, value: float) -> Sequence[Setting]:
+    # A device fails on any stage alike; one in the middle stands for all.
+    return [Setting("slow_rank", "to", float(layout.pp // 2)), Setting("slow_factor", "times", value)]
+
+
+def _low_clocks(problem: StepProblem, layout: Layout, value: float) -> Sequence[Setting]:
+    # Where a power limit decides the clock, a lower peak rate alone changes little.
+    device = problem.cluster.device
+    settings = [Setting("compute_rate", "times", value)]
+    if has_power_law(device) and device.power_w is not None:
+        settings.append(Setting("power_limit", "times", value))
+    return settings
+
+
+# Priors and severities are an engineer's judgement, not fitted: a slow device or link is common, a whole machine at low
+# clocks is rare, and small deviations are more frequent than large ones.
+_MACHINE_FAULTS: Final = (
+    _MachineFault(
+        name="slow_inter_node_link",
+        title="network between nodes below its rate",
+        prior=1.0,
+        settings=_times("inter_node_bandwidth"),
+        values={0.7: 1, 0.5: 1, 0.35: 1, 0.25: 1, 0.12: 1, 0.05: 1},
+        words="at {:.0%} of its bandwidth",
+        remedy="check link errors and rates (ibstat, NCCL_DEBUG=INFO for the adapters in use), and GPUDirect RDMA",
+        applies=lambda problem, layout: layout.devices > problem.cluster.devices_per_node,
+    ),
+    _MachineFault(
+        name="slow_intra_node_link",
+        title="links inside a node below their rate",
+        prior=0.4,
+        settings=_times("intra_node_bandwidth"),
+        values={0.5: 1, 0.25: 1, 0.1: 1},
+        words="at {:.0%} of their bandwidth",
+        remedy="check nvidia-smi topo -m and nvlink --status: a link that is down falls back to PCIe",
+        applies=lambda problem, layout: min(layout.devices, problem.cluster.devices_per_node) > 1,
+    ),
+    _MachineFault(
+        name=SLOW_RANK,
+        title="one slow device that all others wait for",
+        prior=1.0,
+        settings=_slow_rank,
+        values={1.1: 7, 1.2: 6, 1.35: 4, 1.6: 2, 2.0: 1},
+        words="{:.2g} times as long as the others",
+        remedy="drain the node of that rank; look for thermal throttling, ECC errors or another process on it",
+        applies=lambda problem, layout: layout.devices > 1,
+    ),
+    _MachineFault(
+        name="low_clocks",
+        title="all devices at low clocks",
+        prior=0.3,
+        settings=_low_clocks,
+        values={0.85: 2, 0.7: 2, 0.55: 1},
+        words="at {:.0%} of their rate and power limit",
+        remedy="check power limits and throttle reasons (nvidia-smi -q -d POWER,CLOCK,PERFORMANCE)",
+    ),
+    _MachineFault(
+        name="host_bound",
+        title="hosts too slow to launch kernels in time",
+        prior=0.8,
+        settings=_times("host_op_s"),
+        values={1.5: 2, 2.0: 2, 3.0: 2, 5.0: 1},
+        words="{:.2g} times as long per operator",
+        remedy="unset CUDA_LAUNCH_BLOCKING and debug switches, pin processes to cores, use CUDA graphs or compile",
+    ),
+)
+_LAYOUT_SETTINGS: Final[tuple[tuple[str, str, float, dict[str, Any], str], ...]] = (
+    (
+        "overlap_off",
+        "communication of gradients and weights is not overlapped",
+        0.6,
+        {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        "check that the overlap flags reach the run (its arguments in the log), and CUDA_DEVICE_MAX_CONNECTIONS",
+    ),
+    (
+        "tp_overlap_off",
+        "communication of tensor parallelism is not overlapped",
+        0.3,
+        {"tp_overlap": False},
+        "check that the overlap of tensor parallelism reaches the run, and that its buffers could be set up",
+    ),
+    (
+        "full_recompute",
+        "whole layers are recomputed",
+        0.3,
+        {"recompute": "full", "recompute_full_layers": None},
+        "check the recompute flags in the arguments that the log prints",
+    ),
+)
+_JOB_SETTINGS: Final[tuple[tuple[str, str, float, dict[str, Any], str], ...]] = (
+    (
+        "unfused_attention",
+        "attention is not fused",
+        0.2,
+        {"flash_attention": False},
+        "check that the log names the fused attention kernel that the script asks for",
+    ),
+    (
+        "blocking_launches",
+        "every kernel is waited for",
+        0.1,
+        {"blocking_launches": True},
+        "unset CUDA_LAUNCH_BLOCKING",
+    ),
+)
+"""(name, title, prior, fields, remedy) of settings that may not be what the script says."""
+_BETWEEN: Final = 4
+"""Parts into which the way from one severity to the next is divided."""
+_LEAST_EFFECT: Final = 0.005
+"""Of a fault that is worth naming, relative to the step."""
+_SYNC_PARTS: Final = ("data_parallel_communication_exposed",)
+
+
+def sync_seconds(prediction: Prediction) -> float:
+    """Reductions and gathers of weights that a predicted step waits for."""
+    return sum(prediction.breakdown_s.get(part, 0.0) for part in _SYNC_PARTS)
+
+
+def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Fault]:
+    """Faults that could make this layout's step longer than expected, with the step at each severity."""
+    found = [_machine_fault(problem, layout, fault) for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
+    for name, title, prior, fields, remedy in _LAYOUT_SETTINGS:
+        if any(getattr(layout, field) != value for field, value in fields.items()):
+            found.append(_setting_fault(problem, replace(layout, **fields), name, title, prior, fields, remedy))
+    for name, title, prior, fields, remedy in _JOB_SETTINGS:
+        if any(getattr(problem.job, field) != value for field, value in fields.items()):
+            changed = replace(problem, job=replace(problem.job, **fields))
+            found.append(_setting_fault(changed, layout, name, title, prior, fields, remedy))
+    found.append(_data_loading(expected_s))
+    return [fault for fault in found if fault is not None and _has_effect(fault, expected_s)]
+
+
+def _has_effect(fault: Fault, expected_s: float) -> bool:
+    return any(severity.step_s > expected_s * (1 + _LEAST_EFFECT) for severity in fault.severities)
+
+
+def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -> Fault | None:
+    severities = []
+    for value, weight in fault.values.items():
+        scenario = Scenario(tuple(fault.settings(problem, layout, value)))
+        try:
+            seconds = step_s(problem, layout, scenario)
+        except PerfModelError:
+            # A schedule whose stages have replicas has no single slow rank.
+            return None
+        changes_links = fault.name.endswith("_link")
+        sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout)) if changes_links else None
+        words = fault.words.format(value)
+        severities.append(Severity(words=words, weight=weight, step_s=seconds, gradient_sync_s=sync_s))
+    return Fault(
+        name=fault.name,
+        title=fault.title,
+        prior=fault.prior,
+        severities=_refined(fault, severities),
+        remedy=fault.remedy,
+    )
+
+
+def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Severity, ...]:
+    """Severities between those that were predicted, as a step can be much longer at one than at the next.
+
+    Between two, times follow a power of the value, and weights a straight line.
+    """
+    refined = []
+    values = list(fault.values)
+    for (low, low_value), (high, high_value) in pairwise(zip(severities, values, strict=True)):
+        for part in range(_BETWEEN):
+            at = part / _BETWEEN
+            value = _between(low_value, high_value, at)
+            sync_s = None
+            if low.gradient_sync_s is not None and high.gradient_sync_s is not None:
+                sync_s = (1 - at) * low.gradient_sync_s + at * high.gradient_sync_s
+            refined.append(
+                Severity(
+                    words=fault.words.format(value),
+                    weight=(1 - at) * low.weight + at * high.weight,
+                    step_s=_between(low.step_s, high.step_s, at),
+                    gradient_sync_s=sync_s,
+                )
+            )
+    refined.append(severities[-1])
+    total = sum(severity.weight for severity in refined)
+    return tuple(replace(severity, weight=severity.weight / total) for severity in refined)
+
+
+def _between(low: float, high: float, at: float) -> float:
+    return low ** (1 - at) * high**at
+
+
+def _setting_fault(
+    problem: StepProblem, layout: Layout, name: str, title: str, prior: float, fields: dict[str, Any], remedy: str
+) -> Fault | None:
+    try:
+        check_layout(problem.model, problem.cluster, problem.job, layout)
+        changed = explain(problem, layout)
+    except PerfModelError:
+        # A setting that this layout cannot have is not the cause.
+        return None
+    severity = Severity(
+        words="",
+        weight=1.0,
+        step_s=changed.step_time_s,
+        gradient_sync_s=sync_seconds(changed),
+        peak_bytes=changed.memory_counted_bytes,
+    )
+    return Fault(name=name, title=title, prior=prior, severities=(severity,), remedy=remedy, setting=", ".join(fields))
+
+
+def _data_loading(expected_s: float) -> Fault:
+    """A loader that every step waits for; how long, nothing in the script tells."""
+    shares = {0.1: 3, 0.25: 2, 0.5: 1, 1.0: 1}
+    severities = tuple(
+        Severity(words="", weight=weight / 7, step_s=expected_s * (1 + share)) for share, weight in shares.items()
+    )
+    return Fault(
+        name=DATA_LOADING,
+        title="every step waits for its data",
+        prior=0.4,
+        severities=severities,
+        remedy="use more loader workers, prefetch, and data on local disks",
+    )

@@ -1,0 +1,152 @@
+"""Where a log and a launch script of one job say different things, and what really ran."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.logs import TrainingLog
+from perfmodel.spec import Layout, Problem, written
+
+_OF_JOB: Final = ("global_batch", "seq_len")
+_DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")
+_STRUCTURE: Final = ("devices", *_OF_JOB, *_DEGREES, "micro_batch")
+"""Settings that make another job: what the log says of them is predicted."""
+_OPTIONS: Final = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_overlap", "recompute")
+"""Settings of the same job: what they cost is reported as a cause."""
+_SHARDED: Final = ("overlap_param_gather",)
+_FLOPS_RANGE: Final = (0.65, 1.55)
+"""FLOPs of a token as the log counts them over the model's own, within which conventions of counting explain it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    """A setting of which the log says something else than the script."""
+
+    setting: str
+    script: str
+    log: str
+    is_option: bool
+    """Whether it is an option of the same job, and not another job."""
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.setting} is {self.log} in the log and {self.script} in the script"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatRan:
+    """The job as the log corrects the script."""
+
+    problem: Problem
+    intended: Layout
+    """The script's layout, with the structure that ran."""
+    options: Mapping[str, Any]
+    """Options that ran otherwise than in the script, by field of the layout."""
+    contradictions: tuple[Contradiction, ...]
+
+    @property
+    def ran(self) -> Layout:
+        """The layout with the options that ran."""
+        return replace(self.intended, **self.options)
+
+
+def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
+    """Hold the settings of a log against those of the script.
+
+    Raises:
+        PerfModelError: the log states a job that this layout cannot be changed into.
+    """
+    stated = dict(log.settings)
+    batches = [step.global_batch for step in log.steps if step.global_batch]
+    if batches:
+        stated["global_batch"] = batches[-1]
+    script: dict[str, Any] = {
+        "devices": layout.devices,
+        "global_batch": problem.job.global_batch,
+        "seq_len": problem.job.seq_len,
+    }
+    script |= {name: getattr(layout, name) for name in (*_DEGREES, "micro_batch", *_OPTIONS)}
+
+    contradictions, options = [], {}
+    for name, value in stated.items():
+        if name not in script or script[name] == value or not _matters(name, layout):
+            continue
+        is_option = name in _OPTIONS
+        contradictions.append(
+            Contradiction(setting=name, script=written(script[name]), log=written(value), is_option=is_option)
+        )
+        if is_option:
+            options[name] = value
+    return WhatRan(
+        problem=_with_batch(problem, stated),
+        intended=_with_structure(layout, stated, log.path),
+        options=options,
+        contradictions=tuple(contradictions),
+    )
+
+
+def _matters(name: str, layout: Layout) -> bool:
+    """Whether a setting changes anything for a layout of these degrees."""
+    if name in ("sequence_parallel", "tp_overlap"):
+        return layout.tp > 1
+    if name in _SHARDED:
+        return layout.dp > 1 and layout.zero > 0
+    if name == "overlap_grad_reduce":
+        return layout.dp > 1
+    # Some frameworks recompute a number of whole layers, which this package writes in a field of its own.
+    return name != "recompute" or layout.recompute_full_layers is None
+
+
+def _with_batch(problem: Problem, stated: Mapping[str, Any]) -> Problem:
+    changes = {name: stated[name] for name in _OF_JOB if name in stated}
+    devices = stated.get("devices", problem.devices)
+    return replace(problem, job=replace(problem.job, **changes), devices=devices)
+
+
+def _with_structure(layout: Layout, stated: Mapping[str, Any], where: str) -> Layout:
+    """The layout with the degrees that ran; the replicas follow from the devices where the log does not say them."""
+    changes = {name: stated[name] for name in (*_DEGREES, "micro_batch") if name in stated}
+    changes = {name: value for name, value in changes.items() if value != getattr(layout, name)}
+    devices = stated.get("devices", layout.devices)
+    group = 1
+    for name in ("tp", "pp", "cp"):
+        group *= changes.get(name, getattr(layout, name))
+    if devices % group:
+        raise PerfModelError(
+            f"{where}: {devices} devices are no multiple of tp*pp*cp = {group}; is it the log of this script?"
+        )
+    changes["dp"] = changes.get("dp", devices // group)
+    if changes["dp"] == layout.dp:
+        del changes["dp"]
+    try:
+        return replace(layout, **changes) if changes else layout
+    except PerfModelError as error:
+        raise PerfModelError(f"{where}: the log states another job than the script: {error}") from None
+
+
+def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices: int) -> str:
+    """A sentence where the log's own TFLOP/s are those of another model or batch; empty where they fit.
+
+    Args:
+        model_flops: of a step, as this package counts them.
+    """
+    tokens = problem.job.global_batch * problem.job.seq_len
+    per_token = []
+    for step in log.steps[1:]:
+        if not step.tflops_per_device:
+            continue
+        if step.tokens_per_s_per_device:
+            per_token.append(step.tflops_per_device * 1e12 / step.tokens_per_s_per_device)
+        elif step.seconds:
+            per_token.append(step.tflops_per_device * 1e12 * step.seconds * devices / tokens)
+    if not per_token:
+        return ""
+    ratio = sorted(per_token)[len(per_token) // 2] / (model_flops / tokens)
+    if _FLOPS_RANGE[0] <= ratio <= _FLOPS_RANGE[1]:
+        return ""
+    return (
+        f"the log's TFLOP/s stand for {ratio:.2g} times the FLOPs per token of {problem.model.name}: it may be the log "
+        "of another model, batch or number of devices"
+    )

@@ -1,0 +1,151 @@
+"""How likely each fault is, given the measured step, timers and memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, pi, sqrt
+from typing import Final
+
+from perfmodel.ingest.logs import PhaseTimer
+from perfmodel.planning.health._causes import DATA_LOADING, SLOW_RANK, Fault, Severity
+
+_NO_FAULT_WEIGHT: Final = 3.0
+"""Prior weight of a run without any fault, beside the faults' own."""
+_LEAST_DEVIATION: Final = 0.03
+"""Of a log step time: no two runs of one site are nearer."""
+_SHARE_DEVIATION: Final = 0.3
+"""Of the share of the excess that a timer shows."""
+_SPREAD_DEVIATION: Final = 0.06
+_SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
+"""Of the log of the slowest over the fastest rank's compute time; stages of a pipeline differ by themselves."""
+_MEMORY_DEVIATION: Final = 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What the log says, beside what was expected."""
+
+    steady_s: float
+    expected_s: float
+    deviation: float
+    """Standard deviation of the log step time over known sites."""
+    expected_sync_s: float
+    timers: Mapping[str, PhaseTimer]
+    pipeline: bool
+    peak_bytes: float | None
+    peak_counter: str
+    expected_peak_bytes: float | None
+
+    @property
+    def excess_s(self) -> float:
+        """By how much the usual step is longer than expected."""
+        return max(0.0, self.steady_s - self.expected_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likely:
+    """A fault with how likely it is."""
+
+    fault: Fault
+    probability: float
+    severity: Severity
+    """The likeliest."""
+    explains_s: float
+    """Of the excess: what the fault explains on average over its severities."""
+
+
+def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely], float]:
+    """Faults with their probabilities, the likeliest first, and the probability that there is none.
+
+    One fault at most is assumed. The log of measured over predicted is normal with the deviation of known sites around
+    what a fault of some severity makes of it; timers and memory, where the log has them, weigh besides.
+    """
+    weights: list[tuple[Fault, list[float]]] = []
+    for fault in candidates:
+        by_severity = [
+            fault.prior * severity.weight * _likelihood(observed, fault, severity) for severity in fault.severities
+        ]
+        weights.append((fault, by_severity))
+    none = _NO_FAULT_WEIGHT * _likelihood(observed, None, None)
+    total = none + sum(sum(by_severity) for _, by_severity in weights)
+    likely = []
+    for fault, by_severity in weights:
+        own = sum(by_severity)
+        if own <= 0:
+            continue
+        best = max(range(len(by_severity)), key=lambda i, by_severity=by_severity: by_severity[i])
+        gains_s = [max(0.0, severity.step_s - observed.expected_s) for severity in fault.severities]
+        mean_gain_s = sum(weight * gain for weight, gain in zip(by_severity, gains_s, strict=True)) / own
+        likely.append(
+            Likely(
+                fault=fault,
+                probability=own / total,
+                severity=fault.severities[best],
+                explains_s=min(mean_gain_s, observed.excess_s),
+            )
+        )
+    return sorted(likely, key=lambda one: -one.probability), none / total
+
+
+def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    step_s = observed.expected_s if severity is None else severity.step_s
+    deviation = max(observed.deviation, _LEAST_DEVIATION)
+    found = _normal(log(observed.steady_s / step_s), deviation)
+    found *= _of_compute_spread(observed, fault, severity)
+    found *= _of_timer_shares(observed, fault, severity)
+    return found * _of_memory(observed, severity)
+
+
+def _normal(distance: float, deviation: float) -> float:
+    return exp(-0.5 * (distance / deviation) ** 2) / (deviation * sqrt(2 * pi))
+
+
+def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    """One slow device computes longer than the fastest; all other faults leave the ranks alike."""
+    timer = observed.timers.get("compute")
+    if timer is None or timer.least_s <= 0 or timer.least_s == timer.most_s:
+        return 1.0
+    slower = severity.step_s / observed.expected_s if fault and severity and fault.name == SLOW_RANK else 1.0
+    deviation = _SPREAD_DEVIATION_IN_PIPELINES if observed.pipeline else _SPREAD_DEVIATION
+    return _normal(log(timer.most_s / timer.least_s) - log(slower), deviation)
+
+
+def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    """Timers show which share of the excess is in gradients and weights, in waits for other ranks, and in data."""
+    excess_s = observed.excess_s
+    if excess_s < 0.05 * observed.expected_s:
+        return 1.0
+    name = fault.name if fault else ""
+    found = 1.0
+    sync = observed.timers.get("gradient_sync")
+    if sync is not None:
+        gather = observed.timers.get("weight_gather")
+        own_s = sync.least_s + (gather.least_s if gather else 0.0)
+        gain_s = severity.step_s - observed.expected_s if severity else 0.0
+        in_sync = 0.0
+        if severity is not None and severity.gradient_sync_s is not None and gain_s > 0:
+            in_sync = (severity.gradient_sync_s - observed.expected_sync_s) / gain_s
+        # A log of one rank shows its wait for a slow rank as communication.
+        one_rank = sync.least_s == sync.most_s
+        if one_rank and name == SLOW_RANK:
+            in_sync = 1.0
+        found *= _of_share((own_s - observed.expected_sync_s) / excess_s, in_sync)
+        if not one_rank:
+            found *= _of_share((sync.most_s - sync.least_s) / excess_s, 1.0 if name == SLOW_RANK else 0.0)
+    data = observed.timers.get("data")
+    if data is not None:
+        found *= _of_share(data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0)
+    return found
+
+
+def _of_share(share: float, expected: float) -> float:
+    return _normal(min(max(share, 0.0), 1.5) - expected, _SHARE_DEVIATION)
+
+
+def _of_memory(observed: Observed, severity: Severity | None) -> float:
+    """A setting that changes the memory is only likely where the log's peak has changed with it."""
+    if observed.peak_bytes is None or not observed.expected_peak_bytes:
+        return 1.0
+    expected = observed.expected_peak_bytes
+    if severity is not None and severity.peak_bytes is not None:
+        expected = severity.peak_bytes.get(observed.peak_counter, expected)
+    return _normal(log(observed.peak_bytes / expected), _MEMORY_DEVIATION)

@@ -1,0 +1,392 @@
+"""Is a run healthy: the log of a run beside its prediction, and what explains the difference."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import erf, exp, log, sqrt
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.display import Report
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.logs import TrainingLog, read_log
+from perfmodel.planning.health._causes import (
+    CHECKPOINTS,
+    DATA_LOADING,
+    EVALUATIONS,
+    PERIODIC_STALLS,
+    SKIPPED_STEPS,
+    SLOWS_DOWN,
+    faults,
+    sync_seconds,
+)
+from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
+from perfmodel.planning.health._evidence import Observed, weigh
+from perfmodel.planning.health._measurements import most_telling
+from perfmodel.planning.health._series import Stalls, StepSeries, step_series
+from perfmodel.planning.what_if import Scenario, step_s
+from perfmodel.prediction import GAUSS_90, Prediction, StepProblem, explain, layout_of, step_problem_of
+from perfmodel.spec import Layout, Problem
+from perfmodel.units import GIB, duration
+
+NAMED_CAUSES: Final = 3
+_UNUSUAL: Final = 0.9
+"""Share of sites than which a run is slower, from which it is called unusual."""
+_CERTAIN: Final = 0.8
+_GOOD_PART: Final = 0.05
+"""A run has a fault where a cause of this probability explains this share of the step."""
+_WORTH_NAMING: Final = 0.01
+"""Of the step, that a cause has to explain to be named."""
+_SKIPPED: Final = 0.02
+_FULL: Final = 0.95
+"""Share of the device's memory from which the allocator has to look for room."""
+_GOOD_SITE: Final = 1.2815515655446004
+"""90 % quantile of the normal distribution: the best tenth of sites."""
+_DATA_TIMER_SHARE: Final = 0.03
+"""Of the step, from which a timer of the data loader is a cause by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why the run is slower than a healthy one."""
+
+    name: str
+    title: str
+    explains_s: float
+    """Seconds of the mean step that it would explain."""
+    probability: float
+    """1 where the log itself shows it."""
+    evidence: str
+    """What speaks for it."""
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHealth:
+    """A run beside its prediction."""
+
+    log: str
+    format: str
+    prediction: Prediction
+    """Of the job that the log says ran."""
+    series: StepSeries = field(repr=False)
+    excess_share: float
+    """Measured usual step over the predicted one, less 1."""
+    slower_than: float
+    """Share of known sites of this kind that are faster with this job, by the prediction's interval."""
+    healthy: bool
+    fault: Cause | None
+    """One of the causes that is certain and takes a good part of the step."""
+    no_fault_probability: float
+    """That the step is as long as it is without any fault: other sites are, too."""
+    causes: tuple[Cause, ...]
+    """The likeliest first, `NAMED_CAUSES` at most."""
+    next_measurement: str
+    """What tells these causes apart, or confirms the only one; empty without a cause."""
+    typical_site_s: float
+    good_site_s: float
+    """The step on a typical site and on one of the best tenth."""
+    contradictions: tuple[str, ...]
+    remarks: tuple[str, ...]
+    peak_bytes: float | None
+    expected_peak_bytes: float | None
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        return _verdict(self)
+
+    def __str__(self) -> str:
+        from perfmodel.planning.health._text import health_text
+
+        return health_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        series = self.series
+        return {
+            "log": self.log,
+            "format": self.format,
+            "verdict": self.verdict,
+            "healthy": self.healthy,
+            "measured": {
+                "step_time_s": series.usual_s,
+                "mean_step_time_s": series.mean_s,
+                "steps": int(series.covered.sum()),
+                "warm_up_steps": series.warm_up_steps,
+                "warm_up_s": series.warm_up_s,
+                "scatter": series.scatter,
+                "skipped_steps": series.skipped_steps,
+                "restarts": series.restarts,
+                "peak_memory_bytes": self.peak_bytes,
+            },
+            "predicted": {
+                "step_time_s": self.prediction.step_time_s,
+                "step_time_lo_s": self.prediction.step_time_lo_s,
+                "step_time_hi_s": self.prediction.step_time_hi_s,
+                "peak_memory_bytes": self.expected_peak_bytes,
+                "layout": self.prediction.layout_notation,
+            },
+            "excess_share": self.excess_share,
+            "slower_than_share_of_sites": self.slower_than,
+            "no_fault_probability": self.no_fault_probability,
+            "typical_site_s": self.typical_site_s,
+            "good_site_s": self.good_site_s,
+            "stalls": [asdict(stalls) for stalls in series.stalls],
+            "drift": None if series.drift is None else asdict(series.drift),
+            "causes": [asdict(cause) for cause in self.causes],
+            "next_measurement": self.next_measurement,
+            "contradictions": list(self.contradictions),
+            "remarks": list(self.remarks),
+        }
+
+
+def check_run(
+    problem: Problem,
+    layout: Layout | str,
+    log: TrainingLog | Path | str,
+    *,
+    calibration: Path | str | None = None,
+    save_every: int | None = None,
+    progress: Report | None = None,
+) -> RunHealth:
+    """Hold the log of a run against its prediction, and name the likeliest causes of the difference.
+
+        launch = pm.read_launch("train.sh")
+        print(pm.check_run(launch.problem("dgx-h100"), launch.layout, "train.log"))
+
+    Args:
+        problem: what the launch script runs, and on which cluster.
+        layout: of the launch script.
+        log: what the job printed, or what `read_log` read of it.
+        calibration: directory made by `perfmodel fit` that replaces the shipped one.
+        save_every: steps between checkpoints, for logs that do not report them.
+        progress: told what is being done.
+
+    Raises:
+        TableError, PerfModelError: a log that is none, is too short, or is of a job that the script cannot be.
+    """
+    if isinstance(log, (str, Path)):
+        log = read_log(log)
+    intended, _ = layout_of(problem.replace(devices=None), layout)
+    job = what_ran(problem, intended, log)
+    step_problem = step_problem_of(job.problem, calibration)
+    intended, _ = layout_of(job.problem, job.intended)
+    expected = explain(step_problem, intended)
+    tokens = job.problem.job.global_batch * job.problem.job.seq_len
+    series = step_series(log, tokens, expected.devices, job.problem.job.global_batch, save_every)
+    if progress:
+        progress("causes", 0, 1)
+
+    deviation = log_deviation(expected)
+    excess = log_ratio(series.usual_s, expected.step_time_s)
+    observed = _observed(log, series, expected, deviation, job)
+    shown = _shown_causes(series, log, expected, _option_causes(step_problem, job, expected))
+    explained_s = sum(cause.explains_s for cause in shown if cause.name not in (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN))
+    hidden, no_fault = weigh(observed, faults(step_problem, intended, expected.step_time_s))
+    named = {cause.name for cause in shown}
+    left_s = max(0.0, observed.excess_s - explained_s)
+    guessed = [
+        Cause(
+            name=likely.fault.name,
+            title=likely.fault.title,
+            explains_s=min(likely.explains_s, left_s),
+            probability=likely.probability,
+            evidence=f"fits best {likely.severity.words}" if likely.severity.words else "",
+            remedy=likely.fault.remedy,
+        )
+        for likely in hidden
+        if likely.fault.name not in named
+    ]
+    slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
+    causes = [cause for cause in (*shown, *guessed) if cause.explains_s > _WORTH_NAMING * expected.step_time_s]
+    causes = sorted(causes, key=lambda cause: -cause.probability * cause.explains_s)[:NAMED_CAUSES]
+    fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
+    probability = {cause.name: cause.probability * cause.explains_s for cause in causes}
+    counter = observed.peak_counter
+    return RunHealth(
+        log=log.path,
+        format=log.format,
+        prediction=expected,
+        series=series,
+        excess_share=series.usual_s / expected.step_time_s - 1,
+        slower_than=slower_than,
+        healthy=slower_than <= _UNUSUAL and fault is None,
+        fault=fault,
+        no_fault_probability=no_fault,
+        causes=tuple(causes),
+        next_measurement=most_telling(probability).text if causes else "",
+        typical_site_s=expected.step_time_s,
+        good_site_s=expected.step_time_s * exp(-_GOOD_SITE * deviation),
+        contradictions=tuple(one.sentence for one in job.contradictions),
+        remarks=_remarks(job, log, series, expected, step_problem.flops),
+        peak_bytes=observed.peak_bytes,
+        expected_peak_bytes=expected.memory_counted_bytes.get(counter),
+    )
+
+
+def log_deviation(prediction: Prediction) -> float:
+    """Standard deviation of the log step time over known sites, from the 90 % interval."""
+    return log(prediction.step_time_hi_s / prediction.step_time_lo_s) / (2 * GAUSS_90)
+
+
+def log_ratio(measured_s: float, predicted_s: float) -> float:
+    """Log of measured over predicted."""
+    return log(measured_s / predicted_s)
+
+
+def _observed(log: TrainingLog, series: StepSeries, expected: Prediction, deviation: float, job: WhatRan) -> Observed:
+    counter = "reserved" if log.reserved_bytes is not None else "allocated"
+    return Observed(
+        # What slows down later on is a cause of its own.
+        steady_s=series.before_drift_s,
+        expected_s=expected.step_time_s,
+        deviation=deviation,
+        expected_sync_s=sync_seconds(expected),
+        timers=log.timers,
+        pipeline=job.intended.pp > 1,
+        peak_bytes=log.reserved_bytes if log.reserved_bytes is not None else log.allocated_bytes,
+        peak_counter=counter,
+        expected_peak_bytes=expected.memory_counted_bytes.get(counter),
+    )
+
+
+# ---- causes that the log shows by itself ----
+
+_STALL_CAUSES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "checkpoint": (CHECKPOINTS, "checkpoints stop the training", "save less often, or asynchronously"),
+    "evaluation": (EVALUATIONS, "evaluations stop the training", "evaluate less often, or on fewer batches"),
+    "periodic": (
+        PERIODIC_STALLS,
+        "the job stalls at regular steps, as it does where a data loader runs dry",
+        "more loader workers and prefetch; if checkpoints are written there, save asynchronously",
+    ),
+    "irregular": (
+        "irregular_stalls",
+        "the job stalls now and then, as it does with slow storage or a busy network",
+        "look at storage, data loader and other tenants at the times of the stalls",
+    ),
+}
+
+
+def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, options: Sequence[Cause]) -> list[Cause]:
+    causes = [_stall_cause(stalls) for stalls in series.stalls]
+    causes += options
+    drift = series.drift
+    if drift is not None and drift.change > 0:
+        how = "little by little" if drift.kind == "trend" else f"at step {drift.at_step:,}"
+        causes.append(
+            Cause(
+                name=SLOWS_DOWN,
+                title=f"steps become {drift.change:.1%} slower over the run, {how}",
+                explains_s=max(0.0, series.usual_s - series.before_drift_s),
+                probability=1.0,
+                evidence="seen in the step times",
+                remedy="watch clocks and temperatures, memory of hosts and devices, and other jobs on the network",
+            )
+        )
+    steps = float(series.covered.sum()) + series.warm_up_steps
+    if series.skipped_steps > _SKIPPED * steps:
+        causes.append(
+            Cause(
+                name=SKIPPED_STEPS,
+                title=f"{series.skipped_steps} of {steps:.0f} steps were skipped, as gradients overflowed",
+                explains_s=series.usual_s * series.skipped_steps / steps,
+                probability=1.0,
+                evidence="reported by the log",
+                remedy="lower the initial loss scale, or train in bf16",
+            )
+        )
+    data = log.timers.get("data")
+    if data is not None and data.most_s > _DATA_TIMER_SHARE * expected.step_time_s:
+        causes.append(
+            Cause(
+                name=DATA_LOADING,
+                title="steps wait for their data",
+                explains_s=data.most_s,
+                probability=1.0,
+                evidence=f"the slowest rank's loader takes {duration(data.most_s)} of each step",
+                remedy="use more loader workers, prefetch, and data on local disks",
+            )
+        )
+    return causes
+
+
+def _stall_cause(stalls: Stalls) -> Cause:
+    name, title, remedy = _STALL_CAUSES[stalls.kind]
+    every = f", every {stalls.every:,} steps" if stalls.every else ""
+    times = "once" if stalls.count == 1 else f"{stalls.count} times"
+    return Cause(
+        name=name,
+        title=title,
+        explains_s=stalls.seconds_per_step,
+        probability=1.0,
+        evidence=f"{times}{every}, {duration(stalls.seconds_each)} each",
+        remedy=remedy,
+    )
+
+
+_OPTION_CAUSES: Final[Mapping[str, str]] = {
+    "overlap_grad_reduce": "overlap_off",
+    "overlap_param_gather": "overlap_off",
+    "tp_overlap": "tp_overlap_off",
+    "recompute": "full_recompute",
+}
+
+
+def _option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> list[Cause]:
+    """Options that ran otherwise than in the script, by what they cost together."""
+    if not job.options:
+        return []
+    try:
+        gain_s = step_s(problem, job.ran, Scenario()) - expected.step_time_s
+    except PerfModelError:
+        return []
+    if gain_s <= 0:
+        return []
+    first = next(iter(job.options))
+    said = "; ".join(one.sentence for one in job.contradictions if one.is_option)
+    return [
+        Cause(
+            name=_OPTION_CAUSES.get(first, first),
+            title="the run has other options than the script",
+            explains_s=gain_s,
+            probability=1.0,
+            evidence=said,
+            remedy="make the script's flags reach the run: a later flag or a default of the launcher overrides them",
+        )
+    ]
+
+
+def _is_certain(cause: Cause, step_s: float) -> bool:
+    return cause.probability >= _CERTAIN and cause.explains_s >= _GOOD_PART * step_s
+
+
+def _remarks(
+    job: WhatRan, log: TrainingLog, series: StepSeries, expected: Prediction, model_flops: float
+) -> tuple[str, ...]:
+    """What else an engineer should know of the log."""
+    found = [flops_remark(job.problem, log, model_flops, expected.devices)]
+    peak = log.reserved_bytes
+    if peak is not None and peak > _FULL * expected.memory_capacity_bytes:
+        found.append(
+            f"the allocator holds {peak / GIB:.1f} of {expected.memory_capacity_bytes / GIB:.1f} GiB: it may have to "
+            "free memory in the middle of a step; use expandable segments or a smaller micro-batch"
+        )
+    if log.count("allocator_retry"):
+        found.append("the log reports that the allocator had to flush its cache: free some memory")
+    if series.restarts:
+        found.append(f"the run was restarted {series.restarts} times")
+    return tuple(filter(None, found))
+
+
+def _verdict(health: RunHealth) -> str:
+    share = f"{health.slower_than:.0%}" if health.slower_than < 0.995 else "more than 99 %"
+    place = f"slower than {share} of comparable sites"
+    if health.slower_than < 0.5:
+        place = f"faster than {1 - health.slower_than:.0%} of comparable sites"
+    if health.healthy:
+        but = ", but the log contradicts the script" if health.contradictions else ""
+        return f"healthy{but}: {place}"
+    if health.fault is None:
+        return f"not healthy: {place}"
+    return f"not healthy: {health.fault.title}; the usual step is {place}"

@@ -1,0 +1,108 @@
+"""Measurements that tell causes apart, and which of them says most."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Something that an engineer can do in minutes, and what it shows under each cause."""
+
+    name: str
+    text: str
+    outcomes: Mapping[str, str]
+    """What it shows, by name of the cause; causes that it leaves out show nothing unusual."""
+    effort_bits: float = 0.0
+    """How much more it has to tell than the simplest, to be worth its effort."""
+
+
+MEASUREMENTS: Final = (
+    Measurement(
+        name="profile",
+        text="profile one step on one rank, then run perfmodel explain --from SCRIPT --profile FILE",
+        outcomes={
+            "slow_inter_node_link": "long collectives between nodes",
+            "slow_intra_node_link": "long collectives inside a node",
+            "slow_rank": "collectives that wait",
+            "low_clocks": "kernels all longer",
+            "host_bound": "gaps between kernels",
+            "blocking_launches": "gaps between kernels",
+            "overlap_off": "collectives after the kernels",
+            "tp_overlap_off": "collectives between the kernels",
+            "full_recompute": "the forward pass twice",
+            "unfused_attention": "softmax kernels",
+            "data_loading": "idle before the first kernel",
+        },
+        effort_bits=0.5,
+    ),
+    Measurement(
+        name="nccl_between_nodes",
+        text="run all_reduce_perf of nccl-tests over the job's nodes, and compare its bus bandwidth with the network's",
+        outcomes={"slow_inter_node_link": "low"},
+    ),
+    Measurement(
+        name="nccl_inside_nodes",
+        text="run all_reduce_perf of nccl-tests inside each node, and compare the nodes",
+        outcomes={"slow_intra_node_link": "low"},
+    ),
+    Measurement(
+        name="time_every_device",
+        text="time one large matrix product on every device at the same time, and compare the devices",
+        outcomes={"slow_rank": "one is slower", "low_clocks": "all are slow"},
+    ),
+    Measurement(
+        name="print_arguments",
+        text="print the settings that the run really has, and compare them with the script",
+        outcomes={
+            "overlap_off": "another setting",
+            "tp_overlap_off": "another setting",
+            "full_recompute": "another setting",
+            "unfused_attention": "another setting",
+            "blocking_launches": "another setting",
+        },
+    ),
+    Measurement(
+        name="synthetic_data",
+        text="run twenty steps on synthetic data",
+        outcomes={
+            "data_loading": "faster",
+            "periodic_stalls": "no stalls",
+            "irregular_stalls": "no stalls",
+        },
+    ),
+    Measurement(
+        name="no_checkpoints",
+        text="run across two checkpoints with checkpoints switched off",
+        outcomes={"checkpoints": "no stalls", "periodic_stalls": "the stalls stay, or do not"},
+    ),
+    Measurement(
+        name="watch_clocks",
+        text="record clocks, temperatures and throttle reasons of all devices over the run (nvidia-smi dmon)",
+        outcomes={"slows_down": "clocks that fall", "slow_rank": "one device low", "low_clocks": "all devices low"},
+    ),
+)
+
+
+def most_telling(weight: Mapping[str, float]) -> Measurement:
+    """The measurement whose outcome is expected to say most about which cause it is; of one cause, what confirms it.
+
+    Args:
+        weight: of every cause, by its name.
+    """
+    if len(weight) == 1:
+        (cause,) = weight
+        confirming = [measurement for measurement in MEASUREMENTS if cause in measurement.outcomes]
+        return min(confirming or MEASUREMENTS, key=lambda measurement: measurement.effort_bits)
+    return max(MEASUREMENTS, key=lambda measurement: _bits(measurement, weight) - measurement.effort_bits)
+
+
+def _bits(measurement: Measurement, weight: Mapping[str, float]) -> float:
+    """Entropy of the outcome: what it says of the cause, as each cause has one outcome."""
+    by_outcome: dict[str, float] = defaultdict(float)
+    total = sum(weight.values())
+    for cause, value in weight.items():
+        by_outcome[measurement.outcomes.get(cause, "")] += value / total
+    return -sum(share * log2(share) for share in by_outcome.values() if share > 0)

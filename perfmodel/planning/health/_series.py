@@ -1,0 +1,316 @@
+"""Step times of a log as a series: warm-up, the usual step, stalls by what they coincide with, drift."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.logs import TrainingLog
+
+StallKind = Literal["checkpoint", "evaluation", "periodic", "irregular"]
+LEAST_STEPS: Final = 3
+"""Lines about steps after the warm-up, with fewer of which nothing can be said."""
+_WARM: Final = 1.15
+"""Times the usual step from which the first steps still warm up."""
+_WINDOW: Final = 15
+"""Lines over which the usual step is taken."""
+_STALL_DEVIATIONS: Final = 6.0
+_STALL_SHARE: Final = 0.08
+"""A line is a stall from so many robust standard deviations, and so large a share of the step, above its neighbours."""
+_MAD_TO_SD: Final = 1.4826
+_LEAST_PAUSE_S: Final = 3.0
+"""Clocks in logs are often whole seconds; pauses between steps are told from here."""
+_REGULAR: Final = 0.15
+"""Stalls are periodic where the middle half of their distances lies within this share of the median distance."""
+_LEAST_DRIFT: Final = 0.02
+_LEAST_DRIFT_LINES: Final = 12
+_CERTAIN_Z: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalls:
+    """Times in which the job did not train, all for one reason."""
+
+    kind: StallKind
+    count: int
+    seconds_each: float
+    """Median of what one takes."""
+    seconds_per_step: float
+    """What they take of the run, spread over its steps."""
+    every: int | None
+    """Steps between one and the next, where that is regular."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """Steps that become slower or faster over the run."""
+
+    kind: Literal["trend", "jump"]
+    """A trend over the whole run, or a jump at one step."""
+    change: float
+    """Of the usual step, from the beginning to the end of the log, relative."""
+    at_step: int
+    """Where it jumps; of a trend the first step."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepSeries:
+    """Steps of a run after its warm-up."""
+
+    steps: tuple[int, ...]
+    seconds: Float[np.ndarray, " lines"]
+    """Per step, by line of the log."""
+    covered: Float[np.ndarray, " lines"]
+    """Steps that a line tells of."""
+    warm_up_steps: int
+    warm_up_s: float
+    """By how much longer than usual the steps of the warm-up took together."""
+    usual_s: float
+    """The median step without stalls."""
+    scatter: float
+    """Robust standard deviation of the usual steps, relative."""
+    mean_s: float
+    """All time after the warm-up per step, stalls and pauses included."""
+    stalls: tuple[Stalls, ...]
+    drift: Drift | None
+    restarts: int
+    skipped_steps: int
+
+    @property
+    def before_drift_s(self) -> float:
+        """The usual step at the beginning of the run, or of all of it where nothing drifts."""
+        if self.drift is None:
+            return self.usual_s
+        return self.usual_s / (1 + self.drift.change / 2) if self.drift.kind == "trend" else self._before_jump_s()
+
+    def _before_jump_s(self) -> float:
+        assert self.drift is not None
+        before = np.array(self.steps) < self.drift.at_step
+        return float(np.median(self.seconds[before])) if before.any() else self.usual_s
+
+
+def step_series(
+    log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int, save_every: int | None = None
+) -> StepSeries:
+    """The step times of a log, taken apart.
+
+    Args:
+        log: of the run.
+        tokens_per_step, devices, global_batch: of the job, for logs that give a throughput alone.
+        save_every: steps between checkpoints, as the launch script has it.
+
+    Raises:
+        PerfModelError: the log has fewer than `LEAST_STEPS` lines with a time after the warm-up.
+    """
+    # A batch that is ramped up makes steps longer: only those at the final batch are of the job.
+    batches = [step.global_batch for step in log.steps if step.global_batch]
+    final_batch = batches[-1] if batches else None
+    timed = [
+        (step, seconds)
+        for step in log.steps
+        if (seconds := step.seconds_of(tokens_per_step, devices, global_batch)) is not None
+        and step.global_batch in (None, final_batch)
+    ]
+    if len(timed) < LEAST_STEPS + 1:
+        raise PerfModelError(
+            f"{log.path}: {len(timed)} lines give the time of a step; a check needs at least {LEAST_STEPS + 1}. Give a "
+            "longer log"
+        )
+    steps = np.array([step.step for step, _ in timed])
+    seconds = np.array([seconds for _, seconds in timed])
+    covered = _covered(steps)
+
+    warm = min(_warm_up(seconds), len(seconds) - LEAST_STEPS)
+    pauses_s = _pauses(np.array([np.nan if s.clock_s is None else s.clock_s for s, _ in timed]), seconds, covered)
+    if log.format in ("hf-trainer", "levanter"):
+        # Their clock is the progress bar's own, of which the step time is already a moving mean.
+        pauses_s = np.zeros_like(pauses_s)
+    steps_after, seconds_after, covered_after = steps[warm:], seconds[warm:], covered[warm:]
+    pauses_after_s = pauses_s[warm:]
+    # The pause before the first line that counts belongs to the warm-up.
+    pauses_after_s[:1] = 0.0
+
+    baseline_s = _running_median(seconds_after)
+    residual_s = seconds_after - baseline_s
+    scatter_s = _MAD_TO_SD * float(np.median(np.abs(residual_s)))
+    is_stall = residual_s > np.maximum(_STALL_DEVIATIONS * scatter_s, _STALL_SHARE * baseline_s)
+    lost_s = np.where(is_stall, residual_s * covered_after, 0.0) + pauses_after_s
+
+    usual = ~is_stall
+    usual_s = float(np.median(seconds_after[usual])) if usual.any() else float(np.median(seconds_after))
+    total = float(covered_after.sum())
+    return StepSeries(
+        steps=tuple(steps_after.tolist()),
+        seconds=seconds_after,
+        covered=covered_after,
+        warm_up_steps=int(covered[:warm].sum()),
+        warm_up_s=float(((seconds[:warm] - usual_s) * covered[:warm]).sum()),
+        usual_s=usual_s,
+        scatter=scatter_s / usual_s,
+        mean_s=float((seconds_after * covered_after + pauses_after_s).sum()) / total,
+        stalls=_stalls(log, steps_after, covered_after, lost_s, total, save_every),
+        drift=_drift(steps_after[usual], seconds_after[usual]),
+        restarts=log.count("restart"),
+        skipped_steps=sum(step.skipped_steps for step in log.steps) + log.count("overflow"),
+    )
+
+
+def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
+    """How many steps each line tells of: those since the line before it."""
+    between = np.diff(steps)
+    usual = float(np.median(between[between > 0])) if (between > 0).any() else 1.0
+    # After a restart, or where the file begins, the line before is not there.
+    return np.concatenate([[usual], np.where(between > 0, between, usual)]).astype(float)
+
+
+def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:
+    """Lines at the beginning that are still slower than the run; the first line always is, as it holds compilation."""
+    later_s = float(np.median(seconds[len(seconds) // 2 :]))
+    slow = seconds > _WARM * later_s
+    return max(1, int(np.argmin(slow)) if not slow.all() else 1)
+
+
+def _pauses(
+    clock_s: Float[np.ndarray, " lines"], seconds: Float[np.ndarray, " lines"], covered: Float[np.ndarray, " lines"]
+) -> Float[np.ndarray, " lines"]:
+    """Seconds before each line that its steps do not account for, by the clock of the log; 0 without a clock."""
+    elapsed_s = np.diff(clock_s, prepend=clock_s[:1])
+    pause_s = elapsed_s - seconds * covered
+    least_s = np.maximum(_LEAST_PAUSE_S, 0.5 * seconds)
+    return np.where(np.isfinite(pause_s) & (pause_s > least_s), pause_s, 0.0)
+
+
+def _running_median(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Median of the values around each."""
+    half = _WINDOW // 2
+    return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+
+
+# ---- stalls ----
+
+
+def _stalls(
+    log: TrainingLog,
+    steps: np.ndarray,
+    covered: Float[np.ndarray, " lines"],
+    lost_s: Float[np.ndarray, " lines"],
+    total_steps: float,
+    save_every: int | None,
+) -> tuple[Stalls, ...]:
+    """Stalls by what the log reports beside them; what it does not explain is periodic or irregular."""
+    reported = {kind: _beside(log, kind, steps, covered) for kind in ("checkpoint", "evaluation")}
+    stalled = lost_s > 0
+    found: list[Stalls] = []
+    for kind, beside in reported.items():
+        found += _kind_of_stalls(kind, steps, lost_s, stalled & beside, total_steps)
+        stalled &= ~beside
+
+    # A script that saves every N steps explains stalls at multiples of N in logs that do not report checkpoints.
+    if save_every and stalled.any():
+        after_save = (steps // save_every > (steps - covered) // save_every) | ((steps - 1) % save_every == 0)
+        if after_save[stalled].mean() > 0.8:
+            found += _kind_of_stalls("checkpoint", steps, lost_s, stalled, total_steps)
+            stalled = np.zeros_like(stalled)
+
+    kind = "periodic" if _period(steps[stalled]) else "irregular"
+    found += _kind_of_stalls(kind, steps, lost_s, stalled, total_steps)
+    return tuple(sorted(found, key=lambda stalls: -stalls.seconds_per_step))
+
+
+def _beside(
+    log: TrainingLog, kind: str, steps: np.ndarray, covered: Float[np.ndarray, " lines"]
+) -> Bool[np.ndarray, " lines"]:
+    """Lines between which and the line before them the log reports an event of a kind.
+
+    What stops the training there makes the later of the two lines late.
+    """
+    beside = np.zeros(len(steps), bool)
+    for event in log.events:
+        if event.kind == kind:
+            beside |= (steps - covered <= event.after_step) & (event.after_step < steps)
+    return beside
+
+
+def _kind_of_stalls(
+    kind: StallKind,
+    steps: np.ndarray,
+    lost_s: Float[np.ndarray, " lines"],
+    chosen: Bool[np.ndarray, " lines"],
+    total_steps: float,
+) -> list[Stalls]:
+    if not chosen.any():
+        return []
+    return [
+        Stalls(
+            kind=kind,
+            count=int(chosen.sum()),
+            seconds_each=float(np.median(lost_s[chosen])),
+            seconds_per_step=float(lost_s[chosen].sum()) / total_steps,
+            every=_period(steps[chosen]),
+        )
+    ]
+
+
+def _period(steps: np.ndarray) -> int | None:
+    """Steps from one stall to the next, where they are about the same for at least three."""
+    between = np.diff(steps)
+    if len(between) < 2:
+        return None
+    low, middle, high = np.quantile(between, [0.25, 0.5, 0.75])
+    if high - low > max(1.0, _REGULAR * middle):
+        return None
+    # Several steps in a row are one long stall.
+    if middle < 2:
+        return None
+    return Counter(between.tolist()).most_common(1)[0][0]
+
+
+# ---- drift ----
+
+
+def _drift(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> Drift | None:
+    """A trend or a jump of the usual steps, where it is certain and worth a word."""
+    if len(seconds) < _LEAST_DRIFT_LINES:
+        return None
+    trend = _trend(steps, seconds)
+    jump = _jump(steps, seconds)
+    candidates = [one for one in (trend, jump) if one is not None and abs(one[0].change) > _LEAST_DRIFT]
+    if not candidates:
+        return None
+    return min(candidates, key=lambda one: one[1])[0]
+
+
+def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
+    """A straight line and its squared residuals, where Mann and Kendall's test finds the trend certain."""
+    n = len(seconds)
+    signs = np.sign(seconds[None, :] - seconds[:, None])
+    score = float(np.triu(signs, 1).sum())
+    deviation = sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    if abs(score) < _CERTAIN_Z * deviation:
+        return None
+    slope, offset = np.polyfit(steps, seconds, 1)
+    fitted = slope * steps + offset
+    change = float(fitted[-1] / fitted[0] - 1)
+    return Drift(kind="trend", change=change, at_step=int(steps[0])), float(((seconds - fitted) ** 2).sum())
+
+
+def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
+    """The best cut into two levels and its squared residuals, where the levels differ for certain."""
+    n = len(seconds)
+    margin = max(3, ceil(n / 20))
+    best: tuple[Drift, float] | None = None
+    for cut in range(margin, n - margin + 1):
+        before, after = seconds[:cut], seconds[cut:]
+        squares = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
+        error = sqrt(squares / max(n - 2, 1) * (1 / len(before) + 1 / len(after)))
+        # The cut was chosen among many: what is certain for one is not for the best of them.
+        if abs(after.mean() - before.mean()) < 2 * _CERTAIN_Z * error:
+            continue
+        if best is None or squares < best[1]:
+            change = float(after.mean() / before.mean() - 1)
+            best = Drift(kind="jump", change=change, at_step=int(steps[cut])), squares
+    return best

@@ -1,0 +1,79 @@
+"""A checked run on one screen."""
+
+from typing import TYPE_CHECKING
+
+from perfmodel.units import GIB, duration, figure
+
+if TYPE_CHECKING:
+    from perfmodel.planning.health._health import RunHealth
+
+
+def health_text(health: "RunHealth") -> str:
+    """Verdict, measured beside predicted, causes, and what to measure next."""
+    prediction, series = health.prediction, health.series
+    lines = [
+        health.verdict,
+        *(f"contradiction: {sentence}" for sentence in health.contradictions),
+        *health.remarks,
+        "",
+        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, global batch "
+        f"{prediction.global_batch}, sequence {prediction.seq_len}",
+        *_measured(health),
+        *_over_the_run(health),
+        "",
+        f"a healthy site takes {duration(health.typical_site_s)} per step, one of the best tenth "
+        f"{duration(health.good_site_s)}",
+    ]
+    if health.causes:
+        head = "likeliest causes, with the seconds of a step that each would explain"
+        if health.healthy:
+            head = f"nothing has to be wrong; if something is, the {head}"
+        lines += ["", head]
+        for place, cause in enumerate(health.causes, start=1):
+            surely = "shown by the log" if cause.probability == 1 else f"probability {cause.probability:.0%}"
+            lines.append(f"{place}. {cause.title}: {duration(cause.explains_s)} ({surely})")
+            if cause.evidence:
+                lines.append(f"   {cause.evidence}")
+            lines.append(f"   remedy: {cause.remedy}")
+        if any(cause.probability < 1 for cause in health.causes):
+            lines.append(f"probability that nothing is wrong with the job: {health.no_fault_probability:.0%}")
+        to_tell_apart = ", to tell them apart" if len(health.causes) > 1 else ""
+        lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
+    if series.warm_up_steps:
+        longer = duration(max(series.warm_up_s, 0.0))
+        lines.append(f"not counted: {series.warm_up_steps} steps of warm-up, {longer} longer than usual")
+    return "\n".join(lines)
+
+
+def _measured(health: "RunHealth") -> list[str]:
+    prediction, series = health.prediction, health.series
+    lines = [
+        f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)} (90 %: "
+        f"{duration(prediction.step_time_lo_s)} to {duration(prediction.step_time_hi_s)}), {health.excess_share:+.1%}"
+    ]
+    tokens_per_s = prediction.tokens_per_s_per_device * prediction.step_time_s / series.mean_s
+    lines.append(
+        f"with all stalls: {duration(series.mean_s)} per step, {tokens_per_s:,.0f} tokens/s per device "
+        f"(predicted {prediction.tokens_per_s_per_device:,.0f})"
+    )
+    if health.peak_bytes is not None and health.expected_peak_bytes is not None:
+        measured, predicted = health.peak_bytes / GIB, health.expected_peak_bytes / GIB
+        lines.append(f"peak memory: measured {measured:.1f} GiB, predicted {predicted:.1f} GiB")
+    return lines
+
+
+def _over_the_run(health: "RunHealth") -> list[str]:
+    series = health.series
+    lines = [f"steps scatter by {series.scatter:.1%}; {int(series.covered.sum()):,} of them counted"]
+    for stalls in series.stalls:
+        every = f", every {stalls.every:,} steps" if stalls.every else ""
+        lines.append(
+            f"stalls ({stalls.kind}): {stalls.count}{every}, {duration(stalls.seconds_each)} each, "
+            f"{figure(100 * stalls.seconds_per_step / series.mean_s, 2)} % of the run"
+        )
+    if series.drift is not None:
+        where = f" at step {series.drift.at_step:,}" if series.drift.kind == "jump" else ""
+        lines.append(f"drift: steps change by {series.drift.change:+.1%} over the run{where}")
+    if series.skipped_steps:
+        lines.append(f"skipped updates: {series.skipped_steps}")
+    return lines

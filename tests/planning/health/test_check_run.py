@@ -1,0 +1,326 @@
+"""Runs that are simulated with a fault and written as logs of eight frameworks: the check names the fault."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_logs import WrittenRun, write_log
+
+import perfmodel as pm
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.logs import parse_log
+from perfmodel.planning.health import RunHealth, check_run
+from perfmodel.planning.what_if import Scenario, model_in_scenario, step_s
+from perfmodel.prediction import explain, step_problem_of
+from perfmodel.spec import Layout, Problem
+
+LAUNCH_FILES = Path(__file__).parents[2] / "ingest" / "launch_files"
+STEPS = 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+    """A job, what is wrong with it, and the framework whose log it writes."""
+
+    form: str
+    job: str
+    settings: tuple[str, ...] = ()
+    """Of the machine, as `perfmodel whatif --set` takes them."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the layout that run otherwise than in the script."""
+    logs_options: bool = False
+    """Whether the log prints the arguments that ran."""
+    timers: bool = False
+    loader_s: float = 0.0
+    stall_s: Mapping[int, float] = field(default_factory=dict)
+    """Longer steps, by number."""
+    saves: Mapping[int, float] = field(default_factory=dict)
+    """Pauses for checkpoints that the log reports, by step."""
+    cause: str = ""
+
+
+JOBS = {
+    "megatron 8b": (
+        "llama3-8b",
+        "dgx-a100",
+        "megatron-core",
+        "tp=2,dp=32,zero=1,overlap_grad_reduce=true,overlap_param_gather=true",
+        128,
+    ),
+    "megatron 70b": ("llama3-70b", "dgx-h100", "megatron-core", "tp=8,pp=8,dp=2,zero=1,recompute=full", 256),
+    "deepspeed 8b": ("llama3-8b", "dgx-h100", "deepspeed", "dp=32,zero=3,recompute=full", 256),
+    "hf 8b": ("llama3-8b", "dgx-h100", "generic", "dp=16,zero=3,recompute=full", 64),
+    "levanter 8b": ("llama3-8b", "dgx-h100", "generic", "dp=32,zero=3,recompute=full", 128),
+    "nemo": "nemo_llama.yaml",
+    "torchtitan": "torchtitan_8b.toml",
+    "nanotron": "nanotron_3d.yaml",
+    "maxtext": "maxtext_tpu.yml",
+    "composer": "llm_foundry_7b.yaml",
+}
+
+
+@cache
+def job(name: str) -> tuple[Problem, Layout]:
+    described = JOBS[name]
+    if isinstance(described, str):
+        launch = pm.read_launch(LAUNCH_FILES / described, devices=64)
+        assert launch.layout is not None
+        return launch.problem("dgx-h100"), launch.layout
+    model, cluster, framework, layout, global_batch = described
+    problem = pm.problem(model, cluster, global_batch=global_batch, framework=framework)
+    return problem, problem.framework.layout(layout, problem.model)[0]
+
+
+def checked(run: SimulatedRun, seed: int = 7) -> RunHealth:
+    """Simulate the run on a site that is a few percent off the typical one, write its log, and check it."""
+    problem, layout = job(run.job)
+    step_problem = step_problem_of(problem)
+    expected = explain(step_problem, layout)
+    scenario = Scenario.parse(run.settings)
+    sick_s = step_s(step_problem, replace(layout, **run.options), scenario)
+
+    rng = np.random.default_rng(seed)
+    site = np.exp(rng.normal(0.0, 0.05))
+    seconds = (sick_s + run.loader_s) * site * rng.normal(1.0, 0.01, STEPS)
+    seconds[0] *= 5
+    for step, more_s in run.stall_s.items():
+        seconds[step - 1] += more_s
+    settings = {}
+    if run.logs_options:
+        settings = {name: getattr(layout, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
+        settings |= run.options
+    text = write_log(
+        run.form,
+        WrittenRun(
+            step_s=seconds.tolist(),
+            devices=layout.devices,
+            global_batch=problem.job.global_batch,
+            seq_len=problem.job.seq_len,
+            flops_per_token=step_problem.flops / problem.job.global_batch / problem.job.seq_len,
+            reserved_gib=expected.memory_counted_bytes["reserved"] / 2**30,
+            checkpoints=list(run.saves),
+            pause_after_s=dict(run.saves),
+            settings=settings,
+            timers_ms=timers_ms(run, sick_s) if run.timers else {},
+        ),
+    )
+    return check_run(problem, layout, parse_log(text))
+
+
+def timers_ms(run: SimulatedRun, sick_s: float) -> dict[str, tuple[float, float]]:
+    """What the timers of Megatron-LM show of a simulated step."""
+    problem, layout = job(run.job)
+    scenario = Scenario.parse(run.settings)
+    slowed = scenario.slowed(layout.pp)
+    healthy = explain(step_problem_of(problem), layout)
+    sick = healthy if slowed else explain(model_in_scenario(step_problem_of(problem), scenario), layout)
+    sync_ms = sick.breakdown_s["data_parallel_communication_exposed"] * 1000
+    compute_ms = sick.step_time_s * 1000 - sync_ms
+    factor = slowed[1] if slowed else 1.0
+    waited_ms = max(0.0, sick_s * 1000 - sick.step_time_s * 1000)
+    return {
+        "forward-compute": (compute_ms / 3, compute_ms / 3 * 1.01 * factor),
+        "backward-compute": (compute_ms * 2 / 3, compute_ms * 2 / 3 * 1.02 * factor),
+        "batch-generator": (run.loader_s * 900 + 1.0, run.loader_s * 1000 + 5.0),
+        "all-grads-sync": (sync_ms, sync_ms * 1.02 + waited_ms),
+    }
+
+
+SICK = {
+    "slow link, with timers": SimulatedRun(
+        form="megatron",
+        job="megatron 8b",
+        settings=("inter_node_bandwidth=0.08x",),
+        timers=True,
+        cause="slow_inter_node_link",
+    ),
+    "slow link": SimulatedRun(
+        form="torchtitan", job="torchtitan", settings=("inter_node_bandwidth=0.06x",), cause="slow_inter_node_link"
+    ),
+    "one slow rank, with timers": SimulatedRun(
+        form="megatron",
+        job="megatron 70b",
+        settings=("slow_rank=2", "slow_factor=1.3x"),
+        timers=True,
+        cause="slow_rank",
+    ),
+    "one slow rank": SimulatedRun(
+        form="composer", job="composer", settings=("slow_rank=0", "slow_factor=1.35x"), cause="slow_rank"
+    ),
+    "one slow rank under DeepSpeed": SimulatedRun(
+        form="deepspeed", job="deepspeed 8b", settings=("slow_rank=0", "slow_factor=1.4x"), cause="slow_rank"
+    ),
+    "one slow rank under MaxText": SimulatedRun(
+        form="maxtext", job="maxtext", settings=("slow_rank=0", "slow_factor=1.5x"), cause="slow_rank"
+    ),
+    "slow hosts under NeMo": SimulatedRun(form="nemo", job="nemo", settings=("host_op_s=2.5x",), cause="host_bound"),
+    "slow hosts under nanotron": SimulatedRun(
+        form="nanotron", job="nanotron", settings=("host_op_s=3x",), cause="host_bound"
+    ),
+    "overlap flags do not reach the run": SimulatedRun(
+        form="megatron-bridge",
+        job="megatron 8b",
+        options={"overlap_grad_reduce": False, "overlap_param_gather": False},
+        logs_options=True,
+        cause="overlap_off",
+    ),
+    "overlap flags, not in the log": SimulatedRun(
+        form="torchtitan",
+        job="torchtitan",
+        options={"overlap_grad_reduce": False, "overlap_param_gather": False},
+        cause="overlap_off",
+    ),
+    "loader runs dry": SimulatedRun(
+        form="hf-trainer", job="hf 8b", stall_s=dict.fromkeys(range(25, STEPS, 25), 30.0), cause="periodic_stalls"
+    ),
+    "loader behind every step": SimulatedRun(
+        form="megatron", job="megatron 8b", timers=True, loader_s=1.0, cause="data_loading"
+    ),
+    "checkpoints": SimulatedRun(
+        form="megatron", job="megatron 70b", saves=dict.fromkeys(range(40, STEPS, 40), 90.0), cause="checkpoints"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def first_causes() -> dict[str, str]:
+    return {name: checked(run).causes[0].name for name, run in SICK.items()}
+
+
+def test_the_true_cause_is_named_first_in_eight_of_ten(first_causes: dict[str, str]) -> None:
+    right = {name: cause == SICK[name].cause for name, cause in first_causes.items()}
+    assert sum(right.values()) >= 0.8 * len(right), {n: first_causes[n] for n, hit in right.items() if not hit}
+
+
+def test_eight_frameworks_are_among_the_sick_runs() -> None:
+    assert len({run.form for run in SICK.values()}) >= 8
+
+
+@pytest.mark.parametrize("name", [n for n, run in SICK.items() if run.logs_options or run.timers or run.saves])
+def test_what_the_log_shows_itself_is_always_found(name: str, first_causes: dict[str, str]) -> None:
+    assert first_causes[name] == SICK[name].cause
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("megatron", "megatron 8b"),
+        ("megatron-bridge", "megatron 70b"),
+        ("nemo", "nemo"),
+        ("torchtitan", "torchtitan"),
+        ("nanotron", "nanotron"),
+        ("deepspeed", "deepspeed 8b"),
+        ("hf-trainer", "hf 8b"),
+        ("maxtext", "maxtext"),
+        ("composer", "composer"),
+        ("levanter", "levanter 8b"),
+    ],
+)
+def test_a_healthy_run_is_called_healthy(form: str, name: str) -> None:
+    health = checked(SimulatedRun(form=form, job=name))
+    assert health.healthy, health
+    assert not health.contradictions
+    assert not health.remarks
+    assert health.no_fault_probability > 0.3
+    assert abs(health.excess_share) < 0.2
+
+
+def test_a_run_with_a_certain_fault_is_not_healthy() -> None:
+    health = checked(SICK["one slow rank, with timers"])
+    assert not health.healthy
+    assert health.fault is not None
+    assert health.fault.name == "slow_rank"
+    assert "one slow device" in health.verdict
+
+
+def test_what_is_named_is_worth_naming_and_no_more_than_the_excess() -> None:
+    for name in ("slow link", "one slow rank", "slow hosts under nanotron"):
+        health = checked(SICK[name])
+        excess_s = health.series.usual_s - health.prediction.step_time_s
+        assert len(health.causes) <= 3
+        for cause in health.causes:
+            assert 0.01 * health.typical_site_s < cause.explains_s <= excess_s * (1 + 1e-9)
+            assert 0 < cause.probability <= 1
+            assert cause.remedy
+        assert sum(cause.probability for cause in health.causes) + health.no_fault_probability <= 1 + 1e-9
+        assert health.next_measurement
+
+
+def test_text_and_json_tell_the_same() -> None:
+    health = checked(SICK["checkpoints"])
+    text, values = str(health), health.to_dict()
+    assert values["verdict"] in text
+    assert values["causes"][0]["title"] in text
+    assert values["stalls"][0]["every"] == 40
+    assert "every 40 steps" in text
+    assert len(text.splitlines()) <= 40
+    assert values["predicted"]["step_time_lo_s"] < values["predicted"]["step_time_s"]
+    assert values["good_site_s"] < values["typical_site_s"]
+
+
+# ---- contradictions ----
+
+
+def log_of(problem: Problem, layout: Layout, **changes: object) -> str:
+    settings = {"world_size": layout.devices, "global_batch_size": problem.job.global_batch} | changes
+    run = WrittenRun(
+        step_s=[9.0] + [3.0] * 8,
+        devices=layout.devices,
+        global_batch=int(str(settings["global_batch_size"])),
+        seq_len=problem.job.seq_len,
+        flops_per_token=step_problem_of(problem).flops / problem.job.global_batch / problem.job.seq_len,
+        settings=settings,
+    )
+    return write_log("megatron", run)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "sentence"),
+    [
+        ("tensor_model_parallel_size", 4, "tp is 4 in the log and 2 in the script"),
+        ("world_size", 32, "devices is 32 in the log and 64 in the script"),
+        ("global_batch_size", 256, "global_batch is 256 in the log and 128 in the script"),
+        ("micro_batch_size", 2, "micro_batch is 2 in the log and 1 in the script"),
+        ("seq_length", 4096, "seq_len is 4096 in the log and 8192 in the script"),
+    ],
+)
+def test_another_job_in_the_log_is_said_and_predicted(argument: str, value: int, sentence: str) -> None:
+    problem, layout = job("megatron 8b")
+    health = check_run(problem, layout, parse_log(log_of(problem, layout, **{argument: value})))
+    assert sentence in health.contradictions
+    plain = check_run(problem, layout, parse_log(log_of(problem, layout)))
+    assert not plain.contradictions
+    assert health.prediction.step_time_s != plain.prediction.step_time_s
+
+
+def test_options_of_the_log_are_compared_only_where_they_matter() -> None:
+    problem, layout = job("megatron 70b")
+    text = log_of(problem, layout, overlap_param_gather=layout.overlap_param_gather, context_parallel_size=1)
+    assert not check_run(problem, layout, parse_log(text)).contradictions
+
+
+def test_a_log_of_another_model_is_noticed() -> None:
+    problem, layout = job("megatron 8b")
+    larger, _ = job("megatron 70b")
+    text = log_of(problem, layout)
+    assert not check_run(problem, layout, parse_log(text)).remarks
+    flops = step_problem_of(larger).flops / larger.job.global_batch / larger.job.seq_len
+    run = WrittenRun(step_s=[3.0] * 9, devices=64, global_batch=128, seq_len=problem.job.seq_len, flops_per_token=flops)
+    health = check_run(problem, layout, parse_log(write_log("megatron", run)))
+    assert any("FLOPs per token" in remark for remark in health.remarks)
+
+
+def test_a_log_that_cannot_be_of_the_script_is_refused() -> None:
+    problem, layout = job("megatron 8b")
+    with pytest.raises(PerfModelError, match="is it the log of this script"):
+        check_run(problem, layout, parse_log(log_of(problem, layout, world_size=63)))
+
+
+def test_a_log_too_short_is_refused() -> None:
+    problem, layout = job("megatron 8b")
+    text = write_log("megatron", WrittenRun(step_s=[3.0, 3.0, 3.0], global_batch=128))
+    with pytest.raises(PerfModelError, match="Give a longer log"):
+        check_run(problem, layout, parse_log(text))
