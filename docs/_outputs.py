@@ -3,8 +3,8 @@
 python docs/_outputs.py
 
 A block of a page that is marked `console` begins with `$ perfmodel ...`, and goes on with what that prints at 80
-columns. Run as a script this renews what has changed; `tests/test_docs.py` fails where a page is stale. What a page
-leaves out stands as `...`.
+columns in a folder that holds the files of `perfmodel samples`. Run as a script this renews what has changed;
+`tests/test_docs.py` fails where a page is stale. What a page leaves out stands as `...`.
 """
 
 import io
@@ -13,11 +13,13 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from perfmodel.cli import main as command
+from perfmodel.cli._init import samples
 
 HERE = Path(__file__).parent
 MADE = ("accuracy", "notebooks", "reference")
@@ -45,8 +47,11 @@ class Shown:
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = "80"
         try:
-            with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-                command(words[1:])
+            with TemporaryDirectory() as folder, chdir(folder):
+                for name, text in samples().items():
+                    Path(name).write_text(text)
+                with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+                    command(words[1:])
         finally:
             if before is None:
                 del os.environ["COLUMNS"]

@@ -1,14 +1,16 @@
 """`perfmodel check`: whether a run is healthy, from its launch script and its log."""
 
 import argparse
-import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
 from perfmodel.cli._flags import add_calibration, add_json, add_layout, add_problem, problem_of
 from perfmodel.cli._show import emit
 from perfmodel.display import progress
+
+if TYPE_CHECKING:
+    from perfmodel.ingest.launch import Launch
 
 
 def add_command(commands: Any) -> None:
@@ -41,20 +43,15 @@ def _check(arguments: argparse.Namespace) -> int:
             arguments.layout,
             arguments.log,
             calibration=arguments.calibration,
-            save_every=_save_every(arguments.launch_file),
+            save_every=_save_every(arguments.launch),
             progress=report,
         )
     emit(arguments, health.to_dict(), lambda: print(health))
     return 0
 
 
-def _save_every(launch_file: str | None) -> int | None:
+def _save_every(launch: "Launch | None") -> int | None:
     """Steps between checkpoints, as the launch script has them."""
     from perfmodel.ingest.launch import save_every
 
-    if launch_file is None:
-        return None
-    path = Path(launch_file)
-    if not path.is_file():  # a script with its arguments
-        path = Path(shlex.split(launch_file)[0])
-    return save_every(path.read_text(errors="replace"))
+    return None if launch is None else save_every(Path(launch.path).read_text(errors="replace"))

@@ -82,7 +82,7 @@ def test_every_question_of_the_shell_has_a_function():
         "explain": "explain_profile", "fit": "fit", "validate kernels": "validate_kernels",
         "validate cases": "validate_cases", "whatif": "whatif", "calibrate": "run_plan", "schedules": "schedule_facts",
         "import-model": "trace", "import": "read_measurements", "plot gantt": "gantt", "report": "report",
-        "compare-clusters": "compare_clusters", "serve": "serve",
+        "compare-clusters": "compare_clusters", "serve": "serve", "check": "check_run",
     }  # fmt: skip
     of_the_shell = {
         "init",

@@ -112,7 +112,7 @@ _MACHINE_FAULTS: Final = (
         prior=1.0,
         settings=_slow_rank,
         values={1.1: 7, 1.2: 6, 1.35: 4, 1.6: 2, 2.0: 1},
-        words="{:.2g} times as long as the others",
+        words="it takes {:.2g} times as long as the others",
         remedy="drain the node of that rank; look for thermal throttling, ECC errors or another process on it",
         applies=lambda problem, layout: layout.devices > 1,
     ),
@@ -131,7 +131,7 @@ _MACHINE_FAULTS: Final = (
         prior=0.8,
         settings=_times("host_op_s"),
         values={1.5: 2, 2.0: 2, 3.0: 2, 5.0: 1},
-        words="{:.2g} times as long per operator",
+        words="{:.2g} times as long for each operator",
         remedy="unset CUDA_LAUNCH_BLOCKING and debug switches, pin processes to cores, use CUDA graphs or compile",
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest.logs import TrainingLog, read_log
+from perfmodel.ingest.logs import PhaseTimer, TrainingLog, read_log
 from perfmodel.planning.health._causes import (
     CHECKPOINTS,
     DATA_LOADING,
@@ -34,6 +34,7 @@ _UNUSUAL: Final = 0.9
 _CERTAIN: Final = 0.8
 _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
+_LEAST_PROBABILITY: Final = 0.01
 _WORTH_NAMING: Final = 0.01
 """Of the step, that a cause has to explain to be named."""
 _SKIPPED: Final = 0.02
@@ -89,6 +90,8 @@ class RunHealth:
     remarks: tuple[str, ...]
     peak_bytes: float | None
     expected_peak_bytes: float | None
+    timers: Mapping[str, PhaseTimer]
+    """Phases of a step on the fastest and the slowest rank, where the log has timers."""
 
     @property
     def verdict(self) -> str:
@@ -131,6 +134,7 @@ class RunHealth:
             "no_fault_probability": self.no_fault_probability,
             "typical_site_s": self.typical_site_s,
             "good_site_s": self.good_site_s,
+            "timers": {phase: asdict(timer) for phase, timer in self.timers.items()},
             "stalls": [asdict(stalls) for stalls in series.stalls],
             "drift": None if series.drift is None else asdict(series.drift),
             "causes": [asdict(cause) for cause in self.causes],
@@ -191,11 +195,11 @@ def check_run(
             title=likely.fault.title,
             explains_s=min(likely.explains_s, left_s),
             probability=likely.probability,
-            evidence=f"fits best {likely.severity.words}" if likely.severity.words else "",
+            evidence=f"fits best: {likely.severity.words}" if likely.severity.words else "",
             remedy=likely.fault.remedy,
         )
         for likely in hidden
-        if likely.fault.name not in named
+        if likely.fault.name not in named and likely.probability > _LEAST_PROBABILITY
     ]
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
     causes = [cause for cause in (*shown, *guessed) if cause.explains_s > _WORTH_NAMING * expected.step_time_s]
@@ -221,6 +225,7 @@ def check_run(
         remarks=_remarks(job, log, series, expected, step_problem.flops),
         peak_bytes=observed.peak_bytes,
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
+        timers=log.timers,
     )
 
 

@@ -12,6 +12,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import TrainingLog
 
 StallKind = Literal["checkpoint", "evaluation", "periodic", "irregular"]
+_REPORTED: Final[tuple[StallKind, ...]] = ("checkpoint", "evaluation")
 LEAST_STEPS: Final = 3
 """Lines about steps after the warm-up, with fewer of which nothing can be said."""
 _WARM: Final = 1.15
@@ -202,10 +203,10 @@ def _stalls(
     save_every: int | None,
 ) -> tuple[Stalls, ...]:
     """Stalls by what the log reports beside them; what it does not explain is periodic or irregular."""
-    reported = {kind: _beside(log, kind, steps, covered) for kind in ("checkpoint", "evaluation")}
     stalled = lost_s > 0
     found: list[Stalls] = []
-    for kind, beside in reported.items():
+    for kind in _REPORTED:
+        beside = _beside(log, kind, steps, covered)
         found += _kind_of_stalls(kind, steps, lost_s, stalled & beside, total_steps)
         stalled &= ~beside
 
@@ -222,7 +223,7 @@ def _stalls(
 
 
 def _beside(
-    log: TrainingLog, kind: str, steps: np.ndarray, covered: Float[np.ndarray, " lines"]
+    log: TrainingLog, kind: StallKind, steps: np.ndarray, covered: Float[np.ndarray, " lines"]
 ) -> Bool[np.ndarray, " lines"]:
     """Lines between which and the line before them the log reports an event of a kind.
 

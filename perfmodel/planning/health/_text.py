@@ -30,13 +30,15 @@ def health_text(health: "RunHealth") -> str:
             head = f"nothing has to be wrong; if something is, the {head}"
         lines += ["", head]
         for place, cause in enumerate(health.causes, start=1):
-            surely = "shown by the log" if cause.probability == 1 else f"probability {cause.probability:.0%}"
+            surely = f"probability {min(cause.probability, 0.99):.0%}"
+            if cause.probability == 1:
+                surely = "shown by the log"
             lines.append(f"{place}. {cause.title}: {duration(cause.explains_s)} ({surely})")
             if cause.evidence:
                 lines.append(f"   {cause.evidence}")
             lines.append(f"   remedy: {cause.remedy}")
         if any(cause.probability < 1 for cause in health.causes):
-            lines.append(f"probability that nothing is wrong with the job: {health.no_fault_probability:.0%}")
+            lines.append(f"probability that the site is just slower than most: {health.no_fault_probability:.0%}")
         to_tell_apart = ", to tell them apart" if len(health.causes) > 1 else ""
         lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
     if series.warm_up_steps:
@@ -65,6 +67,12 @@ def _measured(health: "RunHealth") -> list[str]:
 def _over_the_run(health: "RunHealth") -> list[str]:
     series = health.series
     lines = [f"steps scatter by {series.scatter:.1%}; {int(series.covered.sum()):,} of them counted"]
+    if health.timers:
+        ranges = [
+            f"{phase.replace('_', ' ')} {duration(timer.least_s)} to {duration(timer.most_s)}"
+            for phase, timer in health.timers.items()
+        ]
+        lines.append(f"timers, from the fastest to the slowest rank: {', '.join(ranges)}")
     for stalls in series.stalls:
         every = f", every {stalls.every:,} steps" if stalls.every else ""
         lines.append(
