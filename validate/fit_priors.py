@@ -37,10 +37,10 @@ def main() -> None:
     (OUT.parent / CHECKSUMS_FILE).write_text(checksum_lines(OUT.parent))
     for choice, strength in fitted["strength"].items():
         print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")
-    for tuning, log in zip(
-        fitted["tunings"], np.sum(list(fitted["tuning_log_likelihood"].values()), axis=0), strict=True
-    ):
-        print(f"tuning {tuning:4g}: log-likelihood {log:.2f}")
+    for scale, by_source in fitted["log_likelihood"].items():
+        totals = np.sum(list(by_source.values()), axis=0)
+        choices, sites = fitted["tunings"][int(np.argmax(totals))]
+        print(f"{scale:24} tuning of choices {choices:g}, of sites {sites:g}, {len(by_source)} sources")
     print(f"wrote {OUT}; {np.sum(list(fitted['rows'].values()))} rows")
 
 

@@ -67,6 +67,7 @@ from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.prediction._mixture import (
     ChoiceEffect,
     LogNormalMixture,
+    Tuning,
     choice_effects,
     posterior_weights,
     representatives,

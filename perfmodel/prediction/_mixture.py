@@ -6,7 +6,7 @@ in memory, and a step time with a 90 % interval of its own. The run's step time 
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, pi, sqrt
 from typing import Final
 
 import numpy as np
@@ -33,32 +33,49 @@ def posterior_weights(
     return weight / weight.sum()
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """How much faster completions are preferred: exponents of the step time, 0 where nobody cares."""
+
+    choices: float = 0.0
+    """Between completions that whoever runs the job chooses from, such as layouts."""
+    sites: float = 0.0
+    """Between groups of completions that differ in what is given, such as the network: jobs are run, and their times
+    are reported, where and with what they run well."""
+
+
 def tuned_weights(
     weight: Float[np.ndarray, " completions"],
     time: Float[np.ndarray, " completions"],
-    alike: Sequence[Hashable],
-    exponent: float,
+    given: Sequence[Hashable],
+    tuning: Tuning,
 ) -> Float[np.ndarray, " completions"]:
-    """Weights of people who prefer what is faster: times `time` to the power of minus `exponent` (a logit model of
-    discrete choice, McFadden 1974).
+    """Weights of people who prefer what is faster: times `time` to the power of minus an exponent (a nested logit
+    model of discrete choice, McFadden 1978).
 
-    People choose among completions that they could run alike: on the same network with the same software. So only
-    completions of one group share their weight out anew, and what a group weighs as a whole stays.
+    The completions of one group share its weight out anew by their own times, and groups share the whole weight out
+    anew by their mean times.
 
     Args:
         weight: sums to 1.
         time: step time of every completion.
-        alike: of every completion, its group.
-        exponent: 0 for people who do not care, large for those who run nothing but the fastest.
+        given: of every completion, its group: what nobody who runs the job can choose.
+        tuning: the exponents inside groups and between them.
     """
+    groups = [np.array([each == group for each in given]) for group in dict.fromkeys(given)]
+    groups = [inside for inside in groups if weight[inside].sum() > 0]
     tuned = np.zeros(len(weight))
-    for group in dict.fromkeys(alike):
-        inside = np.array([each == group for each in alike])
-        total = weight[inside].sum()
+    group_weights, group_log_times = [], []
+    for inside in groups:
         # Relative to the fastest of the group, so that no power of a time overflows.
-        preferred = weight[inside] * (time[inside] / time[inside].min()) ** -exponent
-        if total > 0:
-            tuned[inside] = total * preferred / preferred.sum()
+        preferred = weight[inside] * (time[inside] / time[inside].min()) ** -tuning.choices
+        tuned[inside] = preferred / preferred.sum()
+        group_weights.append(weight[inside].sum())
+        group_log_times.append(tuned[inside] @ np.log(time[inside]))
+    log_time = np.array(group_log_times)
+    group_weight = np.array(group_weights) * np.exp(-tuning.sites * (log_time - log_time.min()))
+    for inside, total in zip(groups, group_weight / group_weight.sum(), strict=True):
+        tuned[inside] *= total
     return tuned
 
 
@@ -78,12 +95,22 @@ class LogNormalMixture:
         """Probability that the quantity is smaller than `value`."""
         from scipy.special import ndtr
 
+        distance, deviation = self._distances(value)
+        return float(self.weight @ ndtr(distance / deviation))
+
+    def density(self, value: float) -> float:
+        """Probability density of the quantity's logarithm at that of `value`."""
+        distance, deviation = self._distances(value)
+        components = np.exp(-0.5 * (distance / deviation) ** 2) / (deviation * sqrt(2 * pi))
+        return float(self.weight @ components)
+
+    def _distances(self, value: float) -> tuple[Float[np.ndarray, " components"], Float[np.ndarray, " components"]]:
+        """How far the log of a value lies from the components' medians, and their standard deviations on its side."""
         distance = log(value) - np.log(self.median)
         # A component's lower end may be cut off at what its kernels take, so both sides have their own deviation.
         lower_sd = np.log(self.median / self.lo) / _GAUSS_95
         upper_sd = np.log(self.hi / self.median) / _GAUSS_95
-        deviation = np.maximum(np.where(distance < 0, lower_sd, upper_sd), 1e-12)
-        return float(self.weight @ ndtr(distance / deviation))
+        return distance, np.maximum(np.where(distance < 0, lower_sd, upper_sd), 1e-12)
 
     def quantile(self, share: float) -> float:
         """The value below which a share of the mixture lies, by bisection in the logarithm.

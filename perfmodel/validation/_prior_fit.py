@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +13,10 @@ from jaxtyping import Float
 from perfmodel.catalog import frameworks
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Site, team_key
+from perfmodel.prediction import Site, Tuning, team_key
 from perfmodel.spec import Transformer
 from perfmodel.validation._case_rows import Case, framework_of, read_case
+from perfmodel.validation._cases import unstated_share
 from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, VERSION
 from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._open_cells import (
@@ -30,11 +32,11 @@ from perfmodel.validation._open_cells import (
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, Chain, DataParallelOverlap
 from perfmodel.validation._priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
-from perfmodel.validation._row_cells import Row, read_tables, text
+from perfmodel.validation._row_cells import Row, number, read_tables, text
 from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._row_words import framework_name, layout_switches
 from perfmodel.validation._run_features import case_features
-from perfmodel.validation._run_mixture import probability_of_value
+from perfmodel.validation._run_mixture import log_likelihoods
 from perfmodel.validation._run_sources import source_of_run
 
 STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -44,16 +46,12 @@ _USUAL: Final = 2.0
 _FEWEST: Final = 5
 
 
-TUNINGS: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
-"""Exponents that are tried."""
-ROWS_OF_TEAM: Final = 3
+TUNINGS: Final = tuple(Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16), (0, 1, 2, 4, 8)))
+"""That are tried."""
+ROWS_OF_SOURCE: Final = 6
 """From which it is learned how much people prefer what is faster."""
-MASKED: Final = {
-    "recompute": ("recompute", "recompute_detail"),
-    "micro_batch": ("micro_batch", "num_microbatches"),
-    "degrees": ("tp", "pp", "dp", "cp"),
-}
-"""Choices that are learned from, and the cells that state them; the first one must."""
+_TRIED: Final = 40
+"""Runs of a source that are looked at: many leave nothing open."""
 
 
 @shows_progress("priors")
@@ -61,14 +59,14 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
     """Count the choices that the rows of published tables state, and fit how strongly they are smoothed.
 
     Returns:
-        `counts` and `strength` (`ChoicePriors`); `tunings` and `tuning_log_likelihood` (`likeliest_tuning`);
+        `counts` and `strength` (`ChoicePriors`); `tunings` and `log_likelihood` (`likeliest_tuning`);
             `teams`: by choice, how many teams state it; `rows`: by table, how many rows were read; `made_by`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
     """
     seen: list[tuple[Observation, str | None]] = []
-    stating: list[Row] = []
+    timed: list[Row] = []
     read: Counter[str] = Counter()
     for file in files:
         try:
@@ -80,78 +78,72 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
                 observations = list(_observations(row))
                 read[file.parent.name + "/" + file.name] += bool(observations)
                 seen += observations
-                stating += [row] if observations else []
+                timed += [row] if number(row, "measured_iter_time_s") is not None else []
     counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
     choices = [choice for choice in counts if DEFAULT not in choice]
     strength = {choice: _strength(choice, counts, seen) for choice in choices}
     teams = {choice: len({each.team for each, _ in seen if each.choice == choice}) for choice in choices}
     made_by = "validate/fit_priors.py, from the rows of both collections that state each choice"
-    log_likelihood = _tuning_log_likelihood(stating, counts, strength, progress)
+    priors = ChoicePriors(counts=counts, strength=strength)
     return {
         "made_by": made_by,
         "strength": strength,
-        "tunings": list(TUNINGS),
-        "tuning_log_likelihood": log_likelihood,
+        "tunings": [[tuning.choices, tuning.sites] for tuning in TUNINGS],
+        "log_likelihood": _log_likelihood(timed, priors, progress),
         "teams": teams,
         "rows": dict(read),
         "counts": counts,
     }
 
 
-def _tuning_log_likelihood(
-    rows: Sequence[Row], counts: dict[str, Any], strength: dict[str, float], progress: Report | None
-) -> dict[str, list[float]]:
-    """By team, the log-likelihood of what its rows state under each of `TUNINGS`.
+def _log_likelihood(
+    rows: Sequence[Row], priors: ChoicePriors, progress: Report | None
+) -> dict[str, dict[str, list[float]]]:
+    """By scale and source, the mean log-likelihood of the step times that it reports under each of `TUNINGS`.
 
-    Of up to `ROWS_OF_TEAM` rows of every team, each of `MASKED` that a row states is emptied in turn, and the mixture
-    of what it may have been is asked for the probability of what it was. A team counts once.
+    Up to `ROWS_OF_SOURCE` runs that leave something open are asked of every source and scale, predicted without its
+    teams. A source counts once.
     """
-    by_team: dict[str, list[Row]] = {}
+    by_source: dict[str, list[Row]] = {}
     for row in rows:
-        by_team.setdefault(team_key(source_of_run(row)), []).append(row)
-    found: dict[str, list[float]] = {}
-    for done, (team, own) in enumerate(sorted(by_team.items())):
+        by_source.setdefault(source_of_run(row), []).append(row)
+    by_scale: dict[str, dict[str, list[float]]] = {}
+    for done, (source, rows_of_source) in enumerate(sorted(by_source.items())):
         if progress:
-            progress("tuning", done, len(by_team))
-        priors = ChoicePriors(counts=counts, strength=strength, without=team)
-        drawn = np.random.default_rng(0).permutation(len(own))[:ROWS_OF_TEAM].tolist()
-        logs = []
-        for i in drawn:
-            for choice, cells in MASKED.items():
-                log = _masked_log_likelihood(own[i], choice, cells, priors)
-                if log is not None:
-                    logs.append(log)
-        if logs:
-            found[team] = np.mean(logs, axis=0).round(4).tolist()
-    return found
+            progress("tuning", done, len(by_source))
+        without = replace(priors, without=team_key(source))
+        for scale, logs in _source_log_likelihoods(rows_of_source, without).items():
+            by_scale.setdefault(scale, {})[source] = np.mean(logs, axis=0).round(4).tolist()
+    return by_scale
 
 
-def _masked_log_likelihood(
-    row: Row, choice: str, cells: tuple[str, ...], priors: ChoicePriors
-) -> Float[np.ndarray, " tunings"] | None:
-    """Log-likelihood of what a row states of a choice under each of `TUNINGS`; None where it does not state it or where
-    what it states is not among what it may have been."""
-    if text(row, cells[0]) == "":
+def _source_log_likelihoods(
+    rows: Sequence[Row], priors: ChoicePriors
+) -> dict[str, list[Float[np.ndarray, " tunings"]]]:
+    """By scale, of runs of one source in an order of no meaning."""
+    by_scale: dict[str, list[Float[np.ndarray, " tunings"]]] = {}
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    for i in order[:_TRIED]:
+        of_run = _run_log_likelihood(rows[i], priors)
+        if of_run is None:
+            continue
+        scale, log = of_run
+        logs = by_scale.setdefault(scale, [])
+        if len(logs) < ROWS_OF_SOURCE:
+            logs.append(log)
+    return by_scale
+
+
+def _run_log_likelihood(row: Row, priors: ChoicePriors) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
+    """The scale of one run, and of its step time; None where it leaves nothing open or cannot be predicted."""
+    site = replace(Site.without(source_of_run(row)), unstated=unstated_share(row))
+    measured_s = number(row, "measured_iter_time_s")
+    if measured_s is None:
         return None
-    masked = {**row, **dict.fromkeys(cells)}
     try:
-        case = read_case(row)
-        value = _value_of(choice, case)
-        site = Site.without(source_of_run(row))
-        probability = probability_of_value(RowRun(masked), choice, value, TUNINGS, site, priors)
+        return log_likelihoods(RowRun(row), measured_s, TUNINGS, site, priors)
     except PerfModelError:
         return None
-    return np.log(probability) if (probability > 0).all() and (probability < 1 - 1e-9).all() else None
-
-
-def _value_of(choice: str, case: Case) -> str:
-    """The value of one of `MASKED` that a row states, as completions name it."""
-    layout = case.layout
-    if choice == "degrees":
-        return f"tp={layout.tp},pp={layout.pp},cp={layout.cp}"
-    if choice == "micro_batch":
-        return str(layout.micro_batch)
-    return "full" if layout.recompute_full_layers else layout.recompute
 
 
 def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.files import parse_json, read_checked
-from perfmodel.prediction import keys_share_a_team
+from perfmodel.prediction import Tuning, keys_share_a_team, team_key
 
 PRIORS_FILE: Final = "choice_priors.json"
 """Made by `validate/fit_priors.py`."""
@@ -44,8 +44,9 @@ class ChoicePriors:
     """By choice, the number of teams that a context's parent counts as."""
     without: str = ""
     """Teams that are left out, joined by `+` (`perfmodel.prediction.team_key`)."""
-    tuning: float = 0.0
-    """Exponent of the step time by which people prefer what is faster (`tuned_weights`)."""
+    tuning: Mapping[str, Tuning] = field(default_factory=dict)
+    """By scale of the run (`scale_of`), how much people prefer what is faster (`tuned_weights`): the more a run costs,
+    the more they tune it. A scale that is not here is not tuned."""
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def probabilities(
@@ -127,17 +128,21 @@ def _shipped() -> dict[str, Any]:
 def choice_priors(without: str = "") -> ChoicePriors:
     """Priors from both collections of published runs, but for those that share a team with `without`."""
     shipped = _shipped()
-    tuning = likeliest_tuning(shipped["tunings"], shipped["tuning_log_likelihood"], without)
+    tunings = [Tuning(*exponents) for exponents in shipped["tunings"]]
+    tuning = {
+        scale: likeliest_tuning(tunings, log_likelihood, without)
+        for scale, log_likelihood in shipped["log_likelihood"].items()
+    }
     return ChoicePriors(shipped["counts"], shipped["strength"], without, tuning)
 
 
-def likeliest_tuning(tunings: Sequence[float], log_likelihood: Mapping[str, Sequence[float]], without: str) -> float:
-    """The exponent with which stated choices are likeliest, of all teams but some.
+def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Sequence[float]], without: str) -> Tuning:
+    """The tuning under which reported step times are likeliest, of all teams but some.
 
     Args:
         tunings: that were tried.
-        log_likelihood: of what each team states, for each of them.
+        log_likelihood: of what each source reports, for each of them.
         without: teams that are left out, joined by `+`.
     """
-    teams = [values for team, values in log_likelihood.items() if not keys_share_a_team(team, without)]
-    return float(tunings[int(np.argmax(np.sum(teams, axis=0)))]) if teams else 0.0
+    kept = [values for source, values in log_likelihood.items() if not keys_share_a_team(team_key(source), without)]
+    return tunings[int(np.argmax(np.sum(kept, axis=0)))] if kept else Tuning()

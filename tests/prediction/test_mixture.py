@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from perfmodel.prediction import (
     LogNormalMixture,
+    Tuning,
     choice_effects,
     posterior_weights,
     representatives,
@@ -75,25 +76,46 @@ def test_weights_are_prior_times_likelihood():
 
 def test_people_prefer_what_is_faster():
     weight, times = np.array([0.5, 0.5]), np.array([1.0, 2.0])
-    assert tuned_weights(weight, times, ["a", "a"], 0.0) == pytest.approx(weight)
-    assert tuned_weights(weight, times, ["a", "a"], 1.0) == pytest.approx([2 / 3, 1 / 3])
-    assert tuned_weights(weight, times, ["a", "a"], 1e4) == pytest.approx([1, 0])
-    # Nobody can choose between networks: what they weigh stays.
-    assert tuned_weights(weight, times, ["slow network", "fast network"], 8.0) == pytest.approx(weight)
+    assert tuned_weights(weight, times, ["a", "a"], Tuning()) == pytest.approx(weight)
+    assert tuned_weights(weight, times, ["a", "a"], Tuning(choices=1.0)) == pytest.approx([2 / 3, 1 / 3])
+    assert tuned_weights(weight, times, ["a", "a"], Tuning(choices=1e4)) == pytest.approx([1, 0])
+    # Nobody can choose between networks, but fewer jobs are run on the slow one.
+    networks = ["fast network", "slow network"]
+    assert tuned_weights(weight, times, networks, Tuning(choices=8.0)) == pytest.approx(weight)
+    assert tuned_weights(weight, times, networks, Tuning(sites=1.0)) == pytest.approx([2 / 3, 1 / 3])
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.sampled_from("abc")), min_size=1, max_size=8),
-    st.floats(0, 12),
+COMPLETIONS = st.lists(
+    st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.sampled_from("abc")), min_size=1, max_size=8
 )
-def test_what_a_group_weighs_stays_and_preference_makes_it_no_slower(completions, exponent):
+
+
+@given(COMPLETIONS, st.floats(0, 12))
+def test_what_a_group_weighs_stays_where_only_choices_are_tuned(completions, exponent):
     weight, times, groups = zip(*completions, strict=True)
     weight, times = np.array(weight) / np.sum(weight), np.array(times)
-    tuned = tuned_weights(weight, times, groups, exponent)
+    tuned = tuned_weights(weight, times, groups, Tuning(choices=exponent))
     for group in set(groups):
         inside = np.array([each == group for each in groups])
         assert tuned[inside].sum() == pytest.approx(weight[inside].sum())
+
+
+@given(COMPLETIONS, st.floats(0, 12), st.floats(0, 12))
+def test_preference_for_what_is_faster_makes_nothing_slower(completions, choices, sites):
+    weight, times, groups = zip(*completions, strict=True)
+    weight, times = np.array(weight) / np.sum(weight), np.array(times)
+    tuned = tuned_weights(weight, times, groups, Tuning(choices, sites))
+    assert tuned.sum() == pytest.approx(1)
     assert tuned @ np.log(times) <= weight @ np.log(times) + 1e-9
+
+
+@given(st.floats(0.1, 0.9), st.floats(1.2, 3.0))
+def test_a_density_is_the_slope_of_the_distribution(weight, ratio):
+    mixture = mixture_of([weight, 1 - weight], [1.0, ratio], [0.2, 0.4])
+    for value in (0.9, 1.1, 1.5, 2.5):
+        step = 1e-5
+        slope = (mixture.below(value * np.exp(step)) - mixture.below(value * np.exp(-step))) / (2 * step)
+        assert mixture.density(value) == pytest.approx(slope, rel=1e-3)
 
 
 def test_weighted_median():

@@ -161,7 +161,7 @@ def test_a_run_that_cannot_have_fitted_otherwise_recomputed():
     recomputing = [
         bool(case.layout.recompute_full_layers) or case.layout.recompute == "full" for case in run.completions
     ]
-    assert run.weights @ np.array(recomputing, float) > 0.95
+    assert run.weights @ np.array(recomputing, float) > 0.9
     assert any(text.startswith("recompute") for text in run.assumed)
     assert run.prediction.memory_needed_bytes <= run.prediction.memory_capacity_bytes
     # What nobody knew before it ran is another matter: most of what it may have been would not have fitted.

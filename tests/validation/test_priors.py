@@ -6,6 +6,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
+from perfmodel.prediction import Tuning
 from perfmodel.validation._open_choices import OPEN_CHOICES
 from perfmodel.validation._priors import (
     DEFAULT,
@@ -71,9 +72,10 @@ def test_a_framework_s_default_counts_as_often_as_it_is_used():
 
 def test_tuning_is_where_the_other_teams_are_likeliest():
     log_likelihood = {"a": [-1.0, -3.0], "b": [-2.0, -1.0]}
-    assert likeliest_tuning((0.0, 4.0), log_likelihood, "") == 0.0
-    assert likeliest_tuning((0.0, 4.0), log_likelihood, "a") == 4.0
-    assert likeliest_tuning((0.0, 4.0), {}, "") == 0.0
+    tunings = (Tuning(), Tuning(choices=4.0))
+    assert likeliest_tuning(tunings, log_likelihood, "") == tunings[0]
+    assert likeliest_tuning(tunings, log_likelihood, "a") == tunings[1]
+    assert likeliest_tuning(tunings, {}, "") == Tuning()
 
 
 def test_the_shipped_priors_are_whole():
