@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
+from perfmodel.prediction._host import host_update_s
 from perfmodel.prediction._phases import in_classes
 from perfmodel.prediction._placement import Group, Placement
 from perfmodel.prediction._problem import Setting
@@ -202,7 +203,7 @@ class HostSeconds(NamedTuple):
 
 def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds:
     """What a layout with states on the host adds; copies at the link's nominal rate, updates at that of the host's
-    processors, which the devices of a node share.
+    memory, which the devices of a node share (`host_update_s`).
 
     Args:
         reduced: whether gradients are reduced at all, and so copied then; else they are copied before the update.
@@ -217,8 +218,7 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
     on_host = layout.offload_states == "weights"
     if not is_trained(setting.job):
         return HostSeconds(weight_s * on_host, 0.0, 0.0)
-    sharing = min(setting.cluster.devices_per_node, layout.devices)
-    update_s = sharing / setting.framework.host_updates_per_s
+    update_s = host_update_s(setting, min(setting.cluster.devices_per_node, layout.devices))
     back_s = 0.0 if on_host else weight_s
     return HostSeconds(weight_s * on_host, gradient_s * reduced, max(update_s, back_s) + gradient_s * (not reduced))
 

@@ -13,7 +13,7 @@ from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute
 from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._notation import PerStage, written, written_values
-from perfmodel.units import untraced
+from perfmodel.units import untraced, whole
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
@@ -191,13 +191,15 @@ class Framework(Stated):
     communicator_bytes: float = 0.0
     """Device memory of each communicator, outside the allocator: those of all ranks, of data, model, tensor and
     pipeline parallelism, where they have several ranks. 0: as `context_bytes` has them."""
-    host_updates_per_s: float = 1.3e9
-    """Parameters per second that the processors of a host update with Adam, for all of its devices together.
-
-    Threads and memory of the host decide, which no launch file tells: this is the geometric mean of the slowest and the
-    fastest known. 0.4e9: DeepSpeed 0.14.2 on 8 A800 and two Xeon 8358 (github.com/chenyaofo, gist d4cd6a20: LLaMA-7B
-    in steps of 64 sequences takes 16.8 to 20.1 s longer with the optimizer offloaded). 3.9e9: CPU-Adam on two Xeon
-    8168 (ZeRO-Offload, Ren et al., USENIX ATC 2021, table 4: 10 billion in 2.57 s)."""
+    host_updates_per_s: float | None = None
+    """Parameters per second that the processors of a host update, for all of its devices together, where that was
+    measured. None: as the bandwidth of the host's memory allows (`perfmodel.prediction._host`)."""
+    host_threads: int = 0
+    """Threads that each rank updates with on the host (OMP_NUM_THREADS); 0: as many as its share of the memory's
+    bandwidth takes."""
+    eager_host_updates: bool = False
+    """Updates on the host run operator by operator (torch's optimizers on a processor) instead of in one loop
+    (DeepSpeed's CPU-Adam)."""
     bucket_bytes: float = 320e6
     """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
     size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
@@ -478,10 +480,11 @@ class Framework(Stated):
         if self.reported_ranks not in get_args(ReportedRanks):
             known = ", ".join(get_args(ReportedRanks))
             raise PerfModelError(f"framework {self.name}: reported_ranks must be one of {known}")
-        if self.host_updates_per_s <= 0:
+        if self.host_updates_per_s is not None and self.host_updates_per_s <= 0:
             raise PerfModelError(
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
             )
+        whole(f"framework {self.name}", {"host_threads": self.host_threads}, least=0)
         for name in (
             "host_op_s",
             "grouped_launch_s",

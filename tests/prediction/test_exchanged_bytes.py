@@ -10,6 +10,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.ops import Collective, OptimizerStep
 from perfmodel.prediction import Placement, StepProblem, bundle_events, bundles, explain, step_problem
+from perfmodel.prediction._host import host_update_s
 from perfmodel.program import Kind
 from perfmodel.spec import OPTIMIZERS, Job, Layout
 from perfmodel.units import dtype_bytes
@@ -291,7 +292,7 @@ def test_states_on_the_host_take_the_link_and_the_processors() -> None:
     assert rate is not None
     shard = params / 8
     copied_s = shard * 4 / rate
-    updated_s = shard * max(8 / problem.framework.host_updates_per_s, 2 / rate)
+    updated_s = shard * max(host_update_s(problem.setting, 8), 2 / rate)
     device_update_s = resident.breakdown_s["optimizer"]
     longer_s = on_host.step_time_s - resident.step_time_s
     assert longer_s == pytest.approx(copied_s + updated_s - device_update_s, rel=0.02)

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import KernelModel
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import LayoutGrid, evaluate, explain, lower_bounds_s, peak_memory, price_grids, step_problem
+from perfmodel.prediction._host import host_bytes_per_parameter, host_update_s, node_memory_bandwidth
 from perfmodel.program import Kind
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Framework, Job, Layout
 from perfmodel.workload import optimizer_op
 
 MODELS = ("gpt3-1.3b", "llama3-8b", "mixtral-8x7b")
@@ -120,6 +121,7 @@ def test_every_layer_is_gathered_and_reduced_by_itself():
 
 
 def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
+    asked = step_problem(catalog.model("llama2-13b"), catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=2048))
     usual, optimizer, weights = (_found(offload_states=where) for where in ("none", "optimizer", "weights"))
     assert optimizer.memory.optimizer == optimizer.memory.gradients == 0 < usual.memory.optimizer
     assert optimizer.memory.weights == usual.memory.weights
@@ -127,12 +129,48 @@ def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
     assert weights.memory.buffers == usual.memory.buffers
     params = usual.memory.optimizer / 12
     # eight devices share a host; 16-bit weights cross the link while others are updated
-    device, framework = catalog.device("a100-sxm-80gb"), catalog.framework("generic")
-    update_s = max(8 * params / framework.host_updates_per_s, 2 * params / device.host_bandwidth_bytes_per_s)
+    device = catalog.device("a100-sxm-80gb")
+    update_s = max(params * host_update_s(asked.setting, 8), 2 * params / device.host_bandwidth_bytes_per_s)
     # and what a step takes that updates next to nothing
     least_s = KernelModel.load().times(device, [optimizer_op(1, Job(global_batch=32, seq_len=2048))]).time_s.item()
     assert optimizer.breakdown_s["optimizer"] == pytest.approx(update_s + least_s, rel=1e-6)
     assert usual.step_time_s < optimizer.step_time_s <= weights.step_time_s * SLOW
+
+
+def _update_s(cluster: str, ranks: int, framework: Framework | None = None, **job) -> float:
+    """Seconds in which every of so many ranks of a node has one parameter updated on the host."""
+    problem = step_problem(
+        catalog.model("llama3-8b"), catalog.cluster(cluster), Job(global_batch=64, seq_len=2048, **job), None,
+        framework or Framework(),
+    )  # fmt: skip
+    return host_update_s(problem.setting, ranks)
+
+
+def test_ranks_of_a_node_share_the_memory_of_their_host():
+    """On PCIe; every Grace brings memory of its own."""
+    assert _update_s("dgx-a100", 8) == pytest.approx(4 * _update_s("dgx-a100", 2))
+    assert _update_s("gb200-nvl72", 72) == pytest.approx(_update_s("gb200-nvl72", 4))
+    bandwidths = [node_memory_bandwidth(catalog.device(name), 8) for name in ("V100", "A100", "H100", "GH200-96GB")]
+    assert bandwidths == sorted(bandwidths)
+
+
+def test_what_moves_more_bytes_takes_the_host_longer():
+    plain = _update_s("dgx-h100", 8)
+    assert _update_s("dgx-h100", 8, optimizer="adam8bit") < plain < _update_s("dgx-h100", 8, dtype="fp16")
+    eager = Framework(eager_host_updates=True)
+    job = Job(global_batch=64, seq_len=2048)
+    moved = [host_bytes_per_parameter(job, eager=is_eager) for is_eager in (True, False)]
+    assert _update_s("dgx-h100", 8, eager) == pytest.approx(plain * moved[0] / moved[1])
+
+
+def test_few_threads_update_as_fast_as_they_stream():
+    """Until the memory's bandwidth is used up."""
+    seconds = [_update_s("dgx-h100", 8, Framework(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
+    assert seconds[0] == pytest.approx(2 * seconds[1])
+    assert seconds[2] == seconds[3] == seconds[4]
+    assert _update_s("dgx-h100", 8, Framework(host_updates_per_s=1e9)) == 8e-9
+    with pytest.raises(PerfModelError, match="host_threads"):
+        Framework(host_threads=-1)
 
 
 def test_prefetching_more_layers_holds_more_of_them():

@@ -1,0 +1,73 @@
+"""How long the processors of a host take to update parameters whose optimizer states lie in its memory."""
+
+from itertools import pairwise
+from typing import Final
+
+from perfmodel.prediction._problem import Setting
+from perfmodel.spec import OPTIMIZERS, Device, Job
+from perfmodel.workload import optimizer_op
+
+_NODE_MEMORY_BY_LINK: Final = (
+    (15.75e9, 2 * 6 * 2666e6 * 8),
+    (31.5e9, 2 * 8 * 3200e6 * 8),
+    (63e9, 2 * 8 * 4800e6 * 8),
+    (126e9, 2 * 8 * 6400e6 * 8),
+)
+"""Rate of the link between host and device, by which the generation of the host's processors shows, and memory
+bandwidth of two such processors: channels, transfers per second, bytes each. PCIe 3: Intel Xeon Skylake, six channels
+of DDR4-2666; 4: AMD EPYC Rome, eight of DDR4-3200; 5: Intel Xeon Sapphire Rapids, eight of DDR5-4800; 6: Granite
+Rapids, of which DGX B300 has those with eight of DDR5-6400."""
+_COHERENT_HOST_BANDWIDTH: Final = 512e9
+"""Of the memory of one Grace processor (NVIDIA Grace CPU data sheet), which has 450 GB/s to its devices."""
+_COHERENT_LINK: Final = 450e9
+_REACHED_SHARE: Final = 0.46 / 1.3
+"""Share of its memory bandwidth that a host reaches as it updates for several ranks.
+
+0.46: DeepSpeed's CPU-Adam for one process on two Xeon 8168 (ZeRO-Offload, Ren et al., USENIX ATC 2021, table 4: ten
+billion parameters in 2.57 s, of 30 bytes each). Ranks that are not bound to the cores beside their memory take 1.3
+times as long (github.com/deepspeedai/DeepSpeed, pull request 7474)."""
+_THREAD_BYTES_PER_S: Final = 12e9
+"""What one core streams from and to memory: ten to fourteen GB/s of server processors, limited by the cache misses that
+a core keeps in flight (McCalpin, Memory Bandwidth and System Balance in HPC Systems, SC16)."""
+
+
+def node_memory_bandwidth(device: Device, devices: int) -> float:
+    """Bytes per second of the memory of the hosts that so many devices of a node have.
+
+    A coherent link tells a processor for every 450 GB/s of it; devices on PCIe share two processors of their
+    generation.
+    """
+    link = device.host_bandwidth_bytes_per_s or _NODE_MEMORY_BY_LINK[0][0]
+    newest_link, newest = _NODE_MEMORY_BY_LINK[-1]
+    if link > newest_link:
+        return devices * link / _COHERENT_LINK * _COHERENT_HOST_BANDWIDTH
+    for (_, bandwidth), (next_link, _) in pairwise(_NODE_MEMORY_BY_LINK):
+        if link < next_link:
+            return bandwidth
+    return newest
+
+
+_EAGER_ADAM_BYTES: Final = 84 - 28
+"""What Adam moves more per parameter where every operator is a pass over fp32 tensors (torch/optim/adamw.py
+`_single_tensor_adamw`: decay, first moment, two for the second, root, division, sum and update) than in one loop."""
+
+
+def host_bytes_per_parameter(job: Job, *, eager: bool) -> float:
+    """What an update on the host reads and writes of its memory per parameter: what one on the device does, and more
+    where it runs operator by operator."""
+    n_bytes = optimizer_op(1, job).bytes_per_param
+    is_eager_adam = eager and OPTIMIZERS[job.optimizer].kernel == "adam"
+    return n_bytes + (_EAGER_ADAM_BYTES if is_eager_adam else 0)
+
+
+def host_update_s(setting: Setting, ranks: int) -> float:
+    """Seconds per parameter of each of so many ranks of a node, which share its memory bandwidth and bring so many
+    threads each as their framework starts."""
+    framework = setting.framework
+    if framework.host_updates_per_s is not None:
+        return ranks / framework.host_updates_per_s
+    n_bytes = host_bytes_per_parameter(setting.job, eager=framework.eager_host_updates)
+    bandwidth = _REACHED_SHARE * node_memory_bandwidth(setting.cluster.device, ranks)
+    if framework.host_threads:
+        bandwidth = min(bandwidth, ranks * framework.host_threads * _THREAD_BYTES_PER_S)
+    return ranks * n_bytes / bandwidth
