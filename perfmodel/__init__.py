@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.decision import DecisionReport, report
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
-    from perfmodel.planning.health import RunHealth, check_run
+    from perfmodel.planning.health import RunHealth, check_run, runs_of_logs
     from perfmodel.planning.layouts import (
         SearchOptions,
         SearchResult,

@@ -21,6 +21,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 def commands(text: str) -> list[list[str]]:
     """Arguments of every `perfmodel` command of a block."""
     lines = text.replace("\\\n", " ").splitlines()
+    if text.startswith("$ "):  # what follows a command is what it prints
+        lines = [line for line in lines if line.startswith("$ ")]
     words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "perfmodel" in line]
     return [line[1 : line.index(">") if ">" in line else None] for line in words if line[0] == "perfmodel"]
 

@@ -30,6 +30,14 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--runs", type=Path, metavar="RUNS.csv", help="measured steps of whole runs (columns of validate cases)"
     )
+    command.add_argument(
+        "--log",
+        dest="logs",
+        action="append",
+        default=[],
+        metavar="SCRIPT=LOG",
+        help="a launch script and the log of its run on --cluster, a measured run like a row of --runs; repeatable",
+    )
     add_profile(command)
     command.add_argument("--layout", help="with --profile: the layout that ran, with the job's flags or --from")
     command.add_argument(
@@ -79,7 +87,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             summary = fit_calibration(
                 arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
             )
-        runs = _to_runs(arguments, report) if arguments.runs else {}
+        runs = _to_runs(arguments, report) if arguments.runs or arguments.logs else {}
 
     def show() -> None:
         if summary:
@@ -97,10 +105,16 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         PerfModelError: naming them.
     """
-    if not (arguments.tables or arguments.runs or arguments.sites or arguments.profile):
+    has_runs = bool(arguments.runs or arguments.logs)
+    if not (arguments.tables or has_runs or arguments.sites or arguments.profile):
         raise PerfModelError(
-            "fit: nothing to fit to; give TABLE... (kernels, collectives), --runs RUNS.csv or --profile FILE..."
+            "fit: nothing to fit to; give TABLE... (kernels, collectives), --runs RUNS.csv, --log SCRIPT=LOG or "
+            "--profile FILE..."
         )
+    if arguments.logs and arguments.cluster is None:
+        raise PerfModelError("fit: --log needs --cluster: where did it run?")
+    if arguments.logs and (arguments.profile or arguments.sites):
+        raise PerfModelError("fit: --log goes without --profile and --sites; fit in two steps, --base")
     if arguments.profile and (arguments.tables or arguments.runs or arguments.sites or arguments.family):
         raise PerfModelError(
             "fit: --profile goes without TABLEs, --runs, --sites and --family; fit in two steps, --base"
@@ -119,9 +133,10 @@ def _check(arguments: argparse.Namespace) -> None:
     for flag, given in (("--unstated SOURCE", arguments.unstated), ("--skew", arguments.skew)):
         if given and not arguments.sites:
             raise PerfModelError(f"fit: {flag} belongs to --sites; give both or neither")
-    if arguments.base and (arguments.tables or not (arguments.runs or arguments.profile)):
+    if arguments.base and (arguments.tables or not (has_runs or arguments.profile)):
         raise PerfModelError(
-            "fit: --base DIR is what --runs or --profile corrects in place of TABLEs; give one of them and no TABLE"
+            "fit: --base DIR is what --runs, --log or --profile corrects in place of TABLEs; give one of them and no "
+            "TABLE"
         )
 
 
@@ -173,10 +188,27 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     from perfmodel.calibration import calibrate_end_to_end
     from perfmodel.validation import read_runs
 
-    runs, skipped = read_runs(arguments.runs)
+    runs, skipped = read_runs(arguments.runs) if arguments.runs else ([], {})
+    if arguments.logs:
+        from perfmodel.planning.health import runs_of_logs
+
+        pairs = [_script_and_log(text) for text in arguments.logs]
+        runs = [*runs, *runs_of_logs(pairs, arguments.cluster, devices=arguments.devices)]
     base = arguments.out if arguments.tables else arguments.base
     found = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
     return {"end_to_end": {device: fitted.to_dict() for device, fitted in found.items()}, "skipped_runs": skipped}
+
+
+def _script_and_log(text: str) -> tuple[str, Path]:
+    """The two files of --log; a script's variables may stand before it, as in `TP=4 train.sh`.
+
+    Raises:
+        PerfModelError: no two files.
+    """
+    script, _, log_path = text.rpartition("=")
+    if not script.strip() or not log_path.strip():
+        raise PerfModelError(f"fit: --log takes SCRIPT=LOG, such as train.sh=train.log; got {text!r}")
+    return script, Path(log_path)
 
 
 def _to_profile(arguments: argparse.Namespace) -> int:

@@ -58,3 +58,26 @@ def test_what_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFi
     assert main(["check", "--from", str(SCRIPT), "--devices", "64", "--cluster", "dgx-h100", *argv]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert message in error
+
+
+def test_a_fit_to_scripts_and_logs(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "dgx-h100", "--devices", "64", "--out", str(tmp_path / "mine"), "--json"]
+    assert main(["fit", "--log", f"{SCRIPT}={log}", *words]) == 0
+    (fitted,) = json.loads(capsys.readouterr().out)["end_to_end"].values()
+    assert fitted["runs"] == 1
+    assert (tmp_path / "mine").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--log", "train.log", "--cluster", "dgx-h100"], "--log takes SCRIPT=LOG"),
+        (["--log", "train.sh=train.log"], "--log needs --cluster"),
+        (["--log", f"{SCRIPT}=nowhere.log", "--cluster", "dgx-h100", "--devices", "64"], "nowhere.log"),
+    ],
+)
+def test_logs_that_cannot_be_fitted_to(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *argv, "--out", str(tmp_path / "mine")]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -2,6 +2,7 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.health._health import Cause, RunHealth, check_run
+from perfmodel.planning.health._runs import runs_of_logs
 from perfmodel.planning.health._series import Drift, Stalls, StepSeries, step_series
 
 shorten_reprs(__name__)

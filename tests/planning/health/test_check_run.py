@@ -10,6 +10,7 @@ import pytest
 from written_logs import WrittenRun, write_log
 
 import perfmodel as pm
+from perfmodel.cli._init import samples
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import parse_log
 from perfmodel.planning.health import RunHealth, check_run
@@ -324,3 +325,31 @@ def test_a_log_too_short_is_refused() -> None:
     text = write_log("megatron", WrittenRun(step_s=[3.0, 3.0, 3.0], global_batch=128))
     with pytest.raises(PerfModelError, match="Give a longer log"):
         check_run(problem, layout, parse_log(text))
+
+
+# ---- runs for a fit ----
+
+
+def test_scripts_with_their_logs_are_runs(tmp_path: Path) -> None:
+    script = LAUNCH_FILES / "torchtitan_8b.toml"
+    problem, layout = job("torchtitan")
+    for name, seconds in (("one", 1.3), ("two", 1.4)):
+        run = WrittenRun(step_s=[5.0] + [seconds] * 9, global_batch=64, seq_len=problem.job.seq_len)
+        (tmp_path / f"{name}.log").write_text(write_log("torchtitan", run))
+    pairs = [(script, tmp_path / "one.log"), (script, tmp_path / "two.log")]
+    runs = pm.runs_of_logs(pairs, "dgx-h100", devices=64)
+    assert [run.name for run in runs] == ["one.log", "two.log"]
+    assert [run.measured_s for run in runs] == pytest.approx([1.3, 1.4], rel=1e-3)
+    assert all(run.layout == layout and run.job == problem.job for run in runs)
+
+
+def test_a_run_has_the_options_that_its_log_states(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(samples()["train.sh"])
+    launch = pm.read_launch(script)
+    assert launch.layout is not None
+    problem = launch.problem("dgx-h100")
+    (tmp_path / "train.log").write_text(log_of(problem, launch.layout, overlap_grad_reduce=True))
+    (run,) = pm.runs_of_logs([(script, tmp_path / "train.log")], "dgx-h100")
+    assert not launch.layout.overlap_grad_reduce
+    assert run.layout.overlap_grad_reduce

@@ -1,0 +1,58 @@
+"""Launch scripts with the logs of their runs, as measured runs for `calibrate_end_to_end`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfmodel.calibration import Run
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import read_launch, save_every
+from perfmodel.ingest.logs import read_log
+from perfmodel.planning.health._contradictions import what_ran
+from perfmodel.planning.health._series import step_series
+from perfmodel.prediction import layout_of
+from perfmodel.spec import Cluster
+
+
+def runs_of_logs(
+    pairs: Sequence[tuple[Path | str, Path | str]], cluster: Cluster | str, *, devices: int | None = None
+) -> list[Run]:
+    """One measured run for each launch script and its log: the usual step, without warm-up and stalls.
+
+    Where a log states another layout, batch or option than its script, what the log says is taken.
+
+        runs = pm.runs_of_logs([("small.sh", "small.log"), ("large.sh", "large.log")], "dgx-h100")
+        pm.calibrate_end_to_end(runs, out="mine")
+
+    Args:
+        pairs: (launch script, log).
+        cluster: on which all of them ran.
+        devices: for scripts that do not say it.
+
+    Raises:
+        LaunchFileError: a script that leaves model, layout or batch open.
+        TableError, PerfModelError: a log that is none, is too short, or cannot be of its script.
+    """
+    runs = []
+    for script, log_path in pairs:
+        launch = read_launch(str(script), devices=devices)
+        if launch.layout is None:
+            raise LaunchFileError(f"{launch.path}: {'; '.join(launch.missing)}")
+        problem = launch.problem(cluster)
+        log = read_log(log_path)
+        job = what_ran(problem, launch.layout, log)
+        layout, _ = layout_of(job.problem, job.ran)
+        global_batch, seq_len = job.problem.job.global_batch, job.problem.job.seq_len
+        every = save_every(Path(launch.path).read_text(errors="replace"))
+        series = step_series(log, global_batch * seq_len, layout.devices, global_batch, every)
+        runs.append(
+            Run(
+                name=Path(log_path).name,
+                model=job.problem.model,
+                cluster=job.problem.cluster,
+                job=job.problem.job,
+                layout=layout,
+                measured_s=series.usual_s,
+                framework=job.problem.framework,
+            )
+        )
+    return runs
