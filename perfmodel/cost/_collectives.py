@@ -72,8 +72,9 @@ class CollectiveModel:
         """
         fabric, priced = Fabric.of(cluster), Priced.unknown(len(ops))
         columns = np.array(
-            [(op.bytes, op.num_ranks, op.ranks_per_node, op.level, op.concurrent) for op in ops], np.float64
-        ).reshape(-1, 5)
+            [(op.bytes, op.num_ranks, op.ranks_per_node, op.level, op.concurrent, op.interleaved) for op in ops],
+            np.float64,
+        ).reshape(-1, 6)
         by_kind: dict[str, list[int]] = {}
         for i, op in enumerate(ops):
             by_kind.setdefault(op.collective, []).append(i)
@@ -93,7 +94,7 @@ class CollectiveModel:
         time_s = _published_s(fabric, groups, [ops[i].exchange for i in index])
         known = np.isfinite(time_s)
         # a rate includes the latency at its size: smaller messages still take as long as the smallest
-        least = Groups.on(fabric, *(columns[index[known]] * (0, 1, 1, 1, 1)).T)
+        least = Groups.on(fabric, *(columns[index[known]] * (0, 1, 1, 1, 1, 1)).T)
         shortest_s = self._prices.price(CollectiveRequest("all_to_all", fabric), least).time_s
         priced.time_s[index[known]] = np.maximum(np.maximum(time_s[known], shortest_s), priced.least_s[index[known]])
 

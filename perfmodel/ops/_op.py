@@ -136,6 +136,9 @@ class Collective:
     """Outermost network level of the cluster that the group spans."""
     concurrent: int = 1
     """Groups of this kind that share each node's outgoing links at the same time."""
+    interleaved: int = 1
+    """Groups of this kind, itself included, whose ranks lie in turn within one span of a node. Where devices share a
+    host bridge (PCIe) they share it; behind a switch they do not slow one another."""
     relayed_bytes: float = 0.0
     """Of an all-to-all over nodes: what each rank sends on inside its node at the same time, of all that its node
     receives. The collective takes as long as the longer of the two."""

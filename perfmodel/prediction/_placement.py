@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfmodel.ops import Collective, Exchange
-from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Layout
+from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Layout, interleaved_groups
 from perfmodel.workload import ExpertChoice
 
 Group = Literal["tp", "cp", "ep", "etp", "dp", "expert_dp", "pp", "embedding"]
@@ -44,6 +44,8 @@ class Network(NamedTuple):
     """Outermost network level that it crosses."""
     concurrent: int
     """Groups that share a node's outgoing links (the like groups beside it, if it leaves the node)."""
+    interleaved: int = 1
+    """See `perfmodel.ops.Collective`; 1 for a group that leaves its node."""
 
     def collective(
         self,
@@ -75,6 +77,7 @@ class Network(NamedTuple):
             dtype=dtype,
             level=self.level,
             concurrent=self.concurrent,
+            interleaved=self.interleaved,
         )
 
 
@@ -117,8 +120,10 @@ class Placement:
         """What of a cluster the group uses."""
         node = min(cluster.devices_per_node, cluster.capacity)
         per_node = self.ranks_per_node(node)
-        beside = max(1, node // per_node) if self.size > per_node else 1
-        return Network(self.size, per_node, cluster.level_of(self.reach), beside)
+        leaves_node = self.size > per_node
+        beside = max(1, node // per_node) if leaves_node else 1
+        interleaved = 1 if leaves_node or self.size == 1 else interleaved_groups(self.size, self.reach)
+        return Network(self.size, per_node, cluster.level_of(self.reach), beside, interleaved)
 
     @property
     def reach(self) -> int:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.ops import Collective, CollectiveKind, Op
 from perfmodel.prediction._placement import Placement, rank_strides
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Cluster, Job, Layout
+from perfmodel.spec import Cluster, Job, Layout, interleaved_groups
 from perfmodel.workload import BlockOps
 
 NO_EVENT: Final = -1
@@ -42,8 +42,11 @@ def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job
         return len(ops) - 1
 
     tiers = range(len(cluster.levels) + 1)
-    sends = [[place(_send(block.boundary_bytes * share, tier, job.dtype, cluster)) for tier in tiers]
-             for block in blocks]  # fmt: skip
+    stride = rank_strides(layout)["pp"]
+    sends = []
+    for block in blocks:
+        n_bytes = block.boundary_bytes * share
+        sends.append([place(_send(n_bytes, tier, job.dtype, cluster, stride)) for tier in tiers])
     completed = [
         [
             place(Placement.of(comm.group, layout).collective(comm.collective, comm.bytes * share, job.dtype, cluster))
@@ -56,8 +59,13 @@ def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job
     return Transfers(tuple(ops), np.array(sends), by_step)
 
 
-def _send(n_bytes: float, tier: int, dtype: str, cluster: Cluster, kind: CollectiveKind = "send_recv") -> Collective:
-    """Point-to-point between two ranks; when it leaves the node, all devices of the node send at once."""
+def _send(
+    n_bytes: float, tier: int, dtype: str, cluster: Cluster, stride: int, kind: CollectiveKind = "send_recv"
+) -> Collective:
+    """Point-to-point between two ranks that are `stride` apart.
+
+    The ranks between them send to theirs at the same time, and if the message leaves the node all of its devices do.
+    """
     return Collective(
         collective=kind,
         bytes=n_bytes,
@@ -66,6 +74,7 @@ def _send(n_bytes: float, tier: int, dtype: str, cluster: Cluster, kind: Collect
         dtype=dtype,
         level=max(0, tier - 1),
         concurrent=cluster.devices_per_node if tier else 1,
+        interleaved=1 if tier else interleaved_groups(2, stride + 1),
     )
 
 
@@ -118,7 +127,7 @@ def outermost_tier(cluster: Cluster) -> int:
 
 def across(op: Collective, cluster: Cluster) -> Collective:
     """What two ranks exchange, from one end of a link whose cluster is given."""
-    return _send(op.bytes, outermost_tier(cluster), op.dtype, cluster, op.collective)
+    return _send(op.bytes, outermost_tier(cluster), op.dtype, cluster, stride=1, kind=op.collective)
 
 
 def _on_kinds(layout: Layout) -> tuple[Int[np.ndarray, " ranks"], Int[np.ndarray, " ranks"]]:

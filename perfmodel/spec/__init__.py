@@ -1,7 +1,7 @@
 """Frozen descriptions of devices, clusters, models, frameworks, layouts and ops. No JAX, no I/O."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.spec._cluster import Cluster, NetworkLevel
+from perfmodel.spec._cluster import Cluster, NetworkLevel, interleaved_groups
 from perfmodel.spec._device import BACKENDS, USUAL_DTYPES, Device, PeakRates
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Dimension
 from perfmodel.spec._documented import Stated, documented

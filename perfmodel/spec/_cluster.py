@@ -19,6 +19,15 @@ class Reach(NamedTuple):
     ranks_per_node: int
     level: int
     concurrent: int
+    interleaved: int
+
+
+def interleaved_groups(ranks: int, reach: int) -> int:
+    """How many groups of `ranks` lie in turn within the `reach` consecutive ranks that one of them spans.
+
+    Neighbours are alone in their span. Ranks that are n apart leave room for n - 1 groups like theirs between them.
+    """
+    return -(-(reach - 1) // max(1, ranks - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +249,8 @@ class Cluster:
         here = max(nodes.values())
         joining = (i for i, level in enumerate(self.levels) if len({rank // level.size for rank in group}) == 1)
         others = max(1, min(node, running or node) // here) if len(nodes) > 1 else 1
-        return Reach(here, next(joining, len(self.levels) - 1), others)
+        alternating = 1 if len(nodes) > 1 else interleaved_groups(len(group), max(group) - min(group) + 1)
+        return Reach(here, next(joining, len(self.levels) - 1), others, max(1, alternating))
 
     def level_of(self, span: int) -> int:
         """Index of the innermost level whose size covers `span` consecutive ranks (last if none does)."""

@@ -1,7 +1,9 @@
 """Laws of collectives: monotone in everything, tables and clusters priced alike, intervals that hold the point."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -46,7 +48,10 @@ def questions(draw: st.DrawFn) -> tuple[Cluster, Collective]:
     per_node = min(per_node, ranks)
     if len(cluster.levels) == 1:
         per_node = ranks = min(max(ranks, 2), node)
-    return cluster, op(kind, draw(st.floats(1, 1e11)), ranks, per_node, concurrent=draw(st.integers(1, 8)))
+    asked = op(kind, draw(st.floats(1, 1e11)), ranks, per_node, concurrent=draw(st.integers(1, 8)))
+    if ranks <= per_node:
+        asked = replace(asked, interleaved=draw(st.integers(1, max(1, node // ranks))))
+    return cluster, asked
 
 
 def changed(cluster: Cluster, level: int, **factors: float) -> Cluster:
@@ -81,7 +86,7 @@ def test_more_latency_is_never_faster(question: tuple[Cluster, Collective], fact
 def test_more_bytes_or_sharing_is_never_faster(question: tuple[Cluster, Collective], factor: float) -> None:
     cluster, asked = question
     assert seconds(cluster, replace(asked, bytes=asked.bytes * factor)) >= seconds(cluster, asked) * (1 - 1e-9)
-    shared = replace(asked, concurrent=2 * asked.concurrent)
+    shared = replace(asked, concurrent=2 * asked.concurrent, interleaved=2 * asked.interleaved)
     assert seconds(cluster, shared) >= seconds(cluster, asked) * (1 - 1e-9)
 
 
@@ -112,12 +117,83 @@ def test_more_nodes_or_ranks_of_a_switched_node_are_never_faster(
     assert seconds(cluster, larger) >= seconds(cluster, asked) * (1 - 1e-9)
 
 
+BRIDGED = tuple(
+    replace(
+        catalog.cluster("l40s-x8"),
+        name=name,
+        device=catalog.device(device),
+        levels=(replace(catalog.cluster("l40s-x8").levels[0], name=link, bandwidth_bytes_per_s=rate),),
+    )
+    for name, device, link, rate in (
+        ("PCIe 3", "RTX-2080", "PCIe3", 15.75e9),
+        ("PCIe 4", "L40S", "PCIe4", 31.5e9),
+        ("PCIe 5", "RTX-PRO-6000-Server", "PCIe5", 63e9),
+    )
+)
+
+
+@pytest.mark.parametrize("cluster", BRIDGED, ids=lambda cluster: cluster.name)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_groups_that_lie_in_turn_on_a_host_bridge_get_its_bandwidth_together(cluster: Cluster, kind: str) -> None:
+    """Two groups of four, or four of two, over all devices of a node cross the hops that a group of eight does."""
+    size, all_ranks = 1e9, 8
+    of_all_s = seconds(cluster, op(kind, size, all_ranks, all_ranks))
+    for ranks in (2, 4):
+        # as many bytes on each device's link
+        same_volume = size * (1 - 1 / all_ranks) / (1 - 1 / ranks)
+        alone = op(kind, same_volume, ranks, ranks)
+        shared_s = seconds(cluster, replace(alone, interleaved=all_ranks // ranks))
+        assert shared_s >= seconds(cluster, alone)
+        assert 0.88 * of_all_s < shared_s
+        # where larger groups were measured to be faster, small ones are left as they were
+        assert shared_s < 1.12 * max(of_all_s, seconds(cluster, alone))
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_half_the_bytes_in_twice_the_groups_on_a_host_bridge_take_half_as_long_at_best(kind: str) -> None:
+    """Eight ranks in a node, then four in each of two nodes, and so on: what a bridge carries stays what it was."""
+    for cluster in (catalog.cluster("l40s-x8"), catalog.cluster("a10x4")):
+        node, size = cluster.devices_per_node, 1e9
+        ranks = node
+        times = []
+        for per_node in (node, node // 2, node // 4):
+            groups = node // per_node
+            times.append(seconds(cluster, op(kind, size / groups, ranks, per_node, concurrent=groups)))
+        for fewer_s, more_s in pairwise(times):
+            assert more_s >= 0.49 * fewer_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_beside_one_another_behind_a_switch_do_not_slow_one_another(kind: str) -> None:
+    for cluster in (catalog.cluster("dgx-a100"), catalog.cluster("dgx-h100"), catalog.cluster("mi300x")):
+        alone = op(kind, 1e8, 2, 2)
+        assert seconds(cluster, replace(alone, interleaved=4)) == seconds(cluster, alone)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "interleaved"),
+    [
+        (range(2), 1),
+        (range(8), 1),
+        ((0, 2), 2),
+        ((0, 4), 4),
+        ((1, 3, 5, 7), 2),
+        ((0, 1, 4, 5), 2),
+        ((0,), 1),
+        ((0, 8), 1),
+    ],
+)
+def test_groups_between_the_ranks_of_a_group_are_counted(ranks: Iterable[int], interleaved: int) -> None:
+    assert catalog.cluster("dgx-a100").reach(ranks).interleaved == interleaved
+
+
 @settings(max_examples=100, deadline=None)
 @given(questions())
 def test_leaving_the_node_is_never_faster(question: tuple[Cluster, Collective]) -> None:
     cluster, asked = question
     if len(cluster.levels) > 1 and cluster.devices_per_node > 1 and asked.num_ranks <= asked.ranks_per_node > 1:
-        out = replace(asked, num_ranks=2 * asked.ranks_per_node, level=1)
+        out = replace(asked, num_ranks=2 * asked.ranks_per_node, level=1, interleaved=1)
+        asked = replace(asked, interleaved=min(asked.interleaved, asked.concurrent))
         if asked.collective != "send_recv":
             assert seconds(cluster, out) >= seconds(cluster, asked) * (1 - 1e-9)
 

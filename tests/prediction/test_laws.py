@@ -294,6 +294,22 @@ def test_tensor_parallelism_over_nodes_costs_device_seconds(case: Case, device: 
         assert_costs_device_seconds(one.laid(tp=node), one.laid(tp=2 * node))
 
 
+PCIE_NODE = catalog.cluster("l40s-x8")
+PCIE_DEVICES = ("L40S", "A100-PCIE-80GB", "H100-PCIE-80GB", "RTX-PRO-6000-Server")
+
+
+@some(8)
+@given(cases(), st.sampled_from(PCIE_DEVICES), st.sampled_from(["PCIe4", "PCIe5"]))
+def test_tensor_parallelism_on_a_host_bridge_costs_device_seconds(case: Case, device: str, link: str) -> None:
+    """Groups of data-parallel ranks lie in turn and share the bridge, in a node and where they leave it: twice the
+    devices, whose jobs are half as large each, halve a step at most."""
+    inside, network = PCIE_NODE.levels
+    of_node = replace(PCIE_NODE, device=catalog.device(device), levels=(replace(inside, name=link), network))
+    on_bridge = replace(case, cluster=of_node, dtype="fp16")
+    for tp, dp in ((1, 2), (2, 2), (1, 4), (1, 8), (2, 8), (4, 8)):
+        assert_costs_device_seconds(on_bridge.laid(tp=tp, dp=dp), on_bridge.laid(tp=2 * tp, dp=dp))
+
+
 @some(8)
 @given(cases())
 def test_replicas_cost_device_seconds(case: Case) -> None:

@@ -92,7 +92,7 @@ def _peers(link: LinkClass | None) -> tuple[float, float]:
     """In a mesh bandwidth grows with the peers, on a host bridge it is shared, behind a switch it stays."""
     if link and link.mesh:
         return 0.8, 0.2
-    if link and link.name.startswith("PCIe"):
+    if link and link.bridged:
         return -0.2, 0.3
     return 0.0, 0.02
 
@@ -142,7 +142,7 @@ def constants(
         bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
         low_latency_share=1 / (1 + exp(-low_latency)),
         line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
-        peer_exponent=value("peers", inside) if near.mesh or inside.startswith("PCIe") else 0.0,
+        peer_exponent=value("peers", inside) if near.mesh or near.bridged else 0.0,
         node_exponent=exp(value("nodes", between)) if at_scale else 0.0,
         neighbour_share=1 / (1 + exp(-value("neighbours"))) if at_scale else 1.0,
         eager_bytes=far.eager_bytes,

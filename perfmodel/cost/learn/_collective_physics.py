@@ -206,9 +206,14 @@ def collective_time(
     return (c.launch_s + best) * xp.minimum(n - 1.0, 1.0)
 
 
+def peers_of(ranks: Array) -> Array:
+    """Peers of a rank inside its node, as far as they change its bandwidth."""
+    return namespace(ranks).clip(ranks - 1.0, 1.0, REFERENCE_PEERS)
+
+
 def _bandwidths(kind: str, xp: ModuleType, r: Array, nodes: Array, c: LinkConstants) -> tuple[Array, Array]:
     """Bytes/s of one rank inside its node, by its peers there, and between nodes, by their number."""
-    peers = xp.clip(r - 1.0, 1.0, REFERENCE_PEERS)
+    peers = peers_of(r)
     inside = c.bandwidth_inside * (peers / xp.where(c.peer_exponent < 0, 1, REFERENCE_PEERS)) ** c.peer_exponent
     between = c.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -c.node_exponent
     if kind == "send_recv":

@@ -11,14 +11,14 @@ count stands for itself. So it does where a row of a table names a measured seri
 with what made one count of its ranks, or one size, slower than the next.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from perfmodel.cost.learn._collective_curves import GRID, PER_OCTAVE, Curve, Parts, between_of, correction, inside_of
 from perfmodel.cost.learn._collective_effects import constants
-from perfmodel.cost.learn._collective_physics import collective_time, least_volume
+from perfmodel.cost.learn._collective_physics import collective_time, least_volume, peers_of
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, EntryKey, LinksKey
 from perfmodel.cost.learn._fabrics import Fabric
@@ -29,6 +29,7 @@ _STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40
 RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
 """Rank counts inside a node at which prices are worked out."""
 NODES: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float)
+RING_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 _MOST_TABLES: Final = 4096
 LARGE: Final = 20
 """log2 of the bytes from which a message counts as large: 1 MiB."""
@@ -57,12 +58,14 @@ class Groups:
     level: np.ndarray
     """Outermost network level reached."""
     concurrent: np.ndarray
-    """Groups that share each node's links."""
+    """Groups that share each node's outgoing links."""
+    interleaved: np.ndarray
+    """Groups whose ranks lie in turn within one span of a node, which share its host bridge if it has one."""
 
     @classmethod
     def on(
         cls, fabric: Fabric, buffer_bytes: np.ndarray, ranks: np.ndarray, ranks_per_node: np.ndarray,
-        level: np.ndarray, concurrent: np.ndarray,
+        level: np.ndarray, concurrent: np.ndarray, interleaved: np.ndarray | float = 1.0,
     ) -> "Groups":  # fmt: skip
         """Of one fabric: over at least its first network level where they leave a node."""
         last = len(fabric.levels) - 1
@@ -72,7 +75,12 @@ class Groups:
         else:
             ranks_per_node = np.clip(ranks_per_node, 1, ranks)
             level = np.where(ranks > ranks_per_node, np.maximum(level, min(1, last)), 0)
-        return cls(buffer_bytes, ranks, ranks_per_node, level, np.maximum(concurrent, 1.0))
+        concurrent = np.maximum(concurrent, 1.0)
+        if not fabric.inside.of.bridged:
+            interleaved = 1.0
+        # groups that leave a node share its bridge with all that leave it beside them
+        sharing = np.where(ranks > ranks_per_node, concurrent if fabric.inside.of.bridged else 1.0, interleaved)
+        return cls(buffer_bytes, ranks, ranks_per_node, level, concurrent, np.maximum(sharing, 1.0))
 
 
 @dataclass(frozen=True)
@@ -123,9 +131,10 @@ class CollectivePrices:
         rate, fabric = np.full(n, asked.fabric.inside.bandwidth), asked.fabric
         several = groups.ranks > 1
         inside = several & (groups.ranks <= groups.ranks_per_node)
-        index = np.flatnonzero(inside)
-        if len(index):
-            self._fill(asked, self._inside(asked), groups, index, groups.ranks, (log_s, half, provenance))
+        for sharing in np.unique(groups.interleaved[inside]).tolist():
+            index = np.flatnonzero(inside & (groups.interleaved == sharing))
+            table = self._inside(asked, sharing)
+            self._fill(asked, table, groups, index, groups.ranks, (log_s, half, provenance))
         rest = np.flatnonzero(several & ~inside)
         places = np.stack([groups.ranks_per_node[rest], groups.level[rest], groups.concurrent[rest]], axis=1)
         found, which = np.unique(places, axis=0, return_inverse=True)
@@ -172,15 +181,32 @@ class CollectivePrices:
         most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
         return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
 
-    def _inside(self, asked: CollectiveRequest) -> _Table:
-        return self._tables.once(asked, lambda: self._inside_table(asked))
+    def _inside(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        make = self._inside_table if sharing == 1 else self._bridge_table
+        return self._tables.once((asked, sharing), lambda: make(asked, sharing))
 
-    def _inside_table(self, asked: CollectiveRequest) -> _Table:
+    def _bridge_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        """Of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
+        alone, shared = self._inside(asked, 1.0), self._inside_table(asked, sharing)
+        return _Table(RANKS, np.maximum(alone.log_s, shared.log_s), {}, alone.source)
+
+    def _inside_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        """Of groups inside a node.
+
+        Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them crosses slower
+        hops. Groups whose ranks lie in turn cross the same hops as one group of all their ranks, so they get its
+        bandwidth; their latency is that of their own ranks.
+        """
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, False, 0, 0.0)
         c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.algorithm == "collnet", False)
         size_bytes = np.exp2(GRID)[None, :]
         ranks = RANKS[:, None]
+        if sharing > 1:
+            # of the largest messages, which take as long as bandwidth says
+            slower = correction(parts, RANKS * sharing)[:, -1:] - correction(parts, RANKS)[:, -1:]
+            loss = (peers_of(ranks * sharing) / peers_of(ranks)) ** min(0.0, float(c.peer_exponent))
+            c = replace(c, bandwidth_inside=c.bandwidth_inside * loss * np.exp(-slower))
         time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c, asked.algorithm)
         time_s = time_s * np.exp(correction(parts, RANKS))
         log_s = _over_bytes(np.log(time_s), source)
@@ -204,8 +230,16 @@ class CollectivePrices:
             log_s = rising(log_s, axis=0)
         one = log_s[0]
         if per_node > 1:
-            one = _read(self._inside(asked), GRID, np.full(len(GRID), per_node))
-            log_s = log_s if isinstance(source, SeriesKey) else np.maximum(log_s, one)
+            bridged = fabric.inside.of.bridged
+            inside, here = self._inside(asked, concurrent if bridged else 1.0), np.full(len(GRID), per_node)
+            one = _read(inside, GRID, here)
+            if not isinstance(source, SeriesKey):
+                log_s = np.maximum(log_s, one)
+            if bridged and asked.kind in RING_KINDS and not isinstance(source, SeriesKey):
+                # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
+                more = np.log2((1 - 1 / ranks) / (1 - 1 / per_node))
+                in_ring = np.array([_read(inside, GRID + at_nodes, here) for at_nodes in more.ravel()])
+                log_s = np.maximum(log_s, in_ring)
         exact = {n: c for _, curves in parts for n, c in curves.items() if c.ranks_per_node == per_node}
         return _Table(NODES, np.concatenate([one[None], log_s]), exact, source)
 

@@ -37,6 +37,11 @@ class LinkClass:
     """Messages up to this size are sent without asking the receiver first."""
 
     @property
+    def bridged(self) -> bool:
+        """Whether devices share a bridge of their host, instead of a switch or links between pairs."""
+        return self.name.startswith("PCIe")
+
+    @property
     def known(self) -> bool:
         """Whether a name, or a stated rate, told the links."""
         return self.pattern != ""

@@ -39,6 +39,7 @@ def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> 
         ranks_per_node=min(2, place.ranks_per_node) if pair else place.ranks_per_node,
         level=place.level,
         concurrent=place.concurrent,
+        interleaved=1 if pair else place.interleaved,
     )
 
 
