@@ -13,9 +13,9 @@ from perfmodel.cost.learn._collective_curves import Curve, Placements, mean_curv
 from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_rows import SeriesKey
 from perfmodel.cost.learn._fabrics import Fabric, names_of_parts
-from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
+from perfmodel.cost.learn._weights import WeightFiles, parse_weights, sealed_weights, weight_files
 from perfmodel.errors import CalibrationError
-from perfmodel.files import UNSEALED, parse_json, require_intact, sealed
+from perfmodel.files import parse_json, require_intact
 from perfmodel.ingest.tables import write_bytes
 
 SCHEMA: Final = "perfmodel-collectives/4"
@@ -183,7 +183,6 @@ class CollectiveWeights:
 
 def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
     """Write `path` atomically."""
-    from safetensors.numpy import save
 
     moe = weights.moe
     curves, exchanges = _sorted(weights.curves), _sorted(moe.curves)
@@ -204,8 +203,7 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
         "notes": dict(weights.notes),
     }
     whole = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    metadata = {"perfmodel": json.dumps(meta, sort_keys=True), "checksum": UNSEALED}
-    write_bytes(path, sealed(save(whole, metadata)))
+    write_bytes(path, sealed_weights(whole, {"perfmodel": json.dumps(meta, sort_keys=True)}))
 
 
 def collective_weights(weights: WeightFiles) -> CollectiveWeights:

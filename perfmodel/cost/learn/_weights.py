@@ -29,8 +29,6 @@ _NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "inter
 
 def save_regressor(regressor: Regressor, directory: Path) -> Path:
     """Write `<name>.safetensors` atomically; networks and tables are stored as float16."""
-    from safetensors.numpy import save
-
     arrays: dict[str, np.ndarray] = {"cells": regressor.cells}
     for name, value in regressor.params._asdict().items():
         if name in LAYERED:
@@ -50,10 +48,26 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
         "layers": len(regressor.params.kernels),
     }
     metadata = {"format": FORMAT, "schema_version": str(SCHEMA_VERSION), "description": json.dumps(described)}
-    metadata["checksum"] = UNSEALED
     path = Path(directory) / f"{regressor.name}.safetensors"
-    write_bytes(path, sealed(save(arrays, metadata)))
+    write_bytes(path, sealed_weights(arrays, metadata))
     return path
+
+
+def sealed_weights(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file with its checksum among the metadata: the same bytes for the same content.
+
+    The library writes metadata in an order that differs from call to call, so the header is written anew: eight bytes
+    with its length, then JSON, filled with spaces up to a multiple of eight.
+    """
+    from safetensors.numpy import save
+
+    content = save(dict(arrays), {**metadata, "checksum": UNSEALED})
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return sealed(len(text).to_bytes(8, "little") + text + content[end:])
 
 
 def read_weights(path: Path) -> bytes:

@@ -48,6 +48,18 @@ def test_what_is_written_anew_is_read_and_a_file_without_checksum_is_not(tmp_pat
     assert collective_weights(weight_files(tmp_path)).series
 
 
+def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
+    regressor = load_regressor(shipped_folder() / "optimizer.safetensors")
+    collectives = collective_weights(weight_files(None))
+    files = []
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        kernels = save_regressor(regressor, tmp_path / folder)
+        save_collective_weights(collectives, tmp_path / folder / FILE_NAME)
+        files.append((kernels.read_bytes(), (tmp_path / folder / FILE_NAME).read_bytes()))
+    assert files[0] == files[1] == files[2]
+
+
 def test_parameters_of_runs_are_sealed_too(tmp_path: Path) -> None:
     path = save_adjustments(tmp_path, {})
     assert path.name == END_TO_END_FILE
