@@ -39,13 +39,13 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     A plain loop over lists: the recurrence does not vectorise (a pipeline has thousands of levels of
     some tens of ops each).
     """
-    of_op = [0]
-    append = of_op.append
+    level_of = [0]
+    append = level_of.append
     for a, b in zip((pred[:, 0] + 1).tolist(), (pred[:, 1] + 1).tolist(), strict=True):
-        x = of_op[a]
-        y = of_op[b]
-        append(x + 1 if x > y else y + 1)
-    level = np.array(of_op[1:], dtype=np.int64)
+        level_a = level_of[a]
+        level_b = level_of[b]
+        append(level_a + 1 if level_a > level_b else level_b + 1)
+    level = np.array(level_of[1:], dtype=np.int64)
     level[-1] = level.max() + 1
     return level
 
@@ -69,24 +69,24 @@ def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], In
 
 def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     """Block of slots of each position; a bundle's block is reused once all its values were read."""
-    n = len(bundle)
-    last_reader = np.arange(n + 1)
-    np.maximum.at(last_reader, pred[:, 0], np.arange(n))
-    np.maximum.at(last_reader, pred[:, 1], np.arange(n))
+    n_ops = len(bundle)
+    last_reader = np.arange(n_ops + 1)
+    np.maximum.at(last_reader, pred[:, 0], np.arange(n_ops))
+    np.maximum.at(last_reader, pred[:, 1], np.arange(n_ops))
     start = np.flatnonzero(np.r_[True, bundle[1:] != bundle[:-1]])
     last_read = np.maximum.reduceat(last_reader[:-1], start)
     reusable_from = np.searchsorted(start, (last_read // GROUP + 1) * GROUP)
     released: list[list[int]] = [[] for _ in range(len(start) + 1)]
     free: list[int] = []
     n_blocks = _FIRST_BLOCK
-    of_bundle = []
-    for k, until in enumerate(reusable_from.tolist()):
-        free += released[k]
+    block_of_bundle = []
+    for bundle_index, released_at in enumerate(reusable_from.tolist()):
+        free += released[bundle_index]
         if free:
             block = free.pop()
         else:
             block = n_blocks
             n_blocks += 1
-        of_bundle.append(block)
-        released[until].append(block)
-    return np.array(of_bundle)[bundle]
+        block_of_bundle.append(block)
+        released[released_at].append(block)
+    return np.array(block_of_bundle)[bundle]

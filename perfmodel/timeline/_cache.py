@@ -69,15 +69,15 @@ def cache_dir() -> Path:
 def code_digest(*names: str) -> str:
     """A hash of the sources of packages and modules: what they work out may be kept on disk only for the very same
     code, and is kept whatever becomes of the rest."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in names:
         package, _, module = name.rpartition(".")
         alone = files(package) / f"{module}.py"
         sources = [alone] if alone.is_file() else sorted(files(name).iterdir(), key=lambda one: one.name)
         for source in sources:
             if source.name.endswith(".py"):
-                found.update(f"{name} {source.name} ".encode() + source.read_bytes())
-    return found.hexdigest()[:16]
+                digest.update(f"{name} {source.name} ".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 CODE: Final = (
@@ -177,8 +177,8 @@ def _read_arrays(entries: list, body: memoryview) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _arrays(of: Structure | CompiledStructure) -> dict[str, np.ndarray]:
-    values = {field.name: getattr(of, field.name) for field in fields(of)}
+def _arrays(record: Structure | CompiledStructure) -> dict[str, np.ndarray]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 

@@ -40,8 +40,8 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
     if array.dtype.kind not in "fiu":
         raise PerfModelError(f"durations: numbers in seconds are needed, got dtype {array.dtype}")
     if not np.isfinite(array).all():
-        where = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-        raise PerfModelError(f"durations: finite seconds are needed, got {array[where]} at {where}")
+        index = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        raise PerfModelError(f"durations: finite seconds are needed, got {array[index]} at {index}")
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
 

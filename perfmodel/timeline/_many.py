@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import jax
 import jax.numpy as jnp
@@ -81,17 +81,18 @@ def makespan_many(
     devices, run = n_cpu_devices(), _run if being_traced() else _run_rows
 
     def part(bounds: tuple[int, int], device: int = 0) -> list[Float[Durations, " lanes"]]:
-        own = slice(*bounds)
-        rows = _rows(values[own])  # pyright: ignore[reportArgumentType]
-        tables, items = batch.tables(*bounds, device), _items(batch.programs[own], lanes[own])
-        return _by_program(in_numpy(run, rows.dtype, tables, items, rows), lanes[own])
+        part_of_batch = slice(*bounds)
+        rows = _rows(values[part_of_batch])  # pyright: ignore[reportArgumentType]
+        tables = batch.tables(*bounds, device)
+        items = _items(batch.programs[part_of_batch], lanes[part_of_batch])
+        return _by_program(in_numpy(run, rows.dtype, tables, items, rows), lanes[part_of_batch])
 
     bounds = _divided(batch.programs, lanes, max(os.cpu_count() or 1, devices))
     if len(bounds) == 1:
         return part(bounds[0])
     with ThreadPoolExecutor(len(bounds)) as threads:
         parts = threads.map(part, bounds, [n % devices for n in range(len(bounds))])
-        return [spans for found in parts for spans in found]
+        return list(chain.from_iterable(parts))
 
 
 def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int) -> list[tuple[int, int]]:

@@ -39,7 +39,7 @@ class MemoryTimeline:
         """One row per change: device, time_s, in_use_bytes."""
         import pandas as pd
 
-        parts = [pd.DataFrame({"device": i, **vars(own)}) for i, own in enumerate(self.steps)]
+        parts = [pd.DataFrame({"device": i, **vars(device_steps)}) for i, device_steps in enumerate(self.steps)]
         return pd.concat(parts, ignore_index=True)
 
     def _repr_html_(self) -> str:
@@ -73,16 +73,20 @@ def memory(
     takes, gives = np.flatnonzero(structure.alloc), np.flatnonzero(structure.free)
     time_s = np.concatenate([timeline.end_s[gives], timeline.start_s[takes]])
     span = structure.class_span[structure.duration]
-    given, taken = class_bytes[structure.free[gives]] * span[gives], class_bytes[structure.alloc[takes]] * span[takes]
-    change = np.concatenate([-given, taken])
+    freed_bytes = class_bytes[structure.free[gives]] * span[gives]
+    allocated_bytes = class_bytes[structure.alloc[takes]] * span[takes]
+    change = np.concatenate([-freed_bytes, allocated_bytes])
     device = structure.device[np.concatenate([gives, takes])]
-    order = np.lexsort((np.arange(len(device)) >= len(gives), time_s, device))
+
+    # By device, then by time; at equal times what is freed comes before what is allocated.
+    allocates = np.arange(len(device)) >= len(gives)
+    order = np.lexsort((allocates, time_s, device))
     bounds = np.searchsorted(device[order], np.arange(structure.devices + 1))
     steps = []
     for rank, (first, end) in enumerate(pairwise(bounds.tolist())):
         events = order[first:end]
-        in_use = static_bytes[rank] + np.cumsum(change[events])
-        steps.append(MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use]))
+        in_use_bytes = static_bytes[rank] + np.cumsum(change[events])
+        steps.append(MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use_bytes]))
     return MemoryTimeline(np.array([s.in_use_bytes.max() for s in steps]), tuple(steps))
 
 

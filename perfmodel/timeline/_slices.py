@@ -49,41 +49,53 @@ class Slices:
 
     def joined(self) -> "Slices":
         """Slices that follow each other at once and differ in nothing else (segments of a pass) as one."""
+        # Slices that may be joined lie beside each other in this order, by start.
         tags = np.stack([self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical])
         order = np.lexsort((self.start_s, *tags))
         tags, start_s, end_s = tags[:, order], self.start_s[order], self.end_s[order]
-        apart = np.abs(start_s[1:] - end_s[:-1]) > 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
-        first = np.flatnonzero(np.r_[True, apart | (tags[:, 1:] != tags[:, :-1]).any(axis=0)][: len(order)])
+
+        # A run of joined slices begins where there is a gap or where a tag changes.
+        gap_s = 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
+        apart = np.abs(start_s[1:] - end_s[:-1]) > gap_s
+        unlike = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
+        begins = np.r_[True, apart | unlike][: len(order)]
+        first = np.flatnonzero(begins)
         last = np.r_[first[1:], len(order)][: len(first)] - 1
-        found = self.select(order[first])
-        found = Slices(**{**vars(found), "duration_s": end_s[last] - start_s[first]})
-        return found.select(np.lexsort((found.stream, found.device, found.start_s)))
+
+        runs = self.select(order[first])
+        runs = Slices(**{**vars(runs), "duration_s": end_s[last] - start_s[first]})
+        return runs.select(np.lexsort((runs.stream, runs.device, runs.start_s)))
 
 
 def slices(timeline: "Timeline") -> Slices:
     """Every op that takes time, and every transfer, as it is drawn."""
-    s, start, end = timeline.structure, timeline.start_s, timeline.end_s
-    path = np.zeros(s.n_ops, bool)
-    path[timeline.critical_path()] = True
-    ops = np.flatnonzero((s.stream >= 0) & (end > start) & (s.kind != Kind.ZERO))
-    op, side = np.nonzero((s.lag > 0) & (s.pred >= 0))
-    source = s.pred[op, side]
-    lag_class = s.lag[op, side]
-    lag_s = timeline.durations_s[lag_class]
-    moved = lag_s > 0
-    op, source, lag_class, lag_s = op[moved], source[moved], lag_class[moved], lag_s[moved]
-    joined = Slices(
-        start_s=np.concatenate([start[ops], end[source]]),
-        duration_s=np.concatenate([(end - start)[ops], lag_s]),
-        device=np.concatenate([s.device[ops], s.device[source]]),
-        stream=np.concatenate([s.stream[ops] % N_STREAMS, np.full(len(op), Stream.SEND)]),
+    s = timeline.structure
+    start_s, end_s = timeline.start_s, timeline.end_s
+    on_path = np.zeros(s.n_ops, bool)
+    on_path[timeline.critical_path()] = True
+
+    # Ops that take time on a stream.
+    ops = np.flatnonzero((s.stream >= 0) & (end_s > start_s) & (s.kind != Kind.ZERO))
+
+    # Transfers are no ops but lags: they begin where the sender ends.
+    receiver, side = np.nonzero((s.lag > 0) & (s.pred >= 0))
+    lag_class = s.lag[receiver, side]
+    takes_time = timeline.durations_s[lag_class] > 0
+    receiver, side, lag_class = receiver[takes_time], side[takes_time], lag_class[takes_time]
+    sender = s.pred[receiver, side]
+
+    unsorted = Slices(
+        start_s=np.concatenate([start_s[ops], end_s[sender]]),
+        duration_s=np.concatenate([(end_s - start_s)[ops], timeline.durations_s[lag_class]]),
+        device=np.concatenate([s.device[ops], s.device[sender]]),
+        stream=np.concatenate([s.stream[ops] % N_STREAMS, np.full(len(receiver), Stream.SEND)]),
         kind=np.concatenate([s.kind[ops], s.class_kind[lag_class]]),
         stage=np.concatenate([s.class_stage[s.duration[ops]], s.class_stage[lag_class]]),
-        micro_batch=np.concatenate([s.micro_batch[ops], s.micro_batch[op]]),
-        critical=np.concatenate([path[ops], path[op] & path[source]]),
+        micro_batch=np.concatenate([s.micro_batch[ops], s.micro_batch[receiver]]),
+        critical=np.concatenate([on_path[ops], on_path[receiver] & on_path[sender]]),
         duration_class=np.concatenate([s.duration[ops], lag_class]),
     )
-    return joined.select(np.lexsort((joined.stream, joined.device, joined.start_s)))
+    return unsorted.select(np.lexsort((unsorted.stream, unsorted.device, unsorted.start_s)))
 
 
 STREAM_NAMES: Final = (

@@ -56,11 +56,11 @@ class Timeline:
     def critical_path(self) -> Int[np.ndarray, " path"]:
         """Ops whose delay delays the step, from the first to the last; ties as in `makespan`."""
         released = _released_s(self.structure, self.end_s, self.durations_s)
-        by = np.where(released[:, 1] > released[:, 0], self.structure.pred[:, 1], self.structure.pred[:, 0])
+        released_by = np.where(released[:, 1] > released[:, 0], self.structure.pred[:, 1], self.structure.pred[:, 0])
         op, path = self.structure.n_ops - 1, []
         while op >= 0:
             path.append(op)
-            op = int(by[op])
+            op = int(released_by[op])
         return np.array(path[::-1])
 
     def to_frame(self) -> "pd.DataFrame":
@@ -68,7 +68,8 @@ class Timeline:
         import pandas as pd
 
         s = self.structure
-        kinds, streams = np.array([k.name.lower() for k in Kind]), np.array([x.name.lower() for x in Stream])
+        kinds = np.array([kind.name.lower() for kind in Kind])
+        streams = np.array([stream.name.lower() for stream in Stream])
         return pd.DataFrame(
             {
                 "device": s.device,
@@ -98,15 +99,17 @@ class Timeline:
             inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
                 that are wide enough.
         """
-        drawn, devices, inside = slices(self), self.structure.devices, inside or {}
-        places = {one: place for place, one in enumerate(inside)}
+        drawn, devices = slices(self), self.structure.devices
+        inside = inside or {}
+
+        # A slice names its entry of `inside` by position, -1 for none.
+        position_of_class = {duration_class: position for position, duration_class in enumerate(inside)}
+        inside_of_slice = [position_of_class.get(cls, -1) for cls in drawn.duration_class.tolist()]
+        columns = {"start": drawn.start_s, "duration": drawn.duration_s}
+        columns |= {name: getattr(drawn, name) for name in _DRAWN}
+        columns["inside"] = inside_of_slice
         return timeline_page(
-            {
-                "start": drawn.start_s,
-                "duration": drawn.duration_s,
-                **{name: getattr(drawn, name) for name in _DRAWN},
-                "inside": [places.get(one, -1) for one in drawn.duration_class.tolist()],
-            },
+            columns,
             kinds=[EVENTS.get(name, Look("#000000", name)) for name in KIND_NAMES],
             streams=STREAM_NAMES,
             devices=devices,
