@@ -11,21 +11,11 @@ from pkgutil import iter_modules
 from perfmodel.display import shorten_reprs
 from perfmodel.schedule._asynchronous import (
     WeightVersions,
-    nf1b,
-    pipedream,
-    pipedream_2bw,
-    pipedream_vertical_sync,
     version_difference,
     weight_versions,
 )
 from perfmodel.schedule._bidirectional import (
-    backward_halving,
     bidirectional_stages,
-    chimera,
-    dualpipe,
-    dualpipe_v,
-    forward_doubling,
-    gems,
 )
 from perfmodel.schedule._check import Problem, check, require_valid
 from perfmodel.schedule._chimera_model import ChimeraModel, chimera_model, rabenseifner_s
@@ -53,18 +43,10 @@ from perfmodel.schedule._memory import Offloads, alive_at_peak, in_flight, offlo
 from perfmodel.schedule._optimise import optimised
 from perfmodel.schedule._registry import Scheduler, WeightPolicy, get_schedule, register, schedule_names
 from perfmodel.schedule._schedule import NEVER, Dependencies, Instruction, Phase, Schedule
-from perfmodel.schedule._synchronous import (
-    breadth_first,
-    forward_only,
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
-    seq1f1b,
-)
 from perfmodel.schedule._text import parse_schedule, read_schedule, schedule_text
-from perfmodel.schedule._zero_bubble import v_half, v_min, zb_h1, zb_h2, zb_v
 
-for _module in iter_modules(__path__):  # a schedule is a module that registers itself
+# A schedule's generator is not imported by name: its module registers it (`get_schedule`).
+for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 shorten_reprs(__name__)

@@ -53,10 +53,10 @@ def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
     stage = bidirectional_stages(p, pipelines)
     i = np.arange(m)
     unit, place = np.divmod(i, p)
-    own = place % pipelines == np.arange(pipelines)[:, None]
+    in_pipeline = place % pipelines == np.arange(pipelines)[:, None]
     start = 2 * p * unit + 2 * (place // pipelines)
-    forward = np.where(own, stage[:, :, None] + start, -1)
-    backward = np.where(own, 2 * p - 1 - stage[:, :, None] + start, -1)
+    forward = np.where(in_pipeline, stage[:, :, None] + start, -1)
+    backward = np.where(in_pipeline, 2 * p - 1 - stage[:, :, None] + start, -1)
     return from_keys("chimera", stage, {Phase.FORWARD: forward, Phase.BACKWARD: backward})
 
 
@@ -66,8 +66,10 @@ def gems(devices: int, micro_batches: int, chunks: int) -> Schedule:
     before, so that a device never holds more than one (Jain et al. 2020, GEMS-MAST)."""
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
-    own = np.broadcast_to(i % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
-    keys = {phase: np.where(own, 2 * i + (phase == Phase.BACKWARD), -1) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    in_pipeline = np.broadcast_to(i % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
+    forward = np.where(in_pipeline, 2 * i, -1)
+    backward = np.where(in_pipeline, 2 * i + 1, -1)
+    keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
     return from_keys("gems", stage, keys)
 
 
@@ -95,17 +97,17 @@ def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedu
         return replace(chimera(devices, micro_batches, chunks), name=name)
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
-    own = np.broadcast_to(i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
-    pool = from_keys(
-        name,
-        stage,
-        {Phase.FORWARD: np.where(own & (i % 2 == 0), i, -1), Phase.BACKWARD: np.where(own, micro_batches + i, -1)},
-        spans={Phase.FORWARD: 2},
-    )
-    backward = pool.phase == Phase.BACKWARD
+    in_pipeline = np.broadcast_to(i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
+    forward = np.where(in_pipeline & (i % 2 == 0), i, -1)
+    backward = np.where(in_pipeline, micro_batches + i, -1)
+    keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
+    pool = from_keys(name, stage, keys, spans={Phase.FORWARD: 2})
+
+    # Forwards go before backwards, later stages before earlier ones, micro-batches in their order.
+    is_backward = pool.phase == Phase.BACKWARD
     latest_first = stage.shape[0] - 1 - pool.instruction_stage
-    priority = (backward * len(stage) + latest_first) * micro_batches + pool.micro_batch
-    return arrange(pool, pool.chunk + backward * chunks, priority, limit=2 * devices)
+    priority = (is_backward * len(stage) + latest_first) * micro_batches + pool.micro_batch
+    return arrange(pool, pool.chunk + is_backward * chunks, priority, limit=2 * devices)
 
 
 def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None:
@@ -126,11 +128,13 @@ def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
         mirrored = device >= half
         # seen from its own end of the pipeline a device runs the passes of DualPipe-V on p / 2 devices; its
         # first chunk takes the micro-batches that enter at that end
-        own = _v_order(half, each if each >= 2 * half else 2 * half, min(device, devices - 1 - device))
-        kept = _struck_out(own, each)
-        orders.append(
-            [w._replace(chunk=w.chunk ^ mirrored, micro_batch=2 * w.micro_batch + (w.chunk ^ mirrored)) for w in kept]
-        )
+        order_on_v = _v_order(half, each if each >= 2 * half else 2 * half, min(device, devices - 1 - device))
+        possible = _struck_out(order_on_v, each)
+        order = []
+        for work in possible:
+            chunk = work.chunk ^ mirrored
+            order.append(work._replace(chunk=chunk, micro_batch=2 * work.micro_batch + chunk))
+        orders.append(order)
     return from_orders("dualpipe", bidirectional_stages(devices, chunks), micro_batches, orders)
 
 
@@ -146,12 +150,12 @@ def dualpipe_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 def _struck_out(order: list[Work], micro_batches: int) -> list[Work]:
     """The order without micro-batches that are not there; what was paired with one of them runs alone."""
-    kept = []
+    possible = []
     for work, after in zip(order, [*order[1:], None], strict=True):
         if work.micro_batch < micro_batches:
             alone = after is None or after.micro_batch >= micro_batches
-            kept.append(work._replace(paired=work.paired and not alone))
-    return kept
+            possible.append(work._replace(paired=work.paired and not alone))
+    return possible
 
 
 def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:

@@ -44,8 +44,8 @@ def require_valid(schedule: Schedule) -> None:
     """Raise `PerfModelError` naming the first problem of the schedule, if it has any."""
     problems = check(schedule)
     if problems:
-        first, *others = problems
-        more = f" (and {len(others)} more)" if others else ""
+        first, *further = problems
+        more = f" (and {len(further)} more)" if further else ""
         raise PerfModelError(f"schedule {schedule.name}: {first}{more}")
 
 
@@ -61,17 +61,18 @@ def _work(schedule: Schedule) -> list[Problem]:
     problems = []
     for phase, stage, micro_batch in np.argwhere(count < expected).tolist():
         device, chunk = next(iter(np.argwhere(schedule.stage == stage).tolist()), (-1, -1))
-        where = Instruction(device, -1, Phase(phase), chunk, micro_batch)
-        message = f"no device runs {where.phase.symbol} of stage {stage} for micro-batch {micro_batch}"
-        problems.append(Problem("missing", where, message))
+        instruction = Instruction(device, -1, Phase(phase), chunk, micro_batch)
+        message = f"no device runs {instruction.phase.symbol} of stage {stage} for micro-batch {micro_batch}"
+        problems.append(Problem("missing", instruction, message))
     surplus = (count > expected).ravel()[work]
     if surplus.any():
         first = np.zeros(len(work), bool)
         first[np.unique(work, return_index=True)[1]] = True
         first &= expected.ravel()[work]
-        for twice in np.unique(index[surplus & ~first]).tolist():
-            where = schedule[twice]
-            problems.append(Problem("duplicate", where, f"{where} does work that is done elsewhere already"))
+        for repeated in np.unique(index[surplus & ~first]).tolist():
+            instruction = schedule[repeated]
+            message = f"{instruction} does work that is done elsewhere already"
+            problems.append(Problem("duplicate", instruction, message))
     return problems
 
 

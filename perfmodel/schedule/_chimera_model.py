@@ -91,11 +91,11 @@ def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> li
 def _unoverlapped_s(schedule: Schedule, start: np.ndarray, end: np.ndarray, device: int, all_reduce_s: float) -> float:
     """Figure 6: a stage's all-reduce may use the device's idle time after the stage's last backward, one
     all-reduce after another; what is left at the end of all computation counts."""
-    own = slice(schedule.offsets[device], schedule.offsets[device + 1])
-    begin, finish, chunk = start[own], end[own], schedule.chunk[own]
-    ready = sorted(float(finish[chunk == c].max()) for c in np.unique(chunk))
-    left = 0.0
-    for now, later in zip(ready, [*ready[1:], float(end.max())], strict=True):
-        computing_s = float(np.clip(np.minimum(finish, later) - np.maximum(begin, now), 0, None).sum())
-        left = max(0.0, left + all_reduce_s - (later - now - computing_s))
-    return left
+    on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
+    start_s, end_s, chunk = start[on_device], end[on_device], schedule.chunk[on_device]
+    ready = sorted(float(end_s[chunk == c].max()) for c in np.unique(chunk))
+    unfinished_s = 0.0
+    for ready_s, next_ready_s in zip(ready, [*ready[1:], float(end.max())], strict=True):
+        computing_s = float(np.clip(np.minimum(end_s, next_ready_s) - np.maximum(start_s, ready_s), 0, None).sum())
+        unfinished_s = max(0.0, unfinished_s + all_reduce_s - (next_ready_s - ready_s - computing_s))
+    return unfinished_s

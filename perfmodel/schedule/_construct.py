@@ -90,8 +90,8 @@ def from_keys(
     done = flat >= 0
     # Work not done sorts last on its device and is cut off.
     order = np.argsort(np.where(done, flat, np.iinfo(np.int64).max), axis=1, kind="stable")
-    kept = np.arange(flat.shape[1]) < done.sum(axis=1)[:, None]
-    which, chunk, micro_batch = np.unravel_index(order[kept], key.shape[1:])
+    is_work = np.arange(flat.shape[1]) < done.sum(axis=1)[:, None]
+    which, chunk, micro_batch = np.unravel_index(order[is_work], key.shape[1:])
     span = np.array([(spans or {}).get(phase, 1) for phase in keys])[which]
     schedule = _schedule(
         name,
@@ -102,7 +102,7 @@ def from_keys(
         chunk,
         micro_batch,
         span=np.minimum(span, shape[2] - micro_batch),
-        slot=np.take_along_axis(flat, order, axis=1)[kept],
+        slot=np.take_along_axis(flat, order, axis=1)[is_work],
         slices=slices,
     )
     return with_slots(schedule)
@@ -120,7 +120,10 @@ def from_orders(
 
     Deadlocks are let through, with slot `NEVER`; `check` names them.
     """
-    rows = [np.array([Work(*work) for work in order], np.int32).reshape(-1, len(Work._fields)) for order in orders]
+    rows = []
+    for order in orders:
+        works = [Work(*work) for work in order]
+        rows.append(np.array(works, np.int32).reshape(-1, len(Work._fields)))
     if len(rows) != len(stage):
         raise PerfModelError(f"schedule {name}: {len(rows)} orders for {len(stage)} devices")
     phase, chunk, micro_batch, span, paired, updates = np.concatenate(rows).T
@@ -222,12 +225,11 @@ def _queues(
 def forward_part(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes (inference)."""
     keep = schedule.phase == Phase.FORWARD
-    kept = np.bincount(schedule.device[keep], minlength=schedule.devices)
-    alone = {"paired": np.zeros(kept.sum(), bool), "updates": np.zeros(kept.sum(), bool)}
-    offsets = np.append(0, np.cumsum(kept))
-    return replace(
-        schedule, **schedule.picked(keep) | alone, offsets=offsets, slot=schedule.slot[keep], length=None
-    )  # fmt: skip
+    forwards = np.bincount(schedule.device[keep], minlength=schedule.devices)
+    flags = {"paired": np.zeros(forwards.sum(), bool), "updates": np.zeros(forwards.sum(), bool)}
+    offsets = np.append(0, np.cumsum(forwards))
+    work = schedule.picked(keep) | flags
+    return replace(schedule, **work, offsets=offsets, slot=schedule.slot[keep], length=None)
 
 
 def repeated(schedule: Schedule, steps: int) -> Schedule:

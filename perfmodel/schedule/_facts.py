@@ -54,10 +54,10 @@ class PassTimes:
     @property
     def by_phase(self) -> dict[Phase, Float[np.ndarray, " stages"]]:
         """Times of each phase; a whole backward is the sum of its halves."""
-        whole = np.asarray(self.backward_input_s) + np.asarray(self.backward_weight_s)
+        backward_s = np.asarray(self.backward_input_s) + np.asarray(self.backward_weight_s)
         return {
             Phase.FORWARD: np.asarray(self.forward_s),
-            Phase.BACKWARD: whole,
+            Phase.BACKWARD: backward_s,
             Phase.BACKWARD_INPUT: np.asarray(self.backward_input_s),
             Phase.BACKWARD_WEIGHT: np.asarray(self.backward_weight_s),
         }
@@ -251,7 +251,7 @@ def _facts(
         schedule = scheduler(stages, micro_batches, chunks, 2 * max(2, stages))
     versions = weight_versions(schedule, scheduler.weights)
     alive = peak_live(schedule, np.ones(schedule.n_stages)) * (stages / schedule.n_stages / schedule.slices)
-    kept = versions.held * schedule.replicas
+    versions_kept = versions.held * schedule.replicas
     return ScheduleFacts(
         schedule=scheduler.label,
         stages=stages,
@@ -261,7 +261,7 @@ def _facts(
         bubble_fraction=max(0.0, (free / free_steps - work) / (interval / steps)),
         makespan_bubble_fraction=max(0.0, (alone - work) / makespan),
         activations=(float(alive.min()), float(alive.max())),
-        weights=(int(kept.min()), int(kept.max())),
+        weights=(int(versions_kept.min()), int(versions_kept.max())),
         version_difference=int(versions.steady_difference.max()),
         update_sequences=versions.sequences,
     )

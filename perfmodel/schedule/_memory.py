@@ -50,9 +50,9 @@ def _most_alive(
     bounds = np.searchsorted(instruction, schedule.offsets)
     alive = np.zeros((schedule.devices, schedule.chunks), np.int64)
     for device in range(schedule.devices):
-        own = slice(bounds[device], bounds[device + 1])
-        until = int(np.argmax(np.cumsum(change[own]))) + 1 if own.stop > own.start else 0
-        np.add.at(alive[device], chunk[own][:until], change[own][:until])
+        on_device = slice(bounds[device], bounds[device + 1])
+        peak = int(np.argmax(np.cumsum(change[on_device]))) + 1 if on_device.stop > on_device.start else 0
+        np.add.at(alive[device], chunk[on_device][:peak], change[on_device][:peak])
     return alive
 
 
@@ -75,26 +75,27 @@ def offloads(schedule: Schedule) -> Offloads:
     """
     forward = np.flatnonzero(schedule.phase == Phase.FORWARD)
     device = schedule.device[forward]
-    later, of_later = (np.append(part[2:], [NEVER, NEVER])[: len(forward)] for part in (forward, device))
-    later[of_later != device] = NEVER
-    own = schedule.dependencies.own
-    first = np.flatnonzero((schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT))
+    next_but_one = np.append(forward[2:], [NEVER, NEVER])[: len(forward)]
+    its_device = np.append(device[2:], [NEVER, NEVER])[: len(forward)]
+    next_but_one[its_device != device] = NEVER
+    needed = schedule.dependencies.own
+    backwards = np.flatnonzero((schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT))
     backward = np.full(schedule.n_instructions, NEVER)
-    backward[own[first]] = first
+    backward[needed[backwards]] = backwards
     single = (schedule.span[forward] == 1) & (backward[forward] != NEVER)
     single &= schedule.span[np.maximum(backward[forward], 0)] == 1
-    worth = single & (later != NEVER) & (backward[forward] > later + 1)
-    return Offloads(forward[worth], later[worth], backward[forward][worth])
+    worth = single & (next_but_one != NEVER) & (backward[forward] > next_but_one + 1)
+    return Offloads(forward[worth], next_but_one[worth], backward[forward][worth])
 
 
 def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     """`alive_at_peak` where activations wait in host memory: out before the forward after next, back while
     the instruction before their backward runs."""
     moved = offloads(schedule)
-    one = np.ones(len(moved.forward), np.int64)
+    ones = np.ones(len(moved.forward), np.int64)
     instruction = np.concatenate([moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)])
     chunk = np.concatenate([schedule.chunk[moved.forward], schedule.chunk[moved.forward], schedule.chunk])
-    return _most_alive(schedule, instruction, chunk, np.concatenate([-one, one, taken(schedule, schedule.span)]))
+    return _most_alive(schedule, instruction, chunk, np.concatenate([-ones, ones, taken(schedule, schedule.span)]))
 
 
 def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> Float[np.ndarray, " devices"]:

@@ -7,7 +7,7 @@ order is kept, and small cases are improved by exchanging neighbours.
 
 import heapq
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -56,12 +56,12 @@ def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *,
     leads = sorted({0, *(lead for lead in (1, 2, stages // 2, stages - 1, stages) if 0 < lead < limit)})
     rules = [_Rule(lead, patience) for lead, patience in product(leads, (0.0, 0.5, 1.0))]
     orders = [_greedy(times, micro_batches, limit, rule) for rule in rules]
-    found = [from_orders("optimised", looped_stages(stages, 1), micro_batches, order) for order in orders]
-    # the hand-made orders are never lost to
-    found += [
-        known for known in (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches)) if _in_flight(known) <= limit
-    ]
-    best = min(found, key=lambda schedule: _cost(schedule, times, staggered))
+    candidates = [from_orders("optimised", looped_stages(stages, 1), micro_batches, order) for order in orders]
+
+    # The result is never worse than the orders made by hand.
+    by_hand = (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches))
+    candidates += [schedule for schedule in by_hand if _in_flight(schedule) <= limit]
+    best = min(candidates, key=lambda schedule: _cost(schedule, times, staggered))
     best = replace(best, name="optimised")
     return _exchanged(best, times, limit, staggered) if best.n_instructions <= _NEIGHBOURS_UP_TO else best
 
@@ -77,13 +77,17 @@ def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
 def _greedy(times: PassTimes, m: int, limit: int, rule: _Rule) -> list[list[tuple[Phase, int, int]]]:
     """Each device's order under one rule: input gradients first, then forwards, weight gradients in gaps."""
     p = len(times.forward_s)
-    forward_s, input_s, weight_s = (
-        np.asarray(t, float).tolist() for t in (times.forward_s, times.backward_input_s, times.backward_weight_s)
-    )
+    forward_s = np.asarray(times.forward_s, float).tolist()
+    input_s = np.asarray(times.backward_input_s, float).tolist()
+    weight_s = np.asarray(times.backward_weight_s, float).tolist()
     orders: list[list[tuple[Phase, int, int]]] = [[] for _ in range(p)]
-    f, b, w = [0] * p, [0] * p, [0] * p  # next micro-batch of each phase
-    arrived_f, arrived_b = [[0.0] * m] + [[] for _ in range(p - 1)], [[] for _ in range(p)]
-    # wake-ups: a device looks at its work when it gets free and when something arrives
+
+    # Next micro-batch of each phase on each device, and when the inputs of forwards and backwards arrive there.
+    f, b, w = [0] * p, [0] * p, [0] * p
+    arrived_f: list[list[float]] = [[0.0] * m] + [[] for _ in range(p - 1)]
+    arrived_b: list[list[float]] = [[] for _ in range(p)]
+
+    # Wake-ups: a device looks at its work when it gets free and when something arrives.
     heap = [(0.0, d) for d in range(p)]
     free = [0.0] * p
     while heap:
@@ -135,23 +139,21 @@ def _exchanged(schedule: Schedule, times: PassTimes, limit: int, staggered: bool
         for i in range(schedule.n_instructions - 1):
             if schedule.device[i] != schedule.device[i + 1]:
                 continue
-            other = _with_exchanged(schedule, i)
-            if (other.slot == NEVER).any() or _in_flight(other) > limit:
+            exchanged = _with_exchanged(schedule, i)
+            if (exchanged.slot == NEVER).any() or _in_flight(exchanged) > limit:
                 continue
-            other_cost = _cost(other, times, staggered)
-            if other_cost < cost * (1 - 1e-12):
-                schedule, cost, better = other, other_cost, True
+            exchanged_cost = _cost(exchanged, times, staggered)
+            if exchanged_cost < cost * (1 - 1e-12):
+                schedule, cost, better = exchanged, exchanged_cost, True
     return schedule
 
 
 def _with_exchanged(schedule: Schedule, i: int) -> Schedule:
-    order = np.arange(schedule.n_instructions)
-    order[[i, i + 1]] = order[[i + 1, i]]
-    entries = [
-        [(Phase(schedule.phase[j]), 0, int(schedule.micro_batch[j])) for j in order[first:end]]
-        for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True)
-    ]
-    return from_orders(schedule.name, schedule.stage, schedule.micro_batches, entries)
+    index = np.arange(schedule.n_instructions)
+    index[[i, i + 1]] = index[[i + 1, i]]
+    passes = [(Phase(schedule.phase[j]), 0, int(schedule.micro_batch[j])) for j in index]
+    orders = [passes[first:end] for first, end in pairwise(schedule.offsets.tolist())]
+    return from_orders(schedule.name, schedule.stage, schedule.micro_batches, orders)
 
 
 def _in_flight(schedule: Schedule) -> int:

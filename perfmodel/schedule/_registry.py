@@ -83,16 +83,15 @@ class Scheduler:
         Raises:
             LayoutError: the schedule has another number of chunks.
         """
-        own = self.given[0] if self.number == "pipelines" and self.given else self.chunks
-        if own is None or virtual_stages == own:
+        fixed_chunks = self.given[0] if self.number == "pipelines" and self.given else self.chunks
+        if fixed_chunks is None or virtual_stages == fixed_chunks:
             return virtual_stages
         if virtual_stages != 1:
-            raise LayoutError(
-                f"schedule {self.label} has {own} chunk{'s' * (own > 1)} per device, got vpp={virtual_stages}; "
-                "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b"),
-                Reason.CHUNKS, self.label,
-            )  # fmt: skip
-        return own
+            chunks = "1 chunk" if fixed_chunks == 1 else f"{fixed_chunks} chunks"
+            remedy = "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b")
+            message = f"schedule {self.label} has {chunks} per device, got vpp={virtual_stages}; {remedy}"
+            raise LayoutError(message, Reason.CHUNKS, self.label)
+        return fixed_chunks
 
     def require(self, devices: int, micro_batches: int, chunks: int) -> None:
         """Raise `LayoutError` if the schedule cannot do these numbers."""

@@ -116,9 +116,9 @@ class Schedule:
                 raise PerfModelError(f"schedule {self.name}: {field} must have {self.n_instructions} entries")
             bad = np.flatnonzero((values < (field == "span")) | (values >= limit))
             if bad.size:
-                where = f"device {self.device[bad[0]]} position {self.position[bad[0]]}"
+                place = f"device {self.device[bad[0]]} position {self.position[bad[0]]}"
                 most = int(np.broadcast_to(limit, len(values))[bad[0]]) - 1
-                raise PerfModelError(f"schedule {self.name}: {where}: {field} {values[bad[0]]} is not in 0..{most}")
+                raise PerfModelError(f"schedule {self.name}: {place}: {field} {values[bad[0]]} is not in 0..{most}")
 
     @property
     def devices(self) -> int:
@@ -209,20 +209,21 @@ class Schedule:
         """
         index, batch = self.covers
         role, stage = _ROLE[self.phase][index], self.instruction_stage[index]
-        # One more stage on either side, which no instruction belongs to, stands for "none".
-        found = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
+        # Who does each piece of work, by role, stage and micro-batch. One more stage on either side, which no
+        # instruction belongs to, stands for "none".
+        doer = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
         latest_first = slice(None, None, -1)  # of repeated indices the last assigned stays
         work = (role[latest_first], stage[latest_first] + 1, batch[latest_first])
-        found[work] = index[latest_first]
-        own = np.where(role == _FORWARD, NEVER, found[np.maximum(role - 1, 0), stage + 1, batch])
-        neighbour = np.full_like(own, NEVER)
+        doer[work] = index[latest_first]
+        same_stage = np.where(role == _FORWARD, NEVER, doer[np.maximum(role - 1, 0), stage + 1, batch])
+        neighbour = np.full_like(same_stage, NEVER)
         if self.slices > 1:
             beside = batch + np.where(role == _FORWARD, -1, 1)
             same = (beside // self.slices == batch // self.slices) & (role != _WEIGHT_GRADIENT)
-            neighbour[same] = found[role[same], stage[same] + 1, beside[same]]
-        found[_WEIGHT_GRADIENT] = NEVER  # of use to no other stage
-        upstream = found[role, np.where(role == _FORWARD, stage, stage + 2), batch]
-        return Dependencies(*map(self._last_of_cover, (upstream, own, neighbour)))
+            neighbour[same] = doer[role[same], stage[same] + 1, beside[same]]
+        doer[_WEIGHT_GRADIENT] = NEVER  # of use to no other stage
+        upstream = doer[role, np.where(role == _FORWARD, stage, stage + 2), batch]
+        return Dependencies(*map(self._last_of_cover, (upstream, same_stage, neighbour)))
 
     def _last_of_cover(self, need: Int[np.ndarray, " covered"]) -> Int[np.ndarray, " instructions"]:
         """The latest instruction that any micro-batch of each instruction needs."""

@@ -6,6 +6,7 @@ no device holds more than the repeated block does.
 """
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -29,12 +30,13 @@ def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
         name: the schedule's name.
         forward, backward: slots of forwards and input gradients of the repeated block, no two of a device alike.
     """
-    limit = max(int(_alive(*one).max()) for one in zip(forward, backward, strict=True))
+    limit = max(int(_alive(*slots).max()) for slots in zip(forward, backward, strict=True))
     for with_weights in (True, False):
         steady = range(int(backward[0, _FIRST, 0]), int(forward[0, _FIRST, -1]))
         forward, backward, weight = _earlier(forward, backward, limit, steady, with_weights)
         schedule = _in_order(name, forward, backward, weight)
-        forward, backward = (_slots_of(schedule, phase) for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT))
+        forward = _slots_of(schedule, Phase.FORWARD)
+        backward = _slots_of(schedule, Phase.BACKWARD_INPUT)
     return schedule
 
 
@@ -46,9 +48,9 @@ def _in_order(name: str, forward: Slots, backward: Slots, weight: Slots) -> Sche
 
 
 def _slots_of(schedule: Schedule, phase: Phase) -> Slots:
-    of = schedule.phase == phase
+    in_phase = schedule.phase == phase
     out = np.empty((schedule.devices, schedule.chunks, schedule.micro_batches), np.int64)
-    out[schedule.device[of], schedule.chunk[of], schedule.micro_batch[of]] = schedule.slot[of]
+    out[schedule.device[in_phase], schedule.chunk[in_phase], schedule.micro_batch[in_phase]] = schedule.slot[in_phase]
     return out
 
 
@@ -104,13 +106,32 @@ class _Device:
 
     def first_idle(self, after: int, before: int) -> int:
         """The first idle slot from `after` up to `before`, which itself is taken for idle."""
-        found = np.flatnonzero(self.idle[after:before])
-        return after + int(found[0]) if len(found) else before
+        idle_slots = np.flatnonzero(self.idle[after:before])
+        return after + int(idle_slots[0]) if len(idle_slots) else before
 
     def move(self, source: int, target: int, change: int) -> None:
         """Let a pass run earlier; `change` is what it adds to the micro-batches held."""
         self.idle[source], self.idle[target] = True, False
         self.alive[target:source] += change
+
+
+class _Queue(IntEnum):
+    """Passes of one kind on a device, which keep their order among themselves."""
+
+    FORWARD_DOWN = 0
+    """Forwards of the first chunk, on the way to the last device."""
+    FORWARD_UP = 1
+    """Forwards of the second chunk, on the way back."""
+    INPUT_DOWN = 2
+    """Input gradients of the second chunk, on the way to the last device."""
+    INPUT_UP = 3
+    """Input gradients of the first chunk, on the way back."""
+    WEIGHT = 4
+    """Weight gradients of both chunks."""
+
+
+_HELD = {_Queue.FORWARD_DOWN: 1, _Queue.FORWARD_UP: 1, _Queue.INPUT_DOWN: 0, _Queue.INPUT_UP: 0, _Queue.WEIGHT: -1}
+"""What a pass adds to the micro-batches that a device holds."""
 
 
 def _earlier(
@@ -122,31 +143,45 @@ def _earlier(
     gradients that idle slots would take.
     """
     p = len(forward)
-    # forwards down and up, input gradients down and up, weight gradients in turn
-    slot = [forward[:, _FIRST].copy(), forward[:, _BACK].copy(), backward[:, _BACK].copy(), backward[:, _FIRST].copy()]
-    weight = np.stack([np.sort(_weights(*one), axis=None) for one in zip(forward, backward, strict=True)])
-    passes = [(int(at), d, kind, i) for kind, s in enumerate(slot) for (d, i), at in np.ndenumerate(s)]
-    if with_weights:
-        passes += [(int(at), d, 4, i) for (d, i), at in np.ndenumerate(weight)]
+    by_device = list(zip(forward, backward, strict=True))
+    weight = np.stack([np.sort(_weights(*slots), axis=None) for slots in by_device])
+    slot = {
+        _Queue.FORWARD_DOWN: forward[:, _FIRST].copy(),
+        _Queue.FORWARD_UP: forward[:, _BACK].copy(),
+        _Queue.INPUT_DOWN: backward[:, _BACK].copy(),
+        _Queue.INPUT_UP: backward[:, _FIRST].copy(),
+        _Queue.WEIGHT: weight,
+    }
+    moving = list(_Queue) if with_weights else [queue for queue in _Queue if queue is not _Queue.WEIGHT]
+    passes = []
+    for queue in moving:
+        for (d, i), at in np.ndenumerate(slot[queue]):
+            passes.append((int(at), d, queue, i))
+
+    # Those that run first move first, so that what depends on them can follow.
     devices = [_device(forward[d], backward[d], weight[d], with_weights) for d in range(p)]
-    slot.append(weight)
-    for at, d, kind, i in sorted(passes):
+    for at, d, queue, i in sorted(passes):
         if at in steady or (not with_weights and at < steady.start):
             continue
-        after = _inputs_done(slot, d, kind, i, p)
+        after = _inputs_done(slot, d, queue, i, p)
         if with_weights:
-            if kind < 2:  # a forward that moves holds its micro-batch from there on
+            if _HELD[queue] > 0:  # a forward that moves holds its micro-batch from there on
                 full = np.flatnonzero(devices[d].alive[after:at] >= limit)
                 after += int(full[-1]) + 1 if len(full) else 0
-            slot[kind][d, i] = target = devices[d].first_idle(after, at)
-            devices[d].move(at, target, (1, 1, 0, 0, -1)[kind])
+            target = devices[d].first_idle(after, at)
+            devices[d].move(at, target, _HELD[queue])
         else:
-            slot[kind][d, i] = target = _first_within(devices[d], slot, d, kind, i, after, at, limit)
+            target = _first_within(devices[d], slot, d, queue, i, after, at, limit)
             devices[d].move(at, target, 0)
-    forward, backward = np.stack(slot[:2], axis=1), np.stack([slot[3], slot[2]], axis=1)
+        slot[queue][d, i] = target
+
+    forward = np.stack([slot[_Queue.FORWARD_DOWN], slot[_Queue.FORWARD_UP]], axis=1)
+    backward = np.stack([slot[_Queue.INPUT_UP], slot[_Queue.INPUT_DOWN]], axis=1)
     if with_weights:
-        return forward, backward, np.stack([_dealt(*one) for one in zip(backward, weight, strict=True)])
-    return forward, backward, np.stack([_back_first(*one) for one in zip(forward, backward, strict=True)])
+        weights = [_dealt(*slots) for slots in zip(backward, weight, strict=True)]
+    else:
+        weights = [_back_first(*slots) for slots in zip(forward, backward, strict=True)]
+    return forward, backward, np.stack(weights)
 
 
 def _device(forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, with_weights: bool) -> _Device:
@@ -157,29 +192,35 @@ def _device(forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, with_
     return _Device(idle, alive)
 
 
-def _inputs_done(slot: list[np.ndarray], d: int, kind: int, i: int, p: int) -> int:
+def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, p: int) -> int:
     """First slot after everything that a pass needs, and after the pass of its kind before it."""
-    needs = [-1] if i == 0 else [int(slot[kind][d, i - 1])]
-    if kind == 4:
-        needs.append(int(np.partition(np.concatenate([slot[2][d], slot[3][d]]), i)[i]))
-    else:
-        before = d - 1 if kind in (0, 2) else d + 1
-        if 0 <= before < p:
-            needs.append(int(slot[kind][before, i]))
-        if kind:
-            needs.append(int(slot[kind - 1][d, i]))
-        if kind == 3:
-            needs.append(int(slot[0][d, i]))
+    needs = [-1] if i == 0 else [int(slot[queue][d, i - 1])]
+    if queue is _Queue.WEIGHT:
+        # The i-th weight gradient follows the i-th input gradient of the device, of whichever chunk.
+        inputs = np.concatenate([slot[_Queue.INPUT_DOWN][d], slot[_Queue.INPUT_UP][d]])
+        needs.append(int(np.partition(inputs, i)[i]))
+        return max(needs) + 1
+
+    neighbour = d - 1 if queue in (_Queue.FORWARD_DOWN, _Queue.INPUT_DOWN) else d + 1
+    if 0 <= neighbour < p:
+        needs.append(int(slot[queue][neighbour, i]))
+    # The four ways follow one another, and the last needs the activations of the first chunk's forward too.
+    if queue is not _Queue.FORWARD_DOWN:
+        needs.append(int(slot[_Queue(queue - 1)][d, i]))
+    if queue is _Queue.INPUT_UP:
+        needs.append(int(slot[_Queue.FORWARD_DOWN][d, i]))
     return max(needs) + 1
 
 
 def _first_within(
-    device: _Device, slot: list[np.ndarray], d: int, kind: int, i: int, after: int, before: int, limit: int
+    device: _Device, slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, after: int, before: int, limit: int
 ) -> int:
     """The first idle slot in which a pass leaves the device within its limit."""
-    here = [s[d].copy() for s in slot[:4]]
+    here = {each: slots[d].copy() for each, slots in slot.items()}
     for target in (after + np.flatnonzero(device.idle[after:before])).tolist():
-        here[kind][i] = target
-        if _alive(np.stack(here[:2]), np.stack([here[3], here[2]])).max() <= limit:
+        here[queue][i] = target
+        forward = np.stack([here[_Queue.FORWARD_DOWN], here[_Queue.FORWARD_UP]])
+        backward = np.stack([here[_Queue.INPUT_UP], here[_Queue.INPUT_DOWN]])
+        if _alive(forward, backward).max() <= limit:
             return target
     return before

@@ -12,7 +12,7 @@ the weights. `slices 2` on a line of its own tells that every two micro-batches 
 """
 
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,16 +49,17 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
     slices = 1
     orders: list[list[Work]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        fields = line.partition("#")[0].split()
+        if not fields:
             continue
         try:
-            if words[0] == "stages":
-                stage = [[int(word) for word in part.split()] for part in " ".join(words[1:]).split("|")]
-            elif words[0] == "slices":
-                (slices,) = (int(word) for word in words[1:])
+            if fields[0] == "stages":
+                by_device = " ".join(fields[1:]).split("|")
+                stage = [list(map(int, chunks.split())) for chunks in by_device]
+            elif fields[0] == "slices":
+                (slices,) = map(int, fields[1:])
             else:
-                orders.append([work for word in words for work in _works(word)])
+                orders.append(list(chain.from_iterable(map(_works, fields))))
         except ValueError as error:
             raise PerfModelError(f"schedule {name}, line {number}: {error}") from None
     if stage is None:
@@ -67,7 +68,8 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
         raise PerfModelError(f"schedule {name}: every device needs the same number of stages, each at least 0")
     if len(orders) != len(stage):
         raise PerfModelError(f"schedule {name}: {len(orders)} lines of passes for {len(stage)} devices")
-    micro_batches = max((work.micro_batch + work.span for order in orders for work in order), default=0)
+    ends = (work.micro_batch + work.span for work in chain.from_iterable(orders))
+    micro_batches = max(ends, default=0)
     if micro_batches % slices:
         raise PerfModelError(
             f"schedule {name}: {micro_batches} micro-batches are no whole sequences of {slices} slices"
@@ -99,8 +101,8 @@ def schedule_text(schedule: Schedule) -> str:
     if schedule.slices > 1:
         lines.append(f"slices {schedule.slices}")
     for first, end in pairwise(schedule.offsets.tolist()):
-        words = [_word(schedule, i) for i in range(first, end)]
-        joined = "".join(word + ("+" if schedule.paired[first + i] else " ") for i, word in enumerate(words))
+        passes = [_word(schedule, i) for i in range(first, end)]
+        joined = "".join(word + ("+" if schedule.paired[first + i] else " ") for i, word in enumerate(passes))
         lines.append(joined.strip())
     return "\n".join(lines) + "\n"
 
