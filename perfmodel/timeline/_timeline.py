@@ -105,7 +105,7 @@ class Timeline:
         # A slice names its entry of `inside` by position, -1 for none.
         position_of_class = {duration_class: position for position, duration_class in enumerate(inside)}
         inside_of_slice = [position_of_class.get(cls, -1) for cls in drawn.duration_class.tolist()]
-        columns = {"start": drawn.start_s, "duration": drawn.duration_s}
+        columns: dict[str, Any] = {"start": drawn.start_s, "duration": drawn.duration_s}
         columns |= {name: getattr(drawn, name) for name in _DRAWN}
         columns["inside"] = inside_of_slice
         return timeline_page(
