@@ -153,10 +153,17 @@ def calibrate_model(
         return recorded_s(part, folder)
 
     return select(
-        steps, [*plan.kernels, *plan.collectives], measure, base=_base(wanted.step_problem),
-        device=wanted.step_problem.cluster.device, target_half_width=target_half_width, budget=budget, batch=batch,
-        measured=chosen.copy(), progress=progress,
-    )  # fmt: skip
+        steps,
+        [*plan.kernels, *plan.collectives],
+        measure,
+        base=_base(wanted.step_problem),
+        device=wanted.step_problem.cluster.device,
+        target_half_width=target_half_width,
+        budget=budget,
+        batch=batch,
+        measured=chosen.copy(),
+        progress=progress,
+    )
 
 
 def of_plan(plan: Plan, ops: Mapping[Op, float]) -> Plan:

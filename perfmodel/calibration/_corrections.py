@@ -84,9 +84,12 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
             floor = _PARTLY
         per = sides.steps * len({call.device for call in calls})
         yield Correction(
-            name=family, value=log(measured_s / predicted_s), sd=sqrt(floor**2 + spread**2),
-            seconds=sum(call.time_s for call in calls) / per, calls=len(calls) / per,
-        )  # fmt: skip
+            name=family,
+            value=log(measured_s / predicted_s),
+            sd=sqrt(floor**2 + spread**2),
+            seconds=sum(call.time_s for call in calls) / per,
+            calls=len(calls) / per,
+        )
 
 
 def _usual_s(calls: Sequence[Call]) -> float:
@@ -132,9 +135,12 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     for i, name in enumerate(names):
         own = [n for n in range(len(ops)) if i in (alpha[n], beta[n])]
         yield Correction(
-            name=name, value=float(fitted.x[i]), sd=float(sd[i]), calls=sum(seen[n].calls for n in own),
+            name=name,
+            value=float(fitted.x[i]),
+            sd=float(sd[i]),
+            calls=sum(seen[n].calls for n in own),
             seconds=sum(seen[n].time_s * seen[n].calls for n in own),
-        )  # fmt: skip
+        )
 
 
 class _Seen(NamedTuple):
@@ -191,8 +197,9 @@ def _host(
         gap_s = host_s = max(gap_s - slowed_s, 0.0)
     n, framework = issued(problem, layout), problem.framework
     for name, measured_s, now_s in (
-        ("kernel_gap_s", gap_s, framework.kernel_gap_s), ("host_op_s", host_s, framework.issue_s),
-    ):  # fmt: skip
+        ("kernel_gap_s", gap_s, framework.kernel_gap_s),
+        ("host_op_s", host_s, framework.issue_s),
+    ):
         if measured_s > 0 and now_s > 0:
             value = log(measured_s / n / now_s)
             yield Correction(name=name, value=value, sd=NAMED_SD, seconds=measured_s, calls=n)
@@ -225,7 +232,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     per = sides.steps * ranks
     yield Correction(
         name=SKEW, value=spread_s - now_s, sd=sd, seconds=float(np.sum(waited)) / per, calls=len(waited) / per
-    )  # fmt: skip
+    )
 
 
 def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
@@ -282,9 +289,12 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     share = beside_s / total_s / (hidden_s / predicted_s)
     per = sides.steps * len({call.device for call, _ in own})
     yield Correction(
-        name="tp_overlap_loss", value=min(max(1 - share, 0.0), 1.0), sd=0.05, seconds=total_s / per,
+        name="tp_overlap_loss",
+        value=min(max(1 - share, 0.0), 1.0),
+        sd=0.05,
+        seconds=total_s / per,
         calls=len(own) / per,
-    )  # fmt: skip
+    )
 
 
 def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:

@@ -145,9 +145,13 @@ def fit_hyperparameters(
 
         first = pack(Hyperparameters.default(components))
         found = minimize(
-            evaluate, first, jac=True, method="L-BFGS-B",
-            bounds=[_BOUNDS] * len(first), options={"maxiter": ITERATIONS},
-        )  # fmt: skip
+            evaluate,
+            first,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[_BOUNDS] * len(first),
+            options={"maxiter": ITERATIONS},
+        )
     return unpack(components, found.x)
 
 

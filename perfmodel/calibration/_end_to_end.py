@@ -191,13 +191,19 @@ def _fit(
     told = fitted(
         lambda x: observed.log_errors_and_gradient(start.at(names, centre + x), names, progress),
         FittedRuns(
-            at=tuple(map(tuple, observed.coordinates.tolist())), slopes=(), error=(),
-            weight=tuple(observed.weight.tolist()), covariance=tuple(map(tuple, covariance_of(known, belief).tolist())),
-            likeness=belief.likeness, noise=belief.noise, scatter=belief.scatter, doubt=belief.doubt,
+            at=tuple(map(tuple, observed.coordinates.tolist())),
+            slopes=(),
+            error=(),
+            weight=tuple(observed.weight.tolist()),
+            covariance=tuple(map(tuple, covariance_of(known, belief).tolist())),
+            likeness=belief.likeness,
+            noise=belief.noise,
+            scatter=belief.scatter,
+            doubt=belief.doubt,
             held=belief.held_given,
         ),
         np.array([prior.lowest for prior in known]) - centre,
-    )  # fmt: skip
+    )
     parameters = _parameters(known, told, belief, len(runs), device)
     profiled_names = {found.name for found in profiled}
     adjustment = Adjustment(

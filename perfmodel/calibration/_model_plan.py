@@ -168,14 +168,28 @@ def model_plan(
     step_problem = step_problem_of(problem, calibration)
     shares = [event_shares(step_problem, layout) for layout in parsed]
     rule = rule or StoppingRule()
-    return _assemble(step_problem, parsed, shares, device or problem.cluster.device.name, nodes, iterations, rule,
-                     collective_rule or rule)  # fmt: skip
+    return _assemble(
+        step_problem,
+        parsed,
+        shares,
+        device or problem.cluster.device.name,
+        nodes,
+        iterations,
+        rule,
+        collective_rule or rule,
+    )
 
 
 def _assemble(
-    step_problem: StepProblem, layouts: Sequence[Layout], shares: Sequence[EventShares], device: str, nodes: int,
-    iterations: int, rule: StoppingRule, collective_rule: StoppingRule,
-) -> ModelPlan:  # fmt: skip
+    step_problem: StepProblem,
+    layouts: Sequence[Layout],
+    shares: Sequence[EventShares],
+    device: str,
+    nodes: int,
+    iterations: int,
+    rule: StoppingRule,
+    collective_rule: StoppingRule,
+) -> ModelPlan:
     chosen: dict[Op, None] = {}
     extrapolated: dict[Collective, tuple[Collective, ...]] = {}
     unmeasured: dict[Op, str] = {}
@@ -224,9 +238,15 @@ def _assemble(
 
 
 def _cost(
-    step_problem: StepProblem, layout: Layout, share: EventShares, new: Sequence[Op], lost: Sequence[Op],
-    iterations: int, rule: StoppingRule, collective_rule: StoppingRule,
-) -> LayoutCost:  # fmt: skip
+    step_problem: StepProblem,
+    layout: Layout,
+    share: EventShares,
+    new: Sequence[Op],
+    lost: Sequence[Op],
+    iterations: int,
+    rule: StoppingRule,
+    collective_rule: StoppingRule,
+) -> LayoutCost:
     least, most, once = 0.0, 0.0, 0.0
     for op, time_s in zip([*new, *lost], priced_events(step_problem, [*new, *lost]).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1

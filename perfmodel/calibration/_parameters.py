@@ -36,8 +36,11 @@ from perfmodel.prediction import (
 from perfmodel.spec import Layout
 
 WIDTHS: Final = {
-    "tp_overlap_loss": 0.2, "dp_overlap_loss": 0.2, "straggling": 0.01, "step_overhead_s": 0.05,
-}  # fmt: skip
+    "tp_overlap_loss": 0.2,
+    "dp_overlap_loss": 0.2,
+    "straggling": 0.01,
+    "step_overhead_s": 0.05,
+}
 """Of what no table holds and no published run tells apart: GPUs of one make differ by
 a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
 tenths of its time; loaders and loggers take some 10 ms."""

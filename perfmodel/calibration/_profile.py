@@ -159,9 +159,14 @@ def fit_profile(
             "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
         )
     run = Run(
-        name="profile", model=problem.model, cluster=problem.cluster, job=problem.job, layout=laid_out,
-        measured_s=report.measured_step_s, framework=problem.framework,
-    )  # fmt: skip
+        name="profile",
+        model=problem.model,
+        cluster=problem.cluster,
+        job=problem.job,
+        layout=laid_out,
+        measured_s=report.measured_step_s,
+        framework=problem.framework,
+    )
     found = calibrate_end_to_end([run], out=out, base=base, profiled=report.corrections)
     return ProfileFit(report=report, fit=found[problem.cluster.device.name])
 
@@ -203,12 +208,17 @@ def _events(sides: SideBySide) -> list[Difference]:
     families = sides.families()
     return [
         Difference(
-            event=total.label, family=total.family, predicted_s=total.predicted_s, measured_s=total.measured_s,
-            predicted_calls=total.predicted_calls, measured_calls=total.measured_calls,
-            effect_s=(total.measured_s - total.predicted_s) * _shows(total), remedy=_remedy(total, families),
+            event=total.label,
+            family=total.family,
+            predicted_s=total.predicted_s,
+            measured_s=total.measured_s,
+            predicted_calls=total.predicted_calls,
+            measured_calls=total.measured_calls,
+            effect_s=(total.measured_s - total.predicted_s) * _shows(total),
+            remedy=_remedy(total, families),
         )
         for total in sides.events.values()
-    ]  # fmt: skip
+    ]
 
 
 def _shows(total: Total) -> float:
@@ -248,11 +258,17 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     predicted = dict.fromkeys((name for name, _, _ in rows), 0.0) | sides.predicted_idle_s
     return [
         Difference(
-            event=name, family="idle", predicted_s=predicted[name], measured_s=measured_s, predicted_calls=0.0,
-            measured_calls=0.0, effect_s=measured_s - predicted[name], remedy=remedy,
+            event=name,
+            family="idle",
+            predicted_s=predicted[name],
+            measured_s=measured_s,
+            predicted_calls=0.0,
+            measured_calls=0.0,
+            effect_s=measured_s - predicted[name],
+            remedy=remedy,
         )
         for name, measured_s, remedy in rows
-    ]  # fmt: skip
+    ]
 
 
 def amount(found: Correction) -> str:

@@ -80,13 +80,15 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     step_s, capacity = values["step_time_s"], values["memory_capacity_bytes"]
     needed = values["memory_needed_bytes"]
     summary = [
-        ("step time", f"{duration(step_s)} (90 %: {duration(values['step_time_lo_s'])} to "
-                      f"{duration(values['step_time_hi_s'])})"),
+        (
+            "step time",
+            f"{duration(step_s)} (90 %: {duration(values['step_time_lo_s'])} to {duration(values['step_time_hi_s'])})",
+        ),
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
         ("tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"),
         ("bubble", f"{values['bubble_fraction']:.1%}"),
         ("memory", f"needs {needed / GIB:.1f} of {capacity / GIB:.1f} GiB: {fit_words(values['fits_probability'])}"),
-    ]  # fmt: skip
+    ]
     parts = [f"<b>{paragraph(_job(values), values['layout'])}</b>", table(("", ""), summary)]
     if notes := [*values["reasons"], *values["warnings"]]:
         parts.append(paragraph(*notes))
@@ -116,13 +118,19 @@ def search_html(values: Mapping[str, Any]) -> str:
     """
     layouts = values["layouts"]
     rows = [
-        (_rank(p, place), p["layout"], duration(p["step_time_s"]),
-         f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
-         f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_needed_bytes'] / GIB:.1f}",
-         f"{p['fits_probability']:.2f}",
-         f"{p['probability_first_better']:.0%}" if place and "rank" in p else "")
+        (
+            _rank(p, place),
+            p["layout"],
+            duration(p["step_time_s"]),
+            f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
+            f"{p['mfu']:.1%}",
+            f"{p['bubble_fraction']:.1%}",
+            f"{p['memory_needed_bytes'] / GIB:.1f}",
+            f"{p['fits_probability']:.2f}",
+            f"{p['probability_first_better']:.0%}" if place and "rank" in p else "",
+        )
         for place, p in enumerate(layouts)
-    ]  # fmt: skip
+    ]
     counts = f"{values['evaluated']:,} layouts scored, {values['feasible']:,} fit, {values['seconds']:.1f} s"
     parts = [paragraph(_job(layouts[0]) if layouts else "", counts)]
     parts.append(table(("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "P(fits)", "1st better"), rows))

@@ -15,9 +15,16 @@ if TYPE_CHECKING:  # the command line imports this package before it needs an ar
     import numpy as np
 
 COLUMNS: Final = {
-    "start": "float64", "duration": "float64", "device": "int32", "stream": "uint8", "kind": "uint8",
-    "stage": "int32", "micro_batch": "int32", "critical": "uint8", "inside": "int32",
-}  # fmt: skip
+    "start": "float64",
+    "duration": "float64",
+    "device": "int32",
+    "stream": "uint8",
+    "kind": "uint8",
+    "stage": "int32",
+    "micro_batch": "int32",
+    "critical": "uint8",
+    "inside": "int32",
+}
 """Of the events that the page shows, with the types in which it holds them."""
 
 

@@ -71,9 +71,13 @@ def _terminal_bar(title: str) -> Iterator[Report]:
     )
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True), TextColumn("left"),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 

@@ -28,9 +28,13 @@ Kernel = Callable[..., Any]
 def conv2d(x: Array, w: Array, attributes: Values, outputs: Outputs) -> Array:
     """[n, c, h, w] with kernels [o, c / groups, k, l]."""
     return jax.lax.conv_general_dilated(
-        x, w, attributes["stride"], [(n, n) for n in attributes["padding"]],
-        dimension_numbers=("NCHW", "OIHW", "NCHW"), feature_group_count=attributes["groups"],
-    )  # fmt: skip
+        x,
+        w,
+        attributes["stride"],
+        [(n, n) for n in attributes["padding"]],
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        feature_group_count=attributes["groups"],
+    )
 
 
 def conv2d_input_grad(w: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
@@ -48,9 +52,11 @@ def conv2d_weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs
 def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
     """Largest or mean element of each window."""
     window = partial(
-        jax.lax.reduce_window, window_dimensions=(1, 1, *attributes["kernel"]),
-        window_strides=(1, 1, *attributes["stride"]), padding=[(0, 0)] * 2 + [(n, n) for n in attributes["padding"]],
-    )  # fmt: skip
+        jax.lax.reduce_window,
+        window_dimensions=(1, 1, *attributes["kernel"]),
+        window_strides=(1, 1, *attributes["stride"]),
+        padding=[(0, 0)] * 2 + [(n, n) for n in attributes["padding"]],
+    )
     if attributes["kind"] == "max":
         return window(x, -jnp.inf, jax.lax.max)
     return window(x, 0.0, jax.lax.add) / prod(attributes["kernel"])
@@ -185,63 +191,67 @@ def attention_grad(*arrays: Array, attributes: Values, outputs: Outputs) -> tupl
     return jax.vjp(partial(attention, attributes=attributes, outputs=outputs), *parts)[1](dy)
 
 
-KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
-    "add": _plain(operator.add),
-    "accumulate": _plain(operator.add),
-    "sub": _plain(operator.sub),
-    "mul": _plain(operator.mul),
-    "div": _plain(operator.truediv),
-    "scale": lambda x, attributes, outputs: x * attributes["factor"],
-    "exp": _plain(jnp.exp),
-    "log": _plain(jnp.log),
-    "relu": _plain(lambda x: jnp.maximum(x, 0)),
-    "relu_grad": _plain(lambda x, dy: jnp.where(x > 0, dy, 0)),
-    "sqrt": _plain(jnp.sqrt),
-    "tanh": _plain(jnp.tanh),
-    "sigmoid": _plain(jax.nn.sigmoid),
-    "erf": _plain(jax.lax.erf),
-    "gelu": _gelu,
-    "gelu_grad": _gradient(_gelu),
-    "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
-    "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
-    "matmul": _matmul,
-    "matmul_weight_grad": _weight_grad,
-    "constant": _constant,
-    "shape": lambda x, attributes, outputs: jnp.array(x.shape, jax_dtype(outputs[0])),
-    "reshape": lambda x, *shape, attributes, outputs: x.reshape(outputs[0].shape),
-    "transpose": lambda x, attributes, outputs: x.transpose(attributes["permutation"]),
-    "split": lambda x, attributes, outputs: tuple(jnp.split(x, attributes["parts"], attributes["axis"])),
-    "concat": lambda *arrays, attributes, outputs: jnp.concatenate(arrays, attributes["axis"]),
-    "slice": _slice,
-    "take": lambda x, index, attributes, outputs: jnp.take(x, index, axis=attributes["axis"]),
-    "unsqueeze": lambda x, attributes, outputs: x.reshape(outputs[0].shape),
-    "layer_norm": lambda x, g, s, attributes, outputs: _layer_norm(x, g, s, attributes.get("epsilon", 1e-5)),
-    "layer_norm_grad": _layer_norm_grad,
-    "softmax": _plain(lambda x: jax.nn.softmax(x, axis=-1)),
-    "softmax_grad": _softmax_grad,
-    "attention": attention,
-    "attention_grad": attention_grad,
-    "conv2d": conv2d,
-    "conv2d_input_grad": conv2d_input_grad,
-    "conv2d_weight_grad": conv2d_weight_grad,
-    "pool2d": pool2d,
-    "pool2d_grad": _gradient(pool2d),
-    "embedding": _embedding,
-    "embedding_grad": _embedding_grad,
-    "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
-    "pick": _pick,
-    "pick_grad": _pick_grad,
-    "argmax": lambda x, attributes, outputs: jnp.argmax(x, -1).astype(jax_dtype(outputs[0])),
-    "dispatch": _dispatch,
-    "collect": _collect,
-    "sgd": lambda w, g, attributes, outputs: w - attributes["rate"] * g,
-    "adam": _adam,
-})  # fmt: skip
+KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
+    {
+        "add": _plain(operator.add),
+        "accumulate": _plain(operator.add),
+        "sub": _plain(operator.sub),
+        "mul": _plain(operator.mul),
+        "div": _plain(operator.truediv),
+        "scale": lambda x, attributes, outputs: x * attributes["factor"],
+        "exp": _plain(jnp.exp),
+        "log": _plain(jnp.log),
+        "relu": _plain(lambda x: jnp.maximum(x, 0)),
+        "relu_grad": _plain(lambda x, dy: jnp.where(x > 0, dy, 0)),
+        "sqrt": _plain(jnp.sqrt),
+        "tanh": _plain(jnp.tanh),
+        "sigmoid": _plain(jax.nn.sigmoid),
+        "erf": _plain(jax.lax.erf),
+        "gelu": _gelu,
+        "gelu_grad": _gradient(_gelu),
+        "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
+        "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
+        "matmul": _matmul,
+        "matmul_weight_grad": _weight_grad,
+        "constant": _constant,
+        "shape": lambda x, attributes, outputs: jnp.array(x.shape, jax_dtype(outputs[0])),
+        "reshape": lambda x, *shape, attributes, outputs: x.reshape(outputs[0].shape),
+        "transpose": lambda x, attributes, outputs: x.transpose(attributes["permutation"]),
+        "split": lambda x, attributes, outputs: tuple(jnp.split(x, attributes["parts"], attributes["axis"])),
+        "concat": lambda *arrays, attributes, outputs: jnp.concatenate(arrays, attributes["axis"]),
+        "slice": _slice,
+        "take": lambda x, index, attributes, outputs: jnp.take(x, index, axis=attributes["axis"]),
+        "unsqueeze": lambda x, attributes, outputs: x.reshape(outputs[0].shape),
+        "layer_norm": lambda x, g, s, attributes, outputs: _layer_norm(x, g, s, attributes.get("epsilon", 1e-5)),
+        "layer_norm_grad": _layer_norm_grad,
+        "softmax": _plain(lambda x: jax.nn.softmax(x, axis=-1)),
+        "softmax_grad": _softmax_grad,
+        "attention": attention,
+        "attention_grad": attention_grad,
+        "conv2d": conv2d,
+        "conv2d_input_grad": conv2d_input_grad,
+        "conv2d_weight_grad": conv2d_weight_grad,
+        "pool2d": pool2d,
+        "pool2d_grad": _gradient(pool2d),
+        "embedding": _embedding,
+        "embedding_grad": _embedding_grad,
+        "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
+        "pick": _pick,
+        "pick_grad": _pick_grad,
+        "argmax": lambda x, attributes, outputs: jnp.argmax(x, -1).astype(jax_dtype(outputs[0])),
+        "dispatch": _dispatch,
+        "collect": _collect,
+        "sgd": lambda w, g, attributes, outputs: w - attributes["rate"] * g,
+        "adam": _adam,
+    }
+)
 """By name of the op."""
-PLAIN: Final = frozenset({
-    "add", "accumulate", "sub", "mul", "div", "scale", "sum", "matmul", "matmul_weight_grad", "reshape", "transpose",
-    "slice", "unsqueeze", "sgd", "adam",
-})  # fmt: skip
+PLAIN: Final = frozenset(
+    {
+        *("add", "accumulate", "sub", "mul", "div", "scale", "sum", "matmul"),
+        *("matmul_weight_grad", "reshape", "transpose", "slice", "unsqueeze", "sgd", "adam"),
+    }
+)
 """Kernels that are made of arrays' own operations, so that they take NumPy's arrays as well as JAX's."""
 
 

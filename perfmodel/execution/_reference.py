@@ -147,14 +147,16 @@ def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Ar
     return [np.concatenate([row[j] for row in blocks], attributes["concat_axis"]) for j in range(count)]
 
 
-_COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = MappingProxyType({
-    "send": lambda x, a, n: x,
-    "broadcast": lambda x, a, n: [x[0]] * n,
-    "all_reduce": lambda x, a, n: [_reduced(x, a)] * n,
-    "reduce": lambda x, a, n: [_reduced(x, a)],
-    "all_gather": lambda x, a, n: [np.concatenate(x, a["axis"])] * n,
-    "gather": lambda x, a, n: [np.concatenate(x, a["axis"])],
-    "scatter": lambda x, a, n: np.split(x[0], n, a["axis"]),
-    "reduce_scatter": lambda x, a, n: np.split(_reduced(x, a), n, a["axis"]),
-    "all_to_all": _all_to_all,
-})  # fmt: skip
+_COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = MappingProxyType(
+    {
+        "send": lambda x, a, n: x,
+        "broadcast": lambda x, a, n: [x[0]] * n,
+        "all_reduce": lambda x, a, n: [_reduced(x, a)] * n,
+        "reduce": lambda x, a, n: [_reduced(x, a)],
+        "all_gather": lambda x, a, n: [np.concatenate(x, a["axis"])] * n,
+        "gather": lambda x, a, n: [np.concatenate(x, a["axis"])],
+        "scatter": lambda x, a, n: np.split(x[0], n, a["axis"]),
+        "reduce_scatter": lambda x, a, n: np.split(_reduced(x, a), n, a["axis"]),
+        "all_to_all": _all_to_all,
+    }
+)

@@ -73,17 +73,19 @@ def _slice(x: jax.Array, axis: int, parts: int, index: jax.Array) -> jax.Array:
     return lax.dynamic_slice_in_dim(x, index * size, size, axis)
 
 
-_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({
-    "send": _send,
-    "broadcast": _broadcast,
-    "all_reduce": _reduced,
-    "reduce": _reduced,
-    "all_gather": _all_gather,
-    "gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "scatter": _scatter,
-})  # fmt: skip
+_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "send": _send,
+        "broadcast": _broadcast,
+        "all_reduce": _reduced,
+        "reduce": _reduced,
+        "all_gather": _all_gather,
+        "gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+        "scatter": _scatter,
+    }
+)
 
 
 @dataclass(frozen=True)

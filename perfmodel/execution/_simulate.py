@@ -139,9 +139,13 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
         start_s, end_s = float(timeline.start_s[op]), float(timeline.end_s[op])
         tag = instruction.tag
         args = {
-            "op": instruction.op, "phase": tag.phase, "layer": tag.layer, "micro_batch": tag.micro_batch,
-            "stream": Stream(stream).name.lower(), "event": Kind(int(structure.kind[op])).name.lower(),
-        }  # fmt: skip
+            "op": instruction.op,
+            "phase": tag.phase,
+            "layer": tag.layer,
+            "micro_batch": tag.micro_batch,
+            "stream": Stream(stream).name.lower(),
+            "event": Kind(int(structure.kind[op])).name.lower(),
+        }
         name = f"%{instruction.outputs[0]}"
         events.append(ingest.complete_event(device, stream, start_s, end_s - start_s, name, instruction.op, args))
     other = {"program": program.function.name, "makespan_s": timeline.makespan_s}

@@ -74,9 +74,12 @@ def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
     q, k, v = _heads(parts[0] if len(parts) == 1 else t.cat(parts, 1), a)
     masked = causal and len(parts) > 1  # `is_causal` would let the first query see the first key alone
     context = t.nn.functional.scaled_dot_product_attention(
-        q[:, :, -seq:], k, v, is_causal=causal and not masked,
+        q[:, :, -seq:],
+        k,
+        v,
+        is_causal=causal and not masked,
         attn_mask=causal_lower_right(seq, k.shape[2]) if masked else None,
-    )  # fmt: skip
+    )
     return context.transpose(1, 2).reshape(out[0].shape)
 
 
@@ -176,46 +179,51 @@ def _plain(name: str) -> Callable[..., Any]:
     return lambda t, *tensors, a, out: getattr(t, name)(*tensors)
 
 
-TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({
-    **{op: _plain(op) for op in ("add", "sub", "mul", "div", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "relu")},
-    "accumulate": _plain("add"),
-    "scale": lambda t, x, a, out: x * a["factor"],
-    "relu_grad": lambda t, x, dy, a, out: t.ops.aten.threshold_backward(dy, x, 0),
-    "gelu": lambda t, x, a, out: t.nn.functional.gelu(x, approximate="none" if a.get("exact") else "tanh"),
-    "gelu_grad": _gelu_grad,
-    "sum": lambda t, x, a, out: (x.sum(a["axes"]) if a["axes"] else x).reshape(out[0].shape),
-    "broadcast_like": lambda t, x, like, a, out: x.expand(like.shape),
-    "matmul": _matmul,
-    "matmul_weight_grad": _weight_grad,
-    "constant": lambda t, a, out: None,  # made once, by `torch_kernel`
-    "shape": lambda t, x, a, out: t.tensor(x.shape, dtype=torch_dtype(out[0])),
-    "reshape": _reshaped,
-    "unsqueeze": _reshaped,
-    "transpose": lambda t, x, a, out: x.permute(a["permutation"]).contiguous(),
-    "split": lambda t, x, a, out: tuple(x.chunk(a["parts"], a["axis"])),
-    "concat": lambda t, *xs, a, out: t.cat(xs, a["axis"]),
-    "slice": lambda t, x, a, out: x.narrow(a["axis"], a["start"], a["stop"] - a["start"]),
-    "take": lambda t, x, index, a, out: x.index_select(a["axis"], index.reshape(-1).long()).reshape(out[0].shape),
-    "layer_norm": lambda t, x, g, s, a, out: t.nn.functional.layer_norm(x, g.shape, g, s, a.get("epsilon", 1e-5)),
-    "layer_norm_grad": _layer_norm_grad,
-    "softmax": lambda t, x, a, out: t.softmax(x, -1),
-    "softmax_grad": lambda t, y, dy, a, out: t.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
-    "attention": _attention,
-    "attention_grad": _attention_grad,
-    "conv2d": lambda t, x, w, a, out: t.nn.functional.conv2d(x, w, None, a["stride"], a["padding"], 1, a["groups"]),
-    "conv2d_input_grad": _convolution_grad("conv2d_input"),
-    "conv2d_weight_grad": _convolution_grad("conv2d_weight"),
-    "pool2d": _pool2d,
-    "pool2d_grad": _pool2d_grad,
-    "embedding": _embedding,
-    "embedding_grad": _embedding_grad,
-    "row_max": lambda t, x, a, out: x.amax(-1, keepdim=True),
-    "pick": _pick,
-    "pick_grad": _pick_grad,
-    "argmax": lambda t, x, a, out: x.argmax(-1).to(torch_dtype(out[0])),
-    "dispatch": _dispatch,
-    "collect": _collect,
-    "sgd": lambda t, w, g, a, out: w - a["rate"] * g,
-    "adam": _adam,
-})  # fmt: skip
+TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        **{
+            op: _plain(op)
+            for op in ("add", "sub", "mul", "div", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "relu")
+        },
+        "accumulate": _plain("add"),
+        "scale": lambda t, x, a, out: x * a["factor"],
+        "relu_grad": lambda t, x, dy, a, out: t.ops.aten.threshold_backward(dy, x, 0),
+        "gelu": lambda t, x, a, out: t.nn.functional.gelu(x, approximate="none" if a.get("exact") else "tanh"),
+        "gelu_grad": _gelu_grad,
+        "sum": lambda t, x, a, out: (x.sum(a["axes"]) if a["axes"] else x).reshape(out[0].shape),
+        "broadcast_like": lambda t, x, like, a, out: x.expand(like.shape),
+        "matmul": _matmul,
+        "matmul_weight_grad": _weight_grad,
+        "constant": lambda t, a, out: None,  # made once, by `torch_kernel`
+        "shape": lambda t, x, a, out: t.tensor(x.shape, dtype=torch_dtype(out[0])),
+        "reshape": _reshaped,
+        "unsqueeze": _reshaped,
+        "transpose": lambda t, x, a, out: x.permute(a["permutation"]).contiguous(),
+        "split": lambda t, x, a, out: tuple(x.chunk(a["parts"], a["axis"])),
+        "concat": lambda t, *xs, a, out: t.cat(xs, a["axis"]),
+        "slice": lambda t, x, a, out: x.narrow(a["axis"], a["start"], a["stop"] - a["start"]),
+        "take": lambda t, x, index, a, out: x.index_select(a["axis"], index.reshape(-1).long()).reshape(out[0].shape),
+        "layer_norm": lambda t, x, g, s, a, out: t.nn.functional.layer_norm(x, g.shape, g, s, a.get("epsilon", 1e-5)),
+        "layer_norm_grad": _layer_norm_grad,
+        "softmax": lambda t, x, a, out: t.softmax(x, -1),
+        "softmax_grad": lambda t, y, dy, a, out: t.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
+        "attention": _attention,
+        "attention_grad": _attention_grad,
+        "conv2d": lambda t, x, w, a, out: t.nn.functional.conv2d(x, w, None, a["stride"], a["padding"], 1, a["groups"]),
+        "conv2d_input_grad": _convolution_grad("conv2d_input"),
+        "conv2d_weight_grad": _convolution_grad("conv2d_weight"),
+        "pool2d": _pool2d,
+        "pool2d_grad": _pool2d_grad,
+        "embedding": _embedding,
+        "embedding_grad": _embedding_grad,
+        "row_max": lambda t, x, a, out: x.amax(-1, keepdim=True),
+        "pick": _pick,
+        "pick_grad": _pick_grad,
+        "argmax": lambda t, x, a, out: x.argmax(-1).to(torch_dtype(out[0])),
+        "dispatch": _dispatch,
+        "collect": _collect,
+        "sgd": lambda t, w, g, a, out: w - a["rate"] * g,
+        "adam": _adam,
+    }
+)
 """By name of the op: torch, operands, `a`ttributes and types of the `out`puts to tensors."""

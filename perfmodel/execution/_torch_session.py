@@ -180,14 +180,16 @@ def _scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
     return whole.chunk(len(to), c.values["axis"])[to.index(c.rank) if c.rank in to else 0].contiguous()
 
 
-_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({
-    "send": _send,
-    "broadcast": _broadcast,
-    "all_reduce": _reduced,
-    "reduce": _reduced,
-    "all_gather": _gathered,
-    "gather": _gathered,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "scatter": _scatter,
-})  # fmt: skip
+_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "send": _send,
+        "broadcast": _broadcast,
+        "all_reduce": _reduced,
+        "reduce": _reduced,
+        "all_gather": _gathered,
+        "gather": _gathered,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+        "scatter": _scatter,
+    }
+)

@@ -10,14 +10,47 @@ from perfmodel.ops import KernelOp, MemoryBound
 from perfmodel.units import DTYPE_BYTES, dtype_bytes
 
 _DTYPES: Final[dict[str, str]] = {
-    "float64": "fp64", "f64": "fp64", "float32": "fp32", "f32": "fp32", "bfloat16": "bf16", "bf16": "bf16",
-    "float16": "fp16", "f16": "fp16", "int8": "int8", "s8": "int8", "uint8": "int8", "u8": "int8",
-}  # fmt: skip
+    "float64": "fp64",
+    "f64": "fp64",
+    "float32": "fp32",
+    "f32": "fp32",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "f16": "fp16",
+    "int8": "int8",
+    "s8": "int8",
+    "uint8": "int8",
+    "u8": "int8",
+}
 _ITEM_BYTES: Final[dict[str, float]] = {
-    "bool": 1, "pred": 1, "int4": 0.5, "s4": 0.5, "uint4": 0.5, "u4": 0.5, "int16": 2, "s16": 2, "uint16": 2,
-    "u16": 2, "int32": 4, "s32": 4, "uint32": 4, "u32": 4, "int64": 8, "s64": 8, "uint64": 8, "u64": 8,
-    "complex64": 8, "c64": 8, "complex128": 16, "c128": 16, "token": 0, "key<fry>": 8, "key<rbg>": 16, "float0": 0,
-}  # fmt: skip
+    "bool": 1,
+    "pred": 1,
+    "int4": 0.5,
+    "s4": 0.5,
+    "uint4": 0.5,
+    "u4": 0.5,
+    "int16": 2,
+    "s16": 2,
+    "uint16": 2,
+    "u16": 2,
+    "int32": 4,
+    "s32": 4,
+    "uint32": 4,
+    "u32": 4,
+    "int64": 8,
+    "s64": 8,
+    "uint64": 8,
+    "u64": 8,
+    "complex64": 8,
+    "c64": 8,
+    "complex128": 16,
+    "c128": 16,
+    "token": 0,
+    "key<fry>": 8,
+    "key<rbg>": 16,
+    "float0": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,10 @@ class _Walk:
         names = re.findall(r"%?([\w.\-]+)", i.attributes.get("branch_computations", "")) or [
             i.attributes[key].lstrip("%") for key in ("true_computation", "false_computation")
         ]
-        branches = [self._region(self.module.computations[name], [operand])
-                    for name, operand in zip(names, operands[1:], strict=True)]  # fmt: skip
+        branches = [
+            self._region(self.module.computations[name], [operand])
+            for name, operand in zip(names, operands[1:], strict=True)
+        ]
         out = _values_of_type(i.type)
         reason = "which branch is taken depends on data (FLOPs of the largest branch)"
         self._unmapped(i.opcode, reason, branches, tuple(v for o in operands for v in _values(o)), tuple(_values(out)))

@@ -15,38 +15,65 @@ from perfmodel.importers._products import ConvShape, convolution, product, produ
 from perfmodel.ingest import HLO_COLLECTIVES
 from perfmodel.ops import CollectiveKind, Embedding, Gemm
 
-_TRANSCENDENTAL: Final = frozenset({
-    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt", "cbrt", "rsqrt",
-    "tanh", "sine", "cosine", "tan", "atan2", "erf", "acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh",
-})  # fmt: skip
-_ARITHMETIC: Final = frozenset({
-    "add", "subtract", "multiply", "divide", "remainder", "negate", "abs", "sign", "maximum", "minimum", "floor",
-    "ceil", "round-nearest-afz", "round-nearest-even", "select", "clamp", "convert", "reduce-precision",
-    "is-finite", "compare", "and", "or", "not", "xor", "shift-left", "shift-right-logical",
-    "shift-right-arithmetic", "popcnt", "count-leading-zeros", "complex", "real", "imag", "map", "mulhi",
-})  # fmt: skip
+_TRANSCENDENTAL: Final = frozenset(
+    {
+        *("exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power"),
+        *("sqrt", "cbrt", "rsqrt", "tanh", "sine", "cosine", "tan", "atan2", "erf", "acos"),
+        *("acosh", "asin", "asinh", "atanh", "cosh", "sinh"),
+    }
+)
+_ARITHMETIC: Final = frozenset(
+    {
+        *("add", "subtract", "multiply", "divide", "remainder", "negate", "abs", "sign"),
+        *("maximum", "minimum", "floor", "ceil", "round-nearest-afz", "round-nearest-even"),
+        *("select", "clamp", "convert", "reduce-precision", "is-finite", "compare", "and", "or"),
+        *("not", "xor", "shift-left", "shift-right-logical", "shift-right-arithmetic", "popcnt"),
+        *("count-leading-zeros", "complex", "real", "imag", "map", "mulhi"),
+    }
+)
 _MOVING: Final = frozenset({"concatenate", "pad", "reverse"})
-_VIEWS: Final = frozenset({
-    "reshape", "bitcast", "broadcast", "transpose", "slice", "dynamic-slice", "copy", "bitcast-convert", "copy-start",
-    "copy-done", "add-dependency", "domain", "get-dimension-size", "after-all",
-})  # fmt: skip
-_CONSTANTS: Final = frozenset({
-    "constant", "iota", "partition-id", "replica-id", "rng-get-and-update-state", "create-token",
-})  # fmt: skip
+_VIEWS: Final = frozenset(
+    {
+        *("reshape", "bitcast", "broadcast", "transpose", "slice", "dynamic-slice", "copy"),
+        *("bitcast-convert", "copy-start", "copy-done", "add-dependency", "domain"),
+        *("get-dimension-size", "after-all"),
+    }
+)
+_CONSTANTS: Final = frozenset(
+    {
+        "constant",
+        "iota",
+        "partition-id",
+        "replica-id",
+        "rng-get-and-update-state",
+        "create-token",
+    }
+)
 COLLECTIVES: Final[dict[str, CollectiveKind]] = {
     **HLO_COLLECTIVES,
     "ragged-all-to-all": "all_to_all",
     "collective-broadcast": "broadcast",
 }
-_ROW_WISE: Final = frozenset({
-    "sort", "topk", "scatter", "gather", "dynamic-update-slice", "select-and-scatter", "reduce-window",
-})  # fmt: skip
+_ROW_WISE: Final = frozenset(
+    {
+        "sort",
+        "topk",
+        "scatter",
+        "gather",
+        "dynamic-update-slice",
+        "select-and-scatter",
+        "reduce-window",
+    }
+)
 _IN_PLACE: Final = frozenset({"dynamic-update-slice", "gather", "reverse"})
 """Ops whose elements come from their first operand (or replace some of its)."""
-_FREE_CUSTOM_CALLS: Final = frozenset({
-    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
-    "MoveToHost", "MoveToDevice", "xla.sdy.FuncResultSharding", "AllocateBuffer",
-})  # fmt: skip
+_FREE_CUSTOM_CALLS: Final = frozenset(
+    {
+        *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"),
+        *("LayoutConstraint", "MoveToHost", "MoveToDevice", "xla.sdy.FuncResultSharding"),
+        *("AllocateBuffer",),
+    }
+)
 _HALF: Final = ("bf16", "fp16")
 
 
@@ -92,8 +119,9 @@ class Rules:
         if opcode == "convolution":
             lhs, rhs = inputs[0].array, inputs[1].array
             shape = _conv_shape(i, lhs, rhs, array, _product_dtype(lhs, i))
-            return Node(opcode, "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), shape.flops,
-                        convolution(shape))  # fmt: skip
+            return Node(
+                opcode, "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), shape.flops, convolution(shape)
+            )
         if opcode == "convert" and self.widened and _is_widening(inputs[0].array, array):
             # the accelerator reads the narrow value
             return Node(opcode, "view", inputs, (Value(inputs[0].array),))
@@ -228,13 +256,21 @@ def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dt
         return window.get(name, (1,) * n_space)
 
     return ConvShape(
-        dtype=dtype, batch=lhs.shape[left.index("b")], c_in=lhs.shape[left.index("f")],
-        c_out=out.shape[result.index("f")], kernel_c_in=rhs.shape[kernel.index("i")], space_in=space(lhs, left),
-        kernel=space(rhs, kernel), space_out=space(out, result), stride=sizes("stride"),
-        pad_low=window.get("pad", (0,) * n_space), in_dilation=sizes("lhs_dilate"),
-        kernel_dilation=sizes("rhs_dilate"), groups=int(instruction.attributes.get("feature_group_count", 1)),
+        dtype=dtype,
+        batch=lhs.shape[left.index("b")],
+        c_in=lhs.shape[left.index("f")],
+        c_out=out.shape[result.index("f")],
+        kernel_c_in=rhs.shape[kernel.index("i")],
+        space_in=space(lhs, left),
+        kernel=space(rhs, kernel),
+        space_out=space(out, result),
+        stride=sizes("stride"),
+        pad_low=window.get("pad", (0,) * n_space),
+        in_dilation=sizes("lhs_dilate"),
+        kernel_dilation=sizes("rhs_dilate"),
+        groups=int(instruction.attributes.get("feature_group_count", 1)),
         batch_groups=int(instruction.attributes.get("batch_group_count", 1)),
-    )  # fmt: skip
+    )
 
 
 def _window(instruction: Instruction) -> dict[str, tuple[int, ...]]:

@@ -15,17 +15,28 @@ from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, axis_grou
 from perfmodel.importers._table import OpTable
 from perfmodel.ops import CollectiveKind
 
-_INLINED: Final = frozenset({
-    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "custom_lin", "custom_transpose_call", "shard_map", "xla_call", "run_state", "named_call",
-})  # fmt: skip
+_INLINED: Final = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
+        *("custom_transpose_call", "shard_map", "xla_call", "run_state", "named_call"),
+    }
+)
 _BODIES: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr")
 _COLLECTIVES: Final[dict[str, CollectiveKind]] = {
-    "psum": "all_reduce", "psum2": "all_reduce", "psum_invariant": "all_reduce", "pmax": "all_reduce",
-    "pmin": "all_reduce", "all_gather": "all_gather", "all_gather_invariant": "all_gather",
-    "reduce_scatter": "reduce_scatter", "psum_scatter": "reduce_scatter", "all_to_all": "all_to_all",
-    "ppermute": "send_recv", "pbroadcast": "broadcast",
-}  # fmt: skip
+    "psum": "all_reduce",
+    "psum2": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "psum_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "send_recv",
+    "pbroadcast": "broadcast",
+}
 
 
 def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, name: str | None = None) -> OpTable:
@@ -104,8 +115,9 @@ class _Walk:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _call(self, body: Jaxpr, given: Sequence[Value | None], mesh: Mapping[str, int]) -> list[Value | None]:
-        inner = {var: Value(array_of(var)) if value is None else value
-                 for var, value in zip(body.invars, given, strict=True)}  # fmt: skip
+        inner = {
+            var: Value(array_of(var)) if value is None else value for var, value in zip(body.invars, given, strict=True)
+        }
         return self.inline(body, inner, mesh)
 
     def _on_one_device(

@@ -13,38 +13,52 @@ from perfmodel.importers._graph import Array, Node, Value, streamed, unknown
 from perfmodel.importers._products import ConvShape, convolution, product, product_dtype
 from perfmodel.ops import Embedding
 
-_TRANSCENDENTAL: Final = frozenset({
-    "exp", "exp2", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-    "asinh", "acosh", "atanh", "atan2", "logistic", "rsqrt", "sqrt", "cbrt", "pow", "erf", "erfc", "erf_inv",
-    "lgamma", "digamma", "igamma", "igammac", "polygamma", "bessel_i0e", "bessel_i1e",
-})  # fmt: skip
-_ARITHMETIC: Final = frozenset({
-    "add", "add_any", "sub", "mul", "div", "rem", "neg", "abs", "sign", "max", "min", "floor", "ceil", "round",
-    "square", "select_n", "clamp", "convert_element_type", "reduce_precision", "is_finite", "nextafter",
-    "eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "not", "xor", "shift_left",
-    "shift_right_logical", "shift_right_arithmetic", "population_count", "clz", "mulhi", "conj", "real", "imag",
-    "complex", "integer_pow",
-})  # fmt: skip
+_TRANSCENDENTAL: Final = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "asin", "acos"),
+        *("atan", "sinh", "cosh", "asinh", "acosh", "atanh", "atan2", "logistic", "rsqrt", "sqrt"),
+        *("cbrt", "pow", "erf", "erfc", "erf_inv", "lgamma", "digamma", "igamma", "igammac"),
+        *("polygamma", "bessel_i0e", "bessel_i1e"),
+    }
+)
+_ARITHMETIC: Final = frozenset(
+    {
+        *("add", "add_any", "sub", "mul", "div", "rem", "neg", "abs", "sign", "max", "min"),
+        *("floor", "ceil", "round", "square", "select_n", "clamp", "convert_element_type"),
+        *("reduce_precision", "is_finite", "nextafter", "eq", "ne", "lt", "le", "gt", "ge"),
+        *("eq_to", "lt_to", "le_to", "and", "or", "not", "xor", "shift_left"),
+        *("shift_right_logical", "shift_right_arithmetic", "population_count", "clz", "mulhi"),
+        *("conj", "real", "imag", "complex", "integer_pow"),
+    }
+)
 _MOVING: Final = frozenset({"concatenate", "pad", "rev", "copy", "copy_p", "device_put", "tile", "roll"})
 _POINTWISE: Final = _TRANSCENDENTAL | _ARITHMETIC | _MOVING
-_REDUCTIONS: Final = frozenset({
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax",
-    "argmin", "reduce",
-})  # fmt: skip
-_VIEWS: Final = frozenset({
-    "reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "dynamic_slice", "split",
-    "stop_gradient", "bitcast_convert_type", "optimization_barrier", "sharding_constraint", "mesh_cast", "reshard",
-    "pvary", "pcast", "random_wrap", "random_unwrap", "name", "layout_constraint", "create_token", "to_edtype",
-    "from_edtype",
-})  # fmt: skip
+_REDUCTIONS: Final = frozenset(
+    {
+        *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+        *("reduce_xor", "argmax", "argmin", "reduce"),
+    }
+)
+_VIEWS: Final = frozenset(
+    {
+        *("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice"),
+        *("dynamic_slice", "split", "stop_gradient", "bitcast_convert_type"),
+        *("optimization_barrier", "sharding_constraint", "mesh_cast", "reshard", "pvary", "pcast"),
+        *("random_wrap", "random_unwrap", "name", "layout_constraint", "create_token"),
+        *("to_edtype", "from_edtype"),
+    }
+)
 _CONSTANTS: Final = frozenset({"iota", "axis_index", "empty", "empty2", "random_seed", "partition_id", "rng_uniform"})
 _RANDOM: Final = frozenset({"threefry2x32", "random_bits", "random_split", "random_fold_in", "rng_bit_generator"})
-_ROW_WISE: Final = frozenset({
-    "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k", "reduce_window", "reduce_window_sum",
-    "reduce_window_max", "reduce_window_min", "select_and_scatter_add", "select_and_gather_add",
-    "dynamic_update_slice", "gather", "scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min",
-    "scatter_max", "approx_top_k",
-})  # fmt: skip
+_ROW_WISE: Final = frozenset(
+    {
+        *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k"),
+        *("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+        *("select_and_scatter_add", "select_and_gather_add", "dynamic_update_slice", "gather"),
+        *("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"),
+        *("approx_top_k",),
+    }
+)
 """Kernels of their own that stream over memory."""
 
 _THREEFRY_OPS: Final = 113
@@ -101,13 +115,21 @@ def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Arra
     numbers = parameters["dimension_numbers"]
     (lb, lf, *ls), (_, ri, *rs), (_, of, *os) = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     return ConvShape(
-        dtype=_product_dtype(lhs, parameters.get("precision")), batch=lhs.shape[lb], c_in=lhs.shape[lf],
-        c_out=out.shape[of], kernel_c_in=rhs.shape[ri], space_in=_at(lhs, ls), kernel=_at(rhs, rs),
-        space_out=_at(out, os), stride=tuple(parameters["window_strides"]),
-        pad_low=tuple(low for low, _ in parameters["padding"]), in_dilation=tuple(parameters["lhs_dilation"]),
-        kernel_dilation=tuple(parameters["rhs_dilation"]), groups=parameters["feature_group_count"],
+        dtype=_product_dtype(lhs, parameters.get("precision")),
+        batch=lhs.shape[lb],
+        c_in=lhs.shape[lf],
+        c_out=out.shape[of],
+        kernel_c_in=rhs.shape[ri],
+        space_in=_at(lhs, ls),
+        kernel=_at(rhs, rs),
+        space_out=_at(out, os),
+        stride=tuple(parameters["window_strides"]),
+        pad_low=tuple(low for low, _ in parameters["padding"]),
+        in_dilation=tuple(parameters["lhs_dilation"]),
+        kernel_dilation=tuple(parameters["rhs_dilation"]),
+        groups=parameters["feature_group_count"],
         batch_groups=parameters["batch_group_count"],
-    )  # fmt: skip
+    )
 
 
 def _at(array: Array, axes: list[int]) -> tuple[int, ...]:
@@ -129,8 +151,9 @@ def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...],
         tokens = inputs[2].array.n_elements // max(1, hidden)
     if not rows or hidden == 1:
         return None
-    return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab,
-                     pass_="fwd" if name == "gather" else "bwd")  # fmt: skip
+    return Embedding(
+        dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_="fwd" if name == "gather" else "bwd"
+    )
 
 
 def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:

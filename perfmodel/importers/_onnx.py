@@ -13,35 +13,72 @@ from perfmodel.importers._products import ConvShape, convolution, product
 from perfmodel.importers._table import OpTable
 from perfmodel.ops import Attention, Embedding
 
-_VIEWS: Final = frozenset({
-    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand", "Slice", "Split", "Dropout",
-    "DepthToSpace", "SpaceToDepth", "OptionalGetElement",
-})  # fmt: skip
+_VIEWS: Final = frozenset(
+    {
+        *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand"),
+        *("Slice", "Split", "Dropout", "DepthToSpace", "SpaceToDepth", "OptionalGetElement"),
+    }
+)
 """Operators read in place by what uses them (dropout does nothing in inference)."""
 _CONSTANTS: Final = frozenset({"Constant", "ConstantOfShape", "Shape", "Size", "Range", "EyeLike"})
 _POINTWISE: Final[dict[str, int]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Neg", "Abs", "Sign", "Floor", "Ceil", "Round",
-                     "Where", "Cast", "CastLike", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And",
-                     "Or", "Xor", "Not", "IsNaN", "IsInf", "BitShift", "Relu", "Sum", "Mean"), 1),
-    **dict.fromkeys(("Exp", "Log", "Sqrt", "Pow", "Tanh", "Sin", "Cos", "Erf", "Sigmoid", "Reciprocal", "Softplus",
-                     "Concat", "Pad", "Tile", "Trilu"), 0),
-    "Clip": 2, "LeakyRelu": 3, "PRelu": 3, "Elu": 3, "HardSigmoid": 4, "HardSwish": 5, "Mish": 1, "Swish": 1,
-    "Gelu": 3, "BatchNormalization": 4, "QuantizeLinear": 3, "DequantizeLinear": 2,
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            *("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Neg", "Abs", "Sign", "Floor"),
+            *("Ceil", "Round", "Where", "Cast", "CastLike", "Equal", "Greater", "GreaterOrEqual"),
+            *("Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf", "BitShift"),
+            *("Relu", "Sum", "Mean"),
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            *("Exp", "Log", "Sqrt", "Pow", "Tanh", "Sin", "Cos", "Erf", "Sigmoid", "Reciprocal"),
+            *("Softplus", "Concat", "Pad", "Tile", "Trilu"),
+        ),
+        0,
+    ),
+    "Clip": 2,
+    "LeakyRelu": 3,
+    "PRelu": 3,
+    "Elu": 3,
+    "HardSigmoid": 4,
+    "HardSwish": 5,
+    "Mish": 1,
+    "Swish": 1,
+    "Gelu": 3,
+    "BatchNormalization": 4,
+    "QuantizeLinear": 3,
+    "DequantizeLinear": 2,
+}
 """FLOPs per output element; batch normalisation at inference is a scale and a shift of known statistics."""
-_REDUCTIONS: Final = frozenset({
-    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-    "ReduceLogSumExp", "ArgMax", "ArgMin",
-})  # fmt: skip
+_REDUCTIONS: Final = frozenset(
+    {
+        *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"),
+        *("ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "ArgMax", "ArgMin"),
+    }
+)
 _ROW_WISE: Final[dict[str, tuple[str, float]]] = {
-    "Softmax": ("softmax", 4), "LogSoftmax": ("softmax", 4), "LayerNormalization": ("layer_norm", 7),
-    "RMSNormalization": ("rms_norm", 4), "SkipLayerNormalization": ("layer_norm", 8),
-    "GroupNormalization": ("layer_norm", 7), "InstanceNormalization": ("layer_norm", 7),
-    "RotaryEmbedding": ("rope", 3), "CumSum": ("cumsum", 1), "TopK": ("top_k", 0), "Resize": ("copy", 4),
-    "GatherElements": ("copy", 0), "GatherND": ("copy", 0), "ScatterND": ("copy", 0), "ScatterElements": ("copy", 0),
-    "GlobalAveragePool": ("avg_pool", 0), "GlobalMaxPool": ("max_pool", 0), "MaxPool": ("max_pool", 0),
+    "Softmax": ("softmax", 4),
+    "LogSoftmax": ("softmax", 4),
+    "LayerNormalization": ("layer_norm", 7),
+    "RMSNormalization": ("rms_norm", 4),
+    "SkipLayerNormalization": ("layer_norm", 8),
+    "GroupNormalization": ("layer_norm", 7),
+    "InstanceNormalization": ("layer_norm", 7),
+    "RotaryEmbedding": ("rope", 3),
+    "CumSum": ("cumsum", 1),
+    "TopK": ("top_k", 0),
+    "Resize": ("copy", 4),
+    "GatherElements": ("copy", 0),
+    "GatherND": ("copy", 0),
+    "ScatterND": ("copy", 0),
+    "ScatterElements": ("copy", 0),
+    "GlobalAveragePool": ("avg_pool", 0),
+    "GlobalMaxPool": ("max_pool", 0),
+    "MaxPool": ("max_pool", 0),
     "AveragePool": ("avg_pool", 0),
-}  # fmt: skip
+}
 """Kernels of their own: the name they are timed under, and FLOPs per output element (pooling: per window)."""
 
 
@@ -209,10 +246,20 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
         whole = zip(lhs.shape[2:], rhs.shape[2:], out.shape[2:], stride, dilation, strict=True)
         low = tuple(max(0, (o - 1) * s + (k - 1) * d + 1 - n) // 2 for n, k, o, s, d in whole)
     return ConvShape(
-        dtype=lhs.dtype, batch=lhs.shape[0], c_in=lhs.shape[1], c_out=rhs.shape[0], kernel_c_in=rhs.shape[1],
-        space_in=lhs.shape[2:], kernel=rhs.shape[2:], space_out=out.shape[2:], stride=stride, pad_low=low,
-        in_dilation=ones, kernel_dilation=dilation, groups=int(a.get("group", 1)),
-    )  # fmt: skip
+        dtype=lhs.dtype,
+        batch=lhs.shape[0],
+        c_in=lhs.shape[1],
+        c_out=rhs.shape[0],
+        kernel_c_in=rhs.shape[1],
+        space_in=lhs.shape[2:],
+        kernel=rhs.shape[2:],
+        space_out=out.shape[2:],
+        stride=stride,
+        pad_low=low,
+        in_dilation=ones,
+        kernel_dilation=dilation,
+        groups=int(a.get("group", 1)),
+    )
 
 
 def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
@@ -226,9 +273,17 @@ def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
         (batch, seq_q, width), seq_kv = q.shape, k.shape[1]
         size, size_v = width // heads, v.shape[-1] // kv_heads
     return Attention(
-        op="flash_attention", dtype=q.dtype, batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_kv=seq_kv,
-        head_dim=size, head_dim_v=0 if size_v == size else size_v, causal=bool(a.get("is_causal", 0)),
-    )  # fmt: skip
+        op="flash_attention",
+        dtype=q.dtype,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=seq_q,
+        seq_kv=seq_kv,
+        head_dim=size,
+        head_dim_v=0 if size_v == size else size_v,
+        causal=bool(a.get("is_causal", 0)),
+    )
 
 
 def _gather(inputs: tuple[Value, ...], outputs: tuple[Value, ...], a: Mapping[str, Any]) -> Node:

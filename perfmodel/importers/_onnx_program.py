@@ -60,8 +60,10 @@ def onnx_program(
         else:
             reader.data(tensor.name, kind, [n or 0 for n in shape])
     if values:
-        raise PerfModelError(f"{reader.name}: no input is named {', '.join(values)}; inputs: "
-                             f"{', '.join(tensor.name for tensor in graph.input)}")  # fmt: skip
+        raise PerfModelError(
+            f"{reader.name}: no input is named {', '.join(values)}; inputs: "
+            f"{', '.join(tensor.name for tensor in graph.input)}"
+        )
     versions = {item.domain: item.version for item in model.opset_import}
     for node in graph.node:
         _node(onnx, reader, node, versions)

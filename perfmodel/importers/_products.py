@@ -55,10 +55,16 @@ class ConvShape:
         taps = prod(
             _valid_taps(*of_axis)
             for of_axis in zip(
-                self.space_in, self.kernel, self.space_out, self.stride, self.pad_low, self.in_dilation,
-                self.kernel_dilation, strict=True,
+                self.space_in,
+                self.kernel,
+                self.space_out,
+                self.stride,
+                self.pad_low,
+                self.in_dilation,
+                self.kernel_dilation,
+                strict=True,
             )
-        )  # fmt: skip
+        )
         return 2.0 * taps * (self.batch // self.batch_groups) * self.c_out * self.kernel_c_in
 
 
@@ -85,9 +91,12 @@ def convolution(shape: ConvShape) -> KernelOp:
     """
     if len(shape.kernel) > 2:
         return Gemm(
-            dtype=shape.dtype, m=shape.batch * prod(shape.space_out), n=shape.c_out // shape.groups,
-            k=shape.kernel_c_in * prod(shape.kernel), groups=shape.groups,
-        )  # fmt: skip
+            dtype=shape.dtype,
+            m=shape.batch * prod(shape.space_out),
+            n=shape.c_out // shape.groups,
+            k=shape.kernel_c_in * prod(shape.kernel),
+            groups=shape.groups,
+        )
     fill = (1,) * (2 - len(shape.kernel))
     zero = (0,) * len(fill)
     space_in, kernel, space_out = (fill + axes for axes in (shape.space_in, shape.kernel, shape.space_out))
@@ -95,19 +104,51 @@ def convolution(shape: ConvShape) -> KernelOp:
     pad = zero + tuple(max(0, p) for p in shape.pad_low)
     if max(holes) > 1:
         return Convolution(
-            dtype=shape.dtype, batch=shape.batch, c_in=shape.c_out, h_in=space_out[0], w_in=space_out[1],
-            c_out=shape.c_in, k_h=kernel[0], k_w=kernel[1], stride_h=holes[0], stride_w=holes[1],
-            pad_h=(kernel[0] - 1) // 2, pad_w=(kernel[1] - 1) // 2, groups=shape.groups, pass_="dgrad",
-        )  # fmt: skip
+            dtype=shape.dtype,
+            batch=shape.batch,
+            c_in=shape.c_out,
+            h_in=space_out[0],
+            w_in=space_out[1],
+            c_out=shape.c_in,
+            k_h=kernel[0],
+            k_w=kernel[1],
+            stride_h=holes[0],
+            stride_w=holes[1],
+            pad_h=(kernel[0] - 1) // 2,
+            pad_w=(kernel[1] - 1) // 2,
+            groups=shape.groups,
+            pass_="dgrad",
+        )
     if prod(kernel) > prod(space_out):
         groups = max(shape.groups, shape.batch_groups)
         return Convolution(
-            dtype=shape.dtype, batch=shape.kernel_c_in, c_in=shape.batch, h_in=space_in[0], w_in=space_in[1],
-            c_out=shape.c_out, k_h=space_out[0], k_w=space_out[1], stride_h=spread[0], stride_w=spread[1],
-            pad_h=pad[0], pad_w=pad[1], groups=groups, pass_="wgrad",
-        )  # fmt: skip
+            dtype=shape.dtype,
+            batch=shape.kernel_c_in,
+            c_in=shape.batch,
+            h_in=space_in[0],
+            w_in=space_in[1],
+            c_out=shape.c_out,
+            k_h=space_out[0],
+            k_w=space_out[1],
+            stride_h=spread[0],
+            stride_w=spread[1],
+            pad_h=pad[0],
+            pad_w=pad[1],
+            groups=groups,
+            pass_="wgrad",
+        )
     return Convolution(
-        dtype=shape.dtype, batch=shape.batch, c_in=shape.c_in, h_in=space_in[0], w_in=space_in[1],
-        c_out=shape.c_out, k_h=kernel[0], k_w=kernel[1], stride_h=stride[0], stride_w=stride[1],
-        pad_h=pad[0], pad_w=pad[1], groups=shape.groups,
-    )  # fmt: skip
+        dtype=shape.dtype,
+        batch=shape.batch,
+        c_in=shape.c_in,
+        h_in=space_in[0],
+        w_in=space_in[1],
+        c_out=shape.c_out,
+        k_h=kernel[0],
+        k_w=kernel[1],
+        stride_h=stride[0],
+        stride_w=stride[1],
+        pad_h=pad[0],
+        pad_w=pad[1],
+        groups=shape.groups,
+    )

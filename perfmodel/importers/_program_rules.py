@@ -269,26 +269,38 @@ def _first(items: Sequence[Item]) -> Ref:
 _BINARY: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
     {"add": _add, "add_any": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "min": _min}
 )
-_UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxyType({
-    "neg": lambda d, x, out: d.op("scale", x, factor=-1.0),
-    "exp": lambda d, x, out: d.op("exp", x),
-    "exp2": lambda d, x, out: d.op("exp", d.op("scale", x, factor=log(2.0))),
-    "expm1": lambda d, x, out: _sub(d, d.op("exp", x), Known.of(1.0), out),
-    "log": lambda d, x, out: d.op("log", x),
-    "log1p": lambda d, x, out: d.op("log", _add(d, x, Known.of(1.0), out)),
-    "sqrt": lambda d, x, out: d.op("sqrt", x),
-    "rsqrt": lambda d, x, out: _div(d, Known.of(1.0), d.op("sqrt", x), out),
-    "square": lambda d, x, out: d.op("mul", x, x),
-    "tanh": lambda d, x, out: d.op("tanh", x),
-    "logistic": lambda d, x, out: d.op("sigmoid", x),
-    "erf": lambda d, x, out: d.op("erf", x),
-    "abs": _abs,
-    "stop_gradient": _stop_gradient,
-    "copy": lambda d, x, out: x,
-    "optimization_barrier": lambda d, x, out: x,
-})  # fmt: skip
-_OTHERS: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType({
-    "integer_pow": _integer_pow, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
-    "broadcast_in_dim": _broadcast, "transpose": _transpose, "reduce_sum": _reduce_sum, "reduce_max": _reduce_max,
-    "dot_general": _dot, "gather": _gather, "concatenate": _concatenate,
-})  # fmt: skip
+_UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxyType(
+    {
+        "neg": lambda d, x, out: d.op("scale", x, factor=-1.0),
+        "exp": lambda d, x, out: d.op("exp", x),
+        "exp2": lambda d, x, out: d.op("exp", d.op("scale", x, factor=log(2.0))),
+        "expm1": lambda d, x, out: _sub(d, d.op("exp", x), Known.of(1.0), out),
+        "log": lambda d, x, out: d.op("log", x),
+        "log1p": lambda d, x, out: d.op("log", _add(d, x, Known.of(1.0), out)),
+        "sqrt": lambda d, x, out: d.op("sqrt", x),
+        "rsqrt": lambda d, x, out: _div(d, Known.of(1.0), d.op("sqrt", x), out),
+        "square": lambda d, x, out: d.op("mul", x, x),
+        "tanh": lambda d, x, out: d.op("tanh", x),
+        "logistic": lambda d, x, out: d.op("sigmoid", x),
+        "erf": lambda d, x, out: d.op("erf", x),
+        "abs": _abs,
+        "stop_gradient": _stop_gradient,
+        "copy": lambda d, x, out: x,
+        "optimization_barrier": lambda d, x, out: x,
+    }
+)
+_OTHERS: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
+    {
+        "integer_pow": _integer_pow,
+        "reshape": _reshape,
+        "squeeze": _reshape,
+        "expand_dims": _reshape,
+        "broadcast_in_dim": _broadcast,
+        "transpose": _transpose,
+        "reduce_sum": _reduce_sum,
+        "reduce_max": _reduce_max,
+        "dot_general": _dot,
+        "gather": _gather,
+        "concatenate": _concatenate,
+    }
+)

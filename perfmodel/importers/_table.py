@@ -151,15 +151,44 @@ class OpTable:
     def _frame(self) -> pd.DataFrame:
         rows: list[dict[str, Any]] = []
         for k in self.kernels:
-            rows.append({"role": "kernel", "family": k.op.family, "source": k.source, "dtype": k.op.dtype,
-                         "count": k.count, "flops": k.flops, "bytes": k.bytes, **_shape(k.op)})  # fmt: skip
+            rows.append(
+                {
+                    "role": "kernel",
+                    "family": k.op.family,
+                    "source": k.source,
+                    "dtype": k.op.dtype,
+                    "count": k.count,
+                    "flops": k.flops,
+                    "bytes": k.bytes,
+                    **_shape(k.op),
+                }
+            )
         for c in self.collectives:
-            rows.append({"role": "collective", "family": c.collective, "source": c.source, "dtype": c.dtype,
-                         "count": c.count, "flops": 0.0, "bytes": c.bytes, "num_ranks": c.num_ranks,
-                         "groups": len(c.groups)})  # fmt: skip
+            rows.append(
+                {
+                    "role": "collective",
+                    "family": c.collective,
+                    "source": c.source,
+                    "dtype": c.dtype,
+                    "count": c.count,
+                    "flops": 0.0,
+                    "bytes": c.bytes,
+                    "num_ranks": c.num_ranks,
+                    "groups": len(c.groups),
+                }
+            )
         for u in self.unmapped:
-            rows.append({"role": "unmapped", "family": "", "source": f"{u.name}: {u.reason}", "dtype": "",
-                         "count": u.count, "flops": u.flops, "bytes": 0.0})  # fmt: skip
+            rows.append(
+                {
+                    "role": "unmapped",
+                    "family": "",
+                    "source": f"{u.name}: {u.reason}",
+                    "dtype": "",
+                    "count": u.count,
+                    "flops": u.flops,
+                    "bytes": 0.0,
+                }
+            )
         columns = ["role", "family", "source", "dtype", "count", "flops", "bytes"]
         return pd.DataFrame(rows, columns=None if rows else columns)
 

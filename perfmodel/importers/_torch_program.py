@@ -81,8 +81,12 @@ class _Reader:
                     self._argument(node)
             elif node.op == "output":
                 wanted = set(signature.user_outputs)
-                outputs = tuple(item for n in node.args[0] if getattr(n, "name", None) in wanted
-                                for item in _listed(self.graph.values[n.name]))  # fmt: skip
+                outputs = tuple(
+                    item
+                    for n in node.args[0]
+                    if getattr(n, "name", None) in wanted
+                    for item in _listed(self.graph.values[n.name])
+                )
             else:
                 self.graph.values[node.name] = self._call(node)
         if self.values:

@@ -24,9 +24,12 @@ SCHEMA_VERSION: Final = 1
 """Of the tables' columns and of the card itself."""
 LICENCE: Final = "Apache-2.0"
 UNITS: Final = {
-    "time_us": "us", "time_us_std": "us", "bytes": "bytes", "ci95_half_width": "share of time_us",
+    "time_us": "us",
+    "time_us_std": "us",
+    "bytes": "bytes",
+    "ci95_half_width": "share of time_us",
     "interference": "share of processor time",
-}  # fmt: skip
+}
 """Units of columns that have one; all others are counts, names or flags."""
 
 

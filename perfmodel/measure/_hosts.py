@@ -167,15 +167,33 @@ class EmulatedHosts:
         limit_bytes = round(_QUEUE_S * self._bandwidth_bytes_per_s) + burst_bytes
         buffer_bytes = max(_SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s))
         _command(
-            "ip", "netns", "exec", host.namespace, "sysctl", "-qw",
+            "ip",
+            "netns",
+            "exec",
+            host.namespace,
+            "sysctl",
+            "-qw",
             # what data centres set: a connection keeps its window while the ranks compute
             "net.ipv4.tcp_slow_start_after_idle=0",
             f"net.ipv4.tcp_wmem=4096 {buffer_bytes} {buffer_bytes}",
-        )  # fmt: skip
+        )
         _command(
-            "tc", "-n", host.namespace, "qdisc", "add", "dev", "net0", "root", "tbf",
-            "rate", f"{rate_bits_per_s}bit", "burst", f"{burst_bytes}b", "limit", f"{limit_bytes}b",
-        )  # fmt: skip
+            "tc",
+            "-n",
+            host.namespace,
+            "qdisc",
+            "add",
+            "dev",
+            "net0",
+            "root",
+            "tbf",
+            "rate",
+            f"{rate_bits_per_s}bit",
+            "burst",
+            f"{burst_bytes}b",
+            "limit",
+            f"{limit_bytes}b",
+        )
 
 
 def unavailable() -> str:

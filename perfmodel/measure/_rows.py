@@ -19,9 +19,19 @@ COLD: Final = "cold"
 MEASURED: Final = ("time_us", "time_us_std", "ci95_half_width", "interference")
 """Columns of real numbers; all other numeric ones hold whole numbers."""
 
-NOT_IDENTITY: Final = frozenset({
-    *MEASURED, "n_repeats", "n_set_aside", "source", "device", "interconnect", "algorithm", "software", "variant",
-})  # fmt: skip
+NOT_IDENTITY: Final = frozenset(
+    {
+        *MEASURED,
+        "n_repeats",
+        "n_set_aside",
+        "source",
+        "device",
+        "interconnect",
+        "algorithm",
+        "software",
+        "variant",
+    }
+)
 """Columns that do not tell one row of a plan from another."""
 
 Row = dict[str, Any]

@@ -132,10 +132,16 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
         return {**backend.method, "call_overhead_us": round(call_overhead_s(backend, plan.rule) * 1e6, 2)}
 
     return TableRun(
-        path=folder / plan.kernel_table, device=plan.device, points=plan.kernel_points, measure=measure,
-        rule=plan.rule, attempts=plan.attempts, packages=backend.packages, accelerator=backend.accelerator,
+        path=folder / plan.kernel_table,
+        device=plan.device,
+        points=plan.kernel_points,
+        measure=measure,
+        rule=plan.rule,
+        attempts=plan.attempts,
+        packages=backend.packages,
+        accelerator=backend.accelerator,
         method=method,
-    )  # fmt: skip
+    )
 
 
 def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> TableRun:
@@ -168,9 +174,15 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     if agents:
         method |= {"nodes": len({agent.hello.node for agent in agents}), "processes": len(agents)}
     return TableRun(
-        path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
-        rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"), method=lambda: method,
-    )  # fmt: skip
+        path=folder / plan.collective_table,
+        device=plan.device,
+        points=plan.collective_points,
+        measure=measure,
+        rule=rule,
+        attempts=plan.attempts,
+        packages=(transport.package, "numpy", "perfmodel"),
+        method=lambda: method,
+    )
 
 
 @contextmanager
@@ -198,10 +210,15 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
         return nccl_tests_rows(points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device)
 
     return TableRun(
-        path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
-        rule=plan.collective_rule, attempts=1, packages=("perfmodel",),
+        path=folder / plan.collective_table,
+        device=plan.device,
+        points=plan.collective_points,
+        measure=measure,
+        rule=plan.collective_rule,
+        attempts=1,
+        packages=("perfmodel",),
         method=lambda: {"nccl_tests": tests.arguments},
-    )  # fmt: skip
+    )
 
 
 def _run_table(table: TableRun, only_missing: bool) -> Card:
@@ -215,9 +232,13 @@ def _run_table(table: TableRun, only_missing: bool) -> Card:
         if have and have >= set(map(point_key, table.points)):
             return read_card(table.path)
     rows = sweep(
-        table.points, table.measure, partial,
-        interference_limit=table.rule.interference_limit, attempts=table.attempts, earlier=earlier,
-    )  # fmt: skip
+        table.points,
+        table.measure,
+        partial,
+        interference_limit=table.rule.interference_limit,
+        attempts=table.attempts,
+        earlier=earlier,
+    )
     return _finish(table, rows, partial)
 
 

@@ -110,11 +110,13 @@ def _single(name: str) -> Callable[..., Any]:
     return getattr(dist, f"{name}_single", None) or getattr(dist, older[name])
 
 
-_CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType({
-    # in place, as training reduces gradients
-    "all_reduce": lambda output, mine, rank, num_ranks: _dist().all_reduce(output),
-    "all_gather": lambda output, mine, rank, num_ranks: _single("all_gather")(output, mine),
-    "reduce_scatter": lambda output, mine, rank, num_ranks: _single("reduce_scatter")(output, mine),
-    "all_to_all": lambda output, mine, rank, num_ranks: _dist().all_to_all_single(output, mine),
-    "send_recv": _ring_shift,
-})  # fmt: skip
+_CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
+    {
+        # in place, as training reduces gradients
+        "all_reduce": lambda output, mine, rank, num_ranks: _dist().all_reduce(output),
+        "all_gather": lambda output, mine, rank, num_ranks: _single("all_gather")(output, mine),
+        "reduce_scatter": lambda output, mine, rank, num_ranks: _single("reduce_scatter")(output, mine),
+        "all_to_all": lambda output, mine, rank, num_ranks: _dist().all_to_all_single(output, mine),
+        "send_recv": _ring_shift,
+    }
+)

@@ -35,9 +35,9 @@ from perfmodel.ops._physics import (
 from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, torch_module
 from perfmodel.ops._recurrence import RECURRENCE, Recurrence
 
-FAMILIES: Final = MappingProxyType({
-    family.name: family for family in (GEMM, ATTENTION, MEMORY, EMBEDDING, OPTIMIZER, CONVOLUTION, MOE, RECURRENCE)
-})  # fmt: skip
+FAMILIES: Final = MappingProxyType(
+    {family.name: family for family in (GEMM, ATTENTION, MEMORY, EMBEDDING, OPTIMIZER, CONVOLUTION, MOE, RECURRENCE)}
+)
 """A family is added by its module and its entry here."""
 
 Op = KernelOp | Collective

@@ -107,19 +107,40 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units
     fill = xp.minimum(waves / xp.ceil(waves), 1.0)
     features = [
-        log2(xp, q), log2(xp, kv), log2(xp, batch), log2(xp, heads), log2(xp, x["kv_heads"]),
-        log2(xp, heads / x["kv_heads"]), log2(xp, x["head_dim"]), log2(xp, x["head_dim_v"]), causal,
-        log2(xp, xp.where(window > 0, window, kv) / kv), flag(xp, window > 0), log2(xp, reach),
-        log2(xp, kv / q), log2(xp, waves), waves / xp.ceil(waves), log2(xp, xp.ceil(waves)),
-        log2(xp, split), split / xp.ceil(split), log2(xp, xp.ceil(split)),
-        log2(xp, batch * x["kv_heads"] / machine.units), log2(xp, batch * heads / machine.units),
+        log2(xp, q),
+        log2(xp, kv),
+        log2(xp, batch),
+        log2(xp, heads),
+        log2(xp, x["kv_heads"]),
+        log2(xp, heads / x["kv_heads"]),
+        log2(xp, x["head_dim"]),
+        log2(xp, x["head_dim_v"]),
+        causal,
+        log2(xp, xp.where(window > 0, window, kv) / kv),
+        flag(xp, window > 0),
+        log2(xp, reach),
+        log2(xp, kv / q),
+        log2(xp, waves),
+        waves / xp.ceil(waves),
+        log2(xp, xp.ceil(waves)),
+        log2(xp, split),
+        split / xp.ceil(split),
+        log2(xp, xp.ceil(split)),
+        log2(xp, batch * x["kv_heads"] / machine.units),
+        log2(xp, batch * heads / machine.units),
         batch * heads / machine.units / xp.ceil(batch * heads / machine.units),
         batch * x["kv_heads"] / machine.units / xp.ceil(batch * x["kv_heads"] / machine.units),
-        q / (xp.ceil(q / 128.0) * 128.0), q / (xp.ceil(q / 64.0) * 64.0), kv / (xp.ceil(kv / 128.0) * 128.0),
-        log2(xp, moved_kv * size / machine.l2), log2(xp, 1.0 + side_n), log2(xp, 1.0 + side_kv),
-        log2(xp, 1.0 + side_n * side_kv), side_n * side_kv / (side_n * side_kv + batch * kv),
-        divides(xp, x["head_dim"], 64), divides(xp, x["head_dim"], 128),
-    ]  # fmt: skip
+        q / (xp.ceil(q / 128.0) * 128.0),
+        q / (xp.ceil(q / 64.0) * 64.0),
+        kv / (xp.ceil(kv / 128.0) * 128.0),
+        log2(xp, moved_kv * size / machine.l2),
+        log2(xp, 1.0 + side_n),
+        log2(xp, 1.0 + side_kv),
+        log2(xp, 1.0 + side_n * side_kv),
+        side_n * side_kv / (side_n * side_kv + batch * kv),
+        divides(xp, x["head_dim"], 64),
+        divides(xp, x["head_dim"], 128),
+    ]
     values = (q, kv, heads, batch, heads / x["kv_heads"], x["head_dim"], waves)
     axes = [log2(xp, v) for v in values]
     # a part-filled last wave of query blocks costs a whole one, a part-filled tile a whole one
@@ -213,12 +234,20 @@ ATTENTION: Final = Family(
     op=Attention,
     columns={
         **dict.fromkeys(("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"), ShapeColumn()),
-        "head_dim_v": ShapeColumn(0, low=0), "causal": ShapeColumn(1, low=0), "window": ShapeColumn(0, low=0),
-        "mixed_n_decode": ShapeColumn(0, low=0), "mixed_kv_decode": ShapeColumn(0, low=0),
+        "head_dim_v": ShapeColumn(0, low=0),
+        "causal": ShapeColumn(1, low=0),
+        "window": ShapeColumn(0, low=0),
+        "mixed_n_decode": ShapeColumn(0, low=0),
+        "mixed_kv_decode": ShapeColumn(0, low=0),
     },
     axes=(
-        Axis("seq_q", 0, 17, 2), Axis("seq_kv", 0, 18, 2), Axis("heads", 0, 8, 4), Axis("batch", 0, 12, 1),
-        Axis("heads_per_kv", 0, 7, 1), Axis("head_dim", 5, 10, 4), Axis("waves", -8, 14, 2),
+        Axis("seq_q", 0, 17, 2),
+        Axis("seq_kv", 0, 18, 2),
+        Axis("heads", 0, 8, 4),
+        Axis("batch", 0, 12, 1),
+        Axis("heads_per_kv", 0, 7, 1),
+        Axis("head_dim", 5, 10, 4),
+        Axis("waves", -8, 14, 2),
     ),
     physics=_physics,
     known_op=lambda op: "",
@@ -229,4 +258,4 @@ ATTENTION: Final = Family(
     measurement=Measurement(
         passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program, check=_check
     ),
-)  # fmt: skip
+)

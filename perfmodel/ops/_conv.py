@@ -89,15 +89,36 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     area, tiles, waves = tiled(xp, m, n, x["groups"], machine.units)
     quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * both
     features = [
-        log2(xp, x["batch"]), log2(xp, x["c_in"]), log2(xp, x["c_out"]), log2(xp, x["h_in"]),
-        log2(xp, x["w_in"]), log2(xp, h_out), log2(xp, w_out), log2(xp, x["k_h"]), log2(xp, x["k_w"]),
-        x["k_h"], x["k_w"], x["stride_h"], x["stride_w"], x["pad_h"], x["pad_w"], log2(xp, x["groups"]),
-        log2(xp, m), log2(xp, n), log2(xp, k), log2(xp, waves), log2(xp, inputs / outputs),
-        log2(xp, x["k_h"] * x["k_w"]), log2(xp, weights * size / machine.l2),
-        log2(xp, (inputs + outputs) * size / machine.l2), x["stride_h"] / x["k_h"],
+        log2(xp, x["batch"]),
+        log2(xp, x["c_in"]),
+        log2(xp, x["c_out"]),
+        log2(xp, x["h_in"]),
+        log2(xp, x["w_in"]),
+        log2(xp, h_out),
+        log2(xp, w_out),
+        log2(xp, x["k_h"]),
+        log2(xp, x["k_w"]),
+        x["k_h"],
+        x["k_w"],
+        x["stride_h"],
+        x["stride_w"],
+        x["pad_h"],
+        x["pad_w"],
+        log2(xp, x["groups"]),
+        log2(xp, m),
+        log2(xp, n),
+        log2(xp, k),
+        log2(xp, waves),
+        log2(xp, inputs / outputs),
+        log2(xp, x["k_h"] * x["k_w"]),
+        log2(xp, weights * size / machine.l2),
+        log2(xp, (inputs + outputs) * size / machine.l2),
+        x["stride_h"] / x["k_h"],
         flag(xp, (x["k_h"] == 3) & (x["k_w"] == 3) & (x["stride_h"] == 1)),
-        flag(xp, (x["k_h"] == 1) & (x["k_w"] == 1)), flag(xp, x["groups"] > 1), *tiles,
-    ]  # fmt: skip
+        flag(xp, (x["k_h"] == 1) & (x["k_w"] == 1)),
+        flag(xp, x["groups"] > 1),
+        *tiles,
+    ]
     features += _winograd(xp, x, h_out, w_out, machine)
     features += [divides(xp, x["c_in"], d) for d in (2, 4, 8, 32, 64)]
     features += [divides(xp, x["c_out"], d) for d in (2, 4, 8, 32, 64)]
@@ -125,9 +146,14 @@ def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> li
         fused = 2.0 * points * xp.ceil(tiles / 32.0) * 32.0 * xp.ceil(x["c_out"] / 64.0) * 64.0 * x["c_in"]
         blocks = xp.ceil(tiles / 32.0) * xp.ceil(x["c_out"] / 64.0) / machine.units
         features += [
-            log2(xp, multiply * 1e6), log2(xp, moved / machine.bandwidth * 1e6), fill, log2(xp, waves),
-            log2(xp, fused / machine.peak * 1e6), log2(xp, blocks), blocks / xp.ceil(blocks),
-        ]  # fmt: skip
+            log2(xp, multiply * 1e6),
+            log2(xp, moved / machine.bandwidth * 1e6),
+            fill,
+            log2(xp, waves),
+            log2(xp, fused / machine.peak * 1e6),
+            log2(xp, blocks),
+            blocks / xp.ceil(blocks),
+        ]
     return features
 
 
@@ -153,8 +179,10 @@ def _jax_program(op: Convolution, rng: np.random.Generator) -> Program:
 def _torch_program(op: Convolution, make: Tensors) -> Program:
     convolve = partial(
         torch_module().nn.functional.conv2d,
-        stride=(op.stride_h, op.stride_w), padding=(op.pad_h, op.pad_w), groups=op.groups,
-    )  # fmt: skip
+        stride=(op.stride_h, op.stride_w),
+        padding=(op.pad_h, op.pad_w),
+        groups=op.groups,
+    )
     inputs = (make(op.batch, op.c_in, op.h_in, op.w_in), make(op.c_out, op.c_in // op.groups, op.k_h, op.k_w))
     return torch_pass(op, convolve, inputs, {"bwd": (0, 1), "dgrad": (0,), "wgrad": (1,)})
 
@@ -163,12 +191,19 @@ CONVOLUTION: Final = Family(
     op=Convolution,
     columns={
         **dict.fromkeys(("batch", "c_in", "h_in", "w_in", "c_out", "k_h", "k_w"), ShapeColumn()),
-        "stride_h": ShapeColumn(1), "stride_w": ShapeColumn(1), "pad_h": ShapeColumn(0, low=0),
-        "pad_w": ShapeColumn(0, low=0), "groups": ShapeColumn(1),
+        "stride_h": ShapeColumn(1),
+        "stride_w": ShapeColumn(1),
+        "pad_h": ShapeColumn(0, low=0),
+        "pad_w": ShapeColumn(0, low=0),
+        "groups": ShapeColumn(1),
     },
     axes=(
-        Axis("batch", 0, 11, 2), Axis("c_in", 0, 13, 2), Axis("c_out", 0, 13, 2), Axis("size", 0, 11, 3),
-        Axis("kernel", 0, 5, 4), Axis("waves", -8, 12, 2),
+        Axis("batch", 0, 11, 2),
+        Axis("c_in", 0, 13, 2),
+        Axis("c_out", 0, 13, 2),
+        Axis("size", 0, 11, 3),
+        Axis("kernel", 0, 5, 4),
+        Axis("waves", -8, 12, 2),
     ),
     physics=_physics,
     known_op=lambda op: "conv2d",
@@ -177,4 +212,4 @@ CONVOLUTION: Final = Family(
     measurement=Measurement(
         passes=("fwd", "bwd", "dgrad", "wgrad"), jax_program=_jax_program, torch_program=_torch_program
     ),
-)  # fmt: skip
+)

@@ -44,10 +44,16 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     moved = elements * x["element_bytes"]
     table = vocab * hidden * x["element_bytes"]
     features = [
-        log2(xp, tokens), log2(xp, hidden), log2(xp, vocab), log2(xp, moved / machine.l2),
-        log2(xp, table / machine.l2), log2(xp, tokens / vocab), log2(xp, table / moved),
-        divides(xp, hidden, 128), divides(xp, hidden, 1024),
-    ]  # fmt: skip
+        log2(xp, tokens),
+        log2(xp, hidden),
+        log2(xp, vocab),
+        log2(xp, moved / machine.l2),
+        log2(xp, table / machine.l2),
+        log2(xp, tokens / vocab),
+        log2(xp, table / moved),
+        divides(xp, hidden, 128),
+        divides(xp, hidden, 1024),
+    ]
     axes = [log2(xp, v) for v in (tokens, hidden, vocab)]
     return Physics(elements, elements, traffic, features, axes)
 

@@ -35,8 +35,9 @@ def _work(xp: Any, x: Shape) -> GemmWork:
     products, both = x["batch"] * x["groups"], 1.0 + x["bwd"]
     a, b, c = m * k, k * n, m * n
     extra = x["accumulate"] * xp.where(x["bwd"] > 0, b, c) * (8.0 - size)
-    return GemmWork(2.0 * products * m * n * k * both, products * (both * (a + b + c) * size + extra),
-                    products, a, b, c)  # fmt: skip
+    return GemmWork(
+        2.0 * products * m * n * k * both, products * (both * (a + b + c) * size + extra), products, a, b, c
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +89,20 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     quantised = xp.minimum(area, 1.0 * xp.maximum(products * c, 1.0) * 4.0) * 2.0 * k * both
     resident = products * b * size / machine.l2
     features = [
-        log2(xp, m), log2(xp, n), log2(xp, k), log2(xp, x["batch"]), log2(xp, x["groups"]),
-        log2(xp, waves), log2(xp, resident), log2(xp, products * (a + b) * size / machine.l2),
-        log2(xp, products * (a + b + c) * size / machine.l2), x["accumulate"], x["trans_a"], x["trans_b"],
+        log2(xp, m),
+        log2(xp, n),
+        log2(xp, k),
+        log2(xp, x["batch"]),
+        log2(xp, x["groups"]),
+        log2(xp, waves),
+        log2(xp, resident),
+        log2(xp, products * (a + b) * size / machine.l2),
+        log2(xp, products * (a + b + c) * size / machine.l2),
+        x["accumulate"],
+        x["trans_a"],
+        x["trans_b"],
         *tiles,
-    ]  # fmt: skip
+    ]
     features += [divides(xp, m, d) for d in (2, 8, 16, 32, 64, 128, 256)]
     features += [divides(xp, n, d) for d in (2, 8, 16, 64, 128, 256)]
     features += [divides(xp, k, d) for d in (2, 8, 16, 64, 128)]
@@ -230,12 +240,20 @@ def _torch_fp8_program(op: Gemm, make: Tensors) -> Program:
 GEMM: Final = Family(
     op=Gemm,
     columns={
-        "m": ShapeColumn(), "n": ShapeColumn(), "k": ShapeColumn(), "batch": ShapeColumn(1), "groups": ShapeColumn(1),
+        "m": ShapeColumn(),
+        "n": ShapeColumn(),
+        "k": ShapeColumn(),
+        "batch": ShapeColumn(1),
+        "groups": ShapeColumn(1),
         "accumulate": ShapeColumn(0, low=0),
     },
     axes=(
-        Axis("m", 0, 17, 4), Axis("n", 3, 18, 4), Axis("k", 3, 18, 4), Axis("products", 0, 14, 1),
-        Axis("weights_in_l2", -10, 6, 8), Axis("waves", -8, 12, 3),
+        Axis("m", 0, 17, 4),
+        Axis("n", 3, 18, 4),
+        Axis("k", 3, 18, 4),
+        Axis("products", 0, 14, 1),
+        Axis("weights_in_l2", -10, 6, 8),
+        Axis("waves", -8, 12, 3),
     ),
     physics=_physics,
     known_op=lambda op: op if op in ("bmm", "grouped_linear") else "linear",
@@ -243,7 +261,11 @@ GEMM: Final = Family(
     as_measured=_as_measured,
     gradients=GradientProducts(split=_gradient_products, whole=_whole_backward),
     measurement=Measurement(
-        passes=("fwd", "bwd", "dgrad", "wgrad"), jax_program=_jax_program, torch_program=_torch_program,
-        jax_dtypes=("fp8",), torch_dtypes=("fp8", "tf32"), check=_check,
+        passes=("fwd", "bwd", "dgrad", "wgrad"),
+        jax_program=_jax_program,
+        torch_program=_torch_program,
+        jax_dtypes=("fp8",),
+        torch_dtypes=("fp8", "tf32"),
+        check=_check,
     ),
-)  # fmt: skip
+)

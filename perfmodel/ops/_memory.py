@@ -51,10 +51,17 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     per_unit = rows / machine.units
     resident = traffic / machine.l2
     features = [
-        log2(xp, rows), log2(xp, hidden), log2(xp, elements), x["n_inputs"], log2(xp, resident),
-        log2(xp, blocks), blocks / xp.ceil(blocks), log2(xp, per_unit), per_unit / xp.ceil(per_unit),
+        log2(xp, rows),
+        log2(xp, hidden),
+        log2(xp, elements),
+        x["n_inputs"],
+        log2(xp, resident),
+        log2(xp, blocks),
+        blocks / xp.ceil(blocks),
+        log2(xp, per_unit),
+        per_unit / xp.ceil(per_unit),
         log2(xp, hidden * x["element_bytes"]),
-    ]  # fmt: skip
+    ]
     features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
     features += [divides(xp, elements, d) for d in (4, 512)]
     # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
@@ -65,18 +72,29 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 
 
 _ALIASES: Final = {
-    "rms_norm": "rms_or_layer_norm", "norm": "norm", "swiglu": "silu_mul", "geglu": "silu_mul",
-    "bias_swiglu": "silu_mul", "residual_add": "add", "cross_entropy": "cross_entropy_unfused",
-    "max_pool3x3s2": "max_pool", "rope_fused": "rope", "scale_causal_softmax": "scaled_causal_softmax_fused",
+    "rms_norm": "rms_or_layer_norm",
+    "norm": "norm",
+    "swiglu": "silu_mul",
+    "geglu": "silu_mul",
+    "bias_swiglu": "silu_mul",
+    "residual_add": "add",
+    "cross_entropy": "cross_entropy_unfused",
+    "max_pool3x3s2": "max_pool",
+    "rope_fused": "rope",
+    "scale_causal_softmax": "scaled_causal_softmax_fused",
     "fill_cache": "mul_scalar",
-}  # fmt: skip
-_KNOWN: Final = frozenset({
-    "add", "add_scalar", "avg_pool", "batch_norm", "bias_dropout_add", "bias_gelu", "cross_entropy_unfused", "div",
-    "div_scalar", "dropout", "gelu", "layer_norm", "masked_fill", "max_pool", "mul", "mul_scalar", "norm",
-    "norm_unfused", "pow", "pow_scalar", "qk_norm", "quantize_fp8_static", "relu", "rms_norm_unfused",
-    "rms_or_layer_norm", "rope", "rope_unfused", "scale_mask_softmax", "scaled_causal_softmax_fused", "silu",
-    "silu_mul", "silu_mul_or_gelu", "softmax", "sub", "tanh", "where",
-})  # fmt: skip
+}
+_KNOWN: Final = frozenset(
+    {
+        *("add", "add_scalar", "avg_pool", "batch_norm", "bias_dropout_add", "bias_gelu"),
+        *("cross_entropy_unfused", "div", "div_scalar", "dropout", "gelu", "layer_norm"),
+        *("masked_fill", "max_pool", "mul", "mul_scalar", "norm", "norm_unfused", "pow"),
+        *("pow_scalar", "qk_norm", "quantize_fp8_static", "relu", "rms_norm_unfused"),
+        *("rms_or_layer_norm", "rope", "rope_unfused", "scale_mask_softmax"),
+        *("scaled_causal_softmax_fused", "silu", "silu_mul", "silu_mul_or_gelu", "softmax", "sub"),
+        *("tanh", "where"),
+    }
+)
 
 
 def _known_op(op: str) -> str:
@@ -90,9 +108,23 @@ def _op_by_inputs(shape: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 MEASURED_MEMORY_OPS: Final[dict[str, int]] = {
-    "add": 2, "mul": 2, "silu_mul": 2, "relu": 1, "gelu": 1, "silu": 1, "tanh": 1, "softmax": 1, "layer_norm": 1,
-    "rms_norm": 1, "bias_gelu": 1, "batch_norm": 1, "cross_entropy": 1, "rope": 1, "dropout": 1, "bias_dropout_add": 2,
-}  # fmt: skip
+    "add": 2,
+    "mul": 2,
+    "silu_mul": 2,
+    "relu": 1,
+    "gelu": 1,
+    "silu": 1,
+    "tanh": 1,
+    "softmax": 1,
+    "layer_norm": 1,
+    "rms_norm": 1,
+    "bias_gelu": 1,
+    "batch_norm": 1,
+    "cross_entropy": 1,
+    "rope": 1,
+    "dropout": 1,
+    "bias_dropout_add": 2,
+}
 """Memory-bound kernels with a program, and their number of inputs.
 
 Those of several steps are what a compiler makes of them in JAX and torch's kernels one after another in torch, as users
@@ -146,14 +178,23 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         return ((wide - wide.mean(0)) * jax.lax.rsqrt(wide.var(0) + 1e-5) * scale + shift).astype(x.dtype)
 
     functions: dict[str, Callable[..., Any]] = {
-        "add": lambda x, *y: jnp.add(x, *(y or (x,))), "mul": jnp.multiply,
-        "silu_mul": lambda x, y: jax.nn.silu(x) * y, "relu": jax.nn.relu,
-        "gelu": jax.nn.gelu, "silu": jax.nn.silu, "tanh": jnp.tanh, "softmax": jax.nn.softmax,
-        "layer_norm": layer_norm, "rms_norm": rms_norm, "batch_norm": batch_norm, "rope": rope, "dropout": dropped,
+        "add": lambda x, *y: jnp.add(x, *(y or (x,))),
+        "mul": jnp.multiply,
+        "silu_mul": lambda x, y: jax.nn.silu(x) * y,
+        "relu": jax.nn.relu,
+        "gelu": jax.nn.gelu,
+        "silu": jax.nn.silu,
+        "tanh": jnp.tanh,
+        "softmax": jax.nn.softmax,
+        "layer_norm": layer_norm,
+        "rms_norm": rms_norm,
+        "batch_norm": batch_norm,
+        "rope": rope,
+        "dropout": dropped,
         "bias_gelu": lambda x, bias: jax.nn.gelu(x + bias),
         "bias_dropout_add": lambda x, residual, bias, chance: residual + dropped(x + bias, chance),
         "cross_entropy": lambda x, label: jax.nn.logsumexp(x, -1) - jnp.take_along_axis(x, label[:, None], -1)[:, 0],
-    }  # fmt: skip
+    }
     inputs = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
     if op.op in ("layer_norm", "rms_norm", "batch_norm"):
         inputs += (jnp.ones(op.hidden, jnp.float32),)
@@ -180,18 +221,23 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).view(x.shape)
 
     functions: dict[str, Callable[..., Tensor]] = {
-        "add": lambda x, *y: torch.add(x, *(y or (x,))), "mul": torch.mul,
-        "silu_mul": lambda x, y: f.silu(x) * y, "relu": f.relu,
-        "gelu": partial(f.gelu, approximate="tanh"), "silu": f.silu, "tanh": torch.tanh,
+        "add": lambda x, *y: torch.add(x, *(y or (x,))),
+        "mul": torch.mul,
+        "silu_mul": lambda x, y: f.silu(x) * y,
+        "relu": f.relu,
+        "gelu": partial(f.gelu, approximate="tanh"),
+        "silu": f.silu,
+        "tanh": torch.tanh,
         "softmax": partial(f.softmax, dim=-1),
         "layer_norm": lambda x, scale, shift: f.layer_norm(x, (op.hidden,), scale, shift),
         "rms_norm": lambda x, scale: f.rms_norm(x, (op.hidden,), scale, 1e-5),
         "batch_norm": lambda x, scale, shift: f.batch_norm(x, None, None, scale, shift, True),
-        "rope": rope, "dropout": lambda x: f.dropout(x, 1 - KEPT),
+        "rope": rope,
+        "dropout": lambda x: f.dropout(x, 1 - KEPT),
         "bias_gelu": lambda x, bias: f.gelu(x + bias, approximate="tanh"),
         "bias_dropout_add": lambda x, residual, bias: residual + f.dropout(x + bias, 1 - KEPT),
         "cross_entropy": lambda x, label: f.cross_entropy(x, label, reduction="none"),
-    }  # fmt: skip
+    }
     inputs = tuple(make(op.rows, op.hidden) for _ in range(op.n_inputs))
     if op.op in ("layer_norm", "rms_norm", "batch_norm"):
         inputs += (torch.ones_like(inputs[0][0]),)

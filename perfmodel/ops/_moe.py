@@ -100,16 +100,35 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     waves_up = tiles * xp.ceil(2.0 * inter / 128.0) / machine.units
     waves_down = tiles * xp.ceil(x["hidden"] / 128.0) / machine.units
     features = [
-        log2(xp, x["tokens"]), log2(xp, x["hidden"]), log2(xp, inter), log2(xp, x["topk"]),
-        log2(xp, x["experts"]), log2(xp, local), log2(xp, x["moe_tp"]), log2(xp, x["moe_ep"]),
-        x["skew"], flag(xp, x["skew"] > 0), log2(xp, routed), log2(xp, active), log2(xp, per_expert),
-        routed / padded, log2(xp, waves_up), log2(xp, waves_down), waves_up / xp.ceil(waves_up),
-        waves_down / xp.ceil(waves_down), log2(xp, xp.ceil(waves_up)), log2(xp, xp.ceil(waves_down)),
-        log2(xp, weights / machine.l2), log2(xp, local * x["hidden"] * inter * size / machine.l2),
+        log2(xp, x["tokens"]),
+        log2(xp, x["hidden"]),
+        log2(xp, inter),
+        log2(xp, x["topk"]),
+        log2(xp, x["experts"]),
+        log2(xp, local),
+        log2(xp, x["moe_tp"]),
+        log2(xp, x["moe_ep"]),
+        x["skew"],
+        flag(xp, x["skew"] > 0),
+        log2(xp, routed),
+        log2(xp, active),
+        log2(xp, per_expert),
+        routed / padded,
+        log2(xp, waves_up),
+        log2(xp, waves_down),
+        waves_up / xp.ceil(waves_up),
+        waves_down / xp.ceil(waves_down),
+        log2(xp, xp.ceil(waves_up)),
+        log2(xp, xp.ceil(waves_down)),
+        log2(xp, weights / machine.l2),
+        log2(xp, local * x["hidden"] * inter * size / machine.l2),
         log2(xp, x["tokens"] * x["hidden"] * size / machine.l2),
-        log2(xp, x["tokens"] * x["topk"] / x["experts"]), log2(xp, x["inter"]),
-        x["skew"] * log2(xp, per_expert), x["skew"] * log2(xp, x["moe_ep"]), x["skew"] * log2(xp, local),
-    ]  # fmt: skip
+        log2(xp, x["tokens"] * x["topk"] / x["experts"]),
+        log2(xp, x["inter"]),
+        x["skew"] * log2(xp, per_expert),
+        x["skew"] * log2(xp, x["moe_ep"]),
+        x["skew"] * log2(xp, local),
+    ]
     features += [divides(xp, inter, d) for d in (64, 128, 256)]
     mean = x["tokens"] * x["topk"] / x["experts"]
     axes = [log2(xp, v) for v in (x["tokens"], x["hidden"], inter, local, mean, x["topk"])]
@@ -121,14 +140,19 @@ MOE: Final = Family(
     op=MoE,
     columns={
         **dict.fromkeys(("tokens", "hidden", "inter", "topk", "experts"), ShapeColumn()),
-        "moe_tp": ShapeColumn(1), "moe_ep": ShapeColumn(1),
+        "moe_tp": ShapeColumn(1),
+        "moe_ep": ShapeColumn(1),
         "skew": ShapeColumn(0, column="distribution", from_text=skew_of),
     },
     axes=(
-        Axis("tokens", 0, 16, 2), Axis("hidden", 9, 15, 4), Axis("inter", 3, 16, 2), Axis("experts", -3, 11, 2),
-        Axis("rows_per_expert", -10, 16, 2), Axis("topk", 0, 6, 2),
+        Axis("tokens", 0, 16, 2),
+        Axis("hidden", 9, 15, 4),
+        Axis("inter", 3, 16, 2),
+        Axis("experts", -3, 11, 2),
+        Axis("rows_per_expert", -10, 16, 2),
+        Axis("topk", 0, 6, 2),
     ),
     physics=_physics,
     known_op=lambda op: NONGATED_MOE if op == NONGATED_MOE else "moe",
     kind_flags=lambda kind: {"nongated": float(kind.op == NONGATED_MOE)},
-)  # fmt: skip
+)

@@ -135,7 +135,8 @@ def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
 OPTIMIZER: Final = Family(
     op=OptimizerStep,
     columns={
-        "n_params": ShapeColumn(), "tensors": ShapeColumn(1, column="param_tensors"),
+        "n_params": ShapeColumn(),
+        "tensors": ShapeColumn(1, column="param_tensors"),
         "bytes_per_param": ShapeColumn(30, low=0),
     },
     axes=(Axis("n_params", 10, 36, 1), Axis("tensors", 0, 12, 1)),
@@ -144,4 +145,4 @@ OPTIMIZER: Final = Family(
     measurement=Measurement(
         passes=("optimizer_update",), jax_program=_jax_program, torch_program=_torch_program, check=_check
     ),
-)  # fmt: skip
+)

@@ -117,7 +117,11 @@ def common_features(xp: Any, physics: Physics, machine: Machine) -> list[Any]:
     compute_s = physics.flops / machine.peak + physics.vector_ops / vector_rate(xp, machine)
     memory_s = physics.bytes / machine.bandwidth
     return [
-        log2(xp, physics.flops), log2(xp, physics.bytes), log2(xp, compute_s * 1e6),
-        log2(xp, memory_s * 1e6), log2(xp, compute_s / memory_s),
-        log2(xp, physics.quantised_flops / physics.flops), log2(xp, physics.bytes / machine.l2),
-    ]  # fmt: skip
+        log2(xp, physics.flops),
+        log2(xp, physics.bytes),
+        log2(xp, compute_s * 1e6),
+        log2(xp, memory_s * 1e6),
+        log2(xp, compute_s / memory_s),
+        log2(xp, physics.quantised_flops / physics.flops),
+        log2(xp, physics.bytes / machine.l2),
+    ]

@@ -73,17 +73,24 @@ class ClusterComparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "model": self.model, "global_batch": self.global_batch, "seq_len": self.seq_len, "by": self.by,
-            "clusters": [plan.to_dict() for plan in self.plans], "impossible": self.impossible,
+            "model": self.model,
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "by": self.by,
+            "clusters": [plan.to_dict() for plan in self.plans],
+            "impossible": self.impossible,
             "seconds": self.seconds,
-        }  # fmt: skip
+        }
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per cluster, with the keys of `ClusterPlan.to_dict` but those that hold several values."""
         import pandas as pd
 
-        rows = [{k: v for k, v in plan.to_dict().items() if k not in ("provenance", "goodput")}
-                | {"goodput": plan.run.goodput.fraction} for plan in self.plans]  # fmt: skip
+        rows = [
+            {k: v for k, v in plan.to_dict().items() if k not in ("provenance", "goodput")}
+            | {"goodput": plan.run.goodput.fraction}
+            for plan in self.plans
+        ]
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
@@ -121,9 +128,15 @@ def compare_clusters(
         catalog.problem(model, cluster, devices=count, **words) for cluster, count in clusters_named(clusters, devices)
     ]
     return compare_problems(
-        problems, by=by, tokens=tokens, prices=prices, pue=pue, reliability=reliability, calibration=calibration,
+        problems,
+        by=by,
+        tokens=tokens,
+        prices=prices,
+        pue=pue,
+        reliability=reliability,
+        calibration=calibration,
         progress=progress,
-    )  # fmt: skip
+    )
 
 
 @shows_progress("compare-clusters")
@@ -180,18 +193,26 @@ def compare_problems(
             continue
         price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
         run = training_run(
-            found.first_to_try, problem, tariff=Tariff(price_per_device_hour=price, tokens=tokens),
-            reliability=reliability, pue=pue, calibration=calibration,
-        )  # fmt: skip
+            found.first_to_try,
+            problem,
+            tariff=Tariff(price_per_device_hour=price, tokens=tokens),
+            reliability=reliability,
+            pue=pue,
+            calibration=calibration,
+        )
         plans.append(ClusterPlan(prediction=found.first_to_try, run=run))
     if not plans:
         raise LayoutError("; ".join(f"{name}: {why}" for name, why in impossible.items()))
     first = plans[0].prediction
     return ClusterComparison(
-        model=first.model, global_batch=first.global_batch, seq_len=first.seq_len, by=by,
-        plans=tuple(sorted(plans, key=lambda plan: _rank(plan, by))), impossible=impossible,
+        model=first.model,
+        global_batch=first.global_batch,
+        seq_len=first.seq_len,
+        by=by,
+        plans=tuple(sorted(plans, key=lambda plan: _rank(plan, by))),
+        impossible=impossible,
         seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    )
 
 
 def _rank(plan: ClusterPlan, by: str) -> tuple[float, float]:

@@ -273,10 +273,17 @@ def rank_upgrades(
         gain, price = 1 - best_s / before_s, (prices or {}).get(name)
         found.append(
             Upgrade(
-                name, f"{-share if less else share:+.0%}", slopes.get(name, 0.0), 1 - kept_s / before_s, gain,
-                question.problem.notation(layout), layout != now.layout, price, price and gain / price,
+                name,
+                f"{-share if less else share:+.0%}",
+                slopes.get(name, 0.0),
+                1 - kept_s / before_s,
+                gain,
+                question.problem.notation(layout),
+                layout != now.layout,
+                price,
+                price and gain / price,
             )
-        )  # fmt: skip
+        )
     key = (lambda u: (-(u.gain_per_price or 0.0), -u.gain)) if prices else (lambda u: (-u.gain,))
     return Upgrades(question.problem.notation(now.layout), before_s, share, tuple(sorted(found, key=key)))
 

@@ -155,9 +155,12 @@ def search_programs(
         )
     found.sort(key=lambda c: c.step_time_s)
     return ProgramSearch(
-        program=program.function.name, cluster=cluster.name, batch=batch, candidates=tuple(found),
+        program=program.function.name,
+        cluster=cluster.name,
+        batch=batch,
+        candidates=tuple(found),
         rejected=dict(rejected),
-    )  # fmt: skip
+    )
 
 
 def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b") -> Iterator[Degrees]:
@@ -166,9 +169,12 @@ def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedu
         for tensor in divisors(devices // pipeline):
             for count in micro_batches if pipeline > 1 else (1,):
                 yield Degrees(
-                    data=devices // pipeline // tensor, tensor=tensor, pipeline=pipeline, micro_batches=count,
+                    data=devices // pipeline // tensor,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    micro_batches=count,
                     schedule=schedule,
-                )  # fmt: skip
+                )
 
 
 def _least_bytes(program: Program, schedule: str) -> float:

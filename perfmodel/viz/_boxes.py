@@ -84,9 +84,15 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
         if boxes.label[i] and size_pt >= _LEAST_LABEL_PT and boxes.left[i] >= lo and boxes.right[i] <= hi:
             middle = boxes.top[i] + boxes.height[i] * (1 - _STRIP * boxes.critical[i]) / 2
             axis.text(
-                (boxes.left[i] + boxes.right[i]) / 2, middle, boxes.label[i], fontsize=size_pt, ha="center",
-                va="center_baseline", color=text_colour(boxes.colour[i]), clip_on=True,
-            )  # fmt: skip
+                (boxes.left[i] + boxes.right[i]) / 2,
+                middle,
+                boxes.label[i],
+                fontsize=size_pt,
+                ha="center",
+                va="center_baseline",
+                color=text_colour(boxes.colour[i]),
+                clip_on=True,
+            )
     return bool(lanes)
 
 
@@ -147,6 +153,4 @@ def _handovers(boxes: Boxes) -> list[list[tuple[float, float]]]:
     order = order[np.argsort(boxes.left[order], kind="stable")]
     y = (boxes.top + boxes.height * (1 - _STRIP / 2))[order].tolist()
     left, right = boxes.left[order].tolist(), boxes.right[order].tolist()
-    return [
-        [(right[i], y[i]), (left[i + 1], y[i + 1])] for i in range(len(order) - 1) if y[i] != y[i + 1]
-    ]  # fmt: skip
+    return [[(right[i], y[i]), (left[i + 1], y[i + 1])] for i in range(len(order) - 1) if y[i] != y[i + 1]]

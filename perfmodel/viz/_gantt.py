@@ -79,9 +79,14 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     if len(views) == 2:
         ends = tuple(at_s * time_unit(end_s)[0] for at_s in views[1])
         axes[0].plot(
-            ends, (0, 0), color="black", linewidth=2, solid_capstyle="butt", clip_on=False,
+            ends,
+            (0, 0),
+            color="black",
+            linewidth=2,
+            solid_capstyle="butt",
+            clip_on=False,
             transform=axes[0].get_xaxis_transform(),
-        )  # fmt: skip
+        )
     memory_lines(axes[-1], prediction, end_s)
     set_title(
         figure,

@@ -85,9 +85,15 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
         axis.set_xlabel(" ".join(names))
         return
     axis.annotate(
-        "\n".join(names), (0, 0), xytext=(-4, -3.5), xycoords="axes fraction", textcoords="offset points", ha="right",
-        va="top", fontsize=axis.get_xticklabels()[0].get_fontsize(),
-    )  # fmt: skip
+        "\n".join(names),
+        (0, 0),
+        xytext=(-4, -3.5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=axis.get_xticklabels()[0].get_fontsize(),
+    )
 
 
 _LETTERS = "ABCD"
@@ -139,10 +145,20 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):
         for axis, (values, _) in zip(axes, sides, strict=True):
             axis.plot(time[i], values[i], "o", color="none", markeredgecolor="black", markersize=4.2, zorder=4)
-            axis.annotate(letter, (time[i], values[i]), xytext=(2, 3), textcoords="offset points", fontsize=7,
-                          path_effects=[withStroke(linewidth=1.5, foreground="white")], zorder=5)  # fmt: skip
-        handles.append(Line2D([], [], linestyle="", marker=f"$\\mathrm{{{letter}}}$", color="black", markersize=4.5,
-                              markeredgewidth=0))  # fmt: skip
+            axis.annotate(
+                letter,
+                (time[i], values[i]),
+                xytext=(2, 3),
+                textcoords="offset points",
+                fontsize=7,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")],
+                zorder=5,
+            )
+        handles.append(
+            Line2D(
+                [], [], linestyle="", marker=f"$\\mathrm{{{letter}}}$", color="black", markersize=4.5, markeredgewidth=0
+            )
+        )
         on = f"{counts[i]} devices: " if len(set(counts.tolist())) > 1 else ""
         labels.append(wrapped(on + str(layouts["layout"].iloc[i]), most))
     figure.legend(handles, labels, loc="outside lower left", fontsize=6)
@@ -162,8 +178,15 @@ def _panel(
     axis.scatter(time, values, s=2, color=GREY, alpha=0.5, linewidths=0, label="layouts that fit", rasterized=True)
     if efficient.sum() > len(edge):
         rest = np.setdiff1d(np.flatnonzero(efficient), edge)
-        axis.scatter(time[rest], values[rest], s=7, facecolors="none", edgecolors=BLUE, linewidths=0.6,
-                     label="Pareto front of time, memory and cost")  # fmt: skip
+        axis.scatter(
+            time[rest],
+            values[rest],
+            s=7,
+            facecolors="none",
+            edgecolors=BLUE,
+            linewidths=0.6,
+            label="Pareto front of time, memory and cost",
+        )
     axis.step(time[edge], values[edge], where="post", color=VERMILLION, linewidth=0.9)
     name = "Pareto front" if efficient.sum() == len(edge) else "Pareto front of a panel's two"
     axis.plot(time[edge], values[edge], "o", color=VERMILLION, markersize=3, label=name)

@@ -84,8 +84,9 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     every = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
     axis.vlines(measured[sample], lo[sample], hi[sample], color=VERMILLION, linewidth=0.5, alpha=0.7, label=every)
     size = 6 if len(shown) < 300 else 2
-    axis.scatter(measured[shown], predicted[shown], s=size, color=BLUE, linewidths=0, alpha=0.6, rasterized=True,
-                 label="rows")  # fmt: skip
+    axis.scatter(
+        measured[shown], predicted[shown], s=size, color=BLUE, linewidths=0, alpha=0.6, rasterized=True, label="rows"
+    )
     error = np.abs(predicted / measured - 1)
     inside = float(((lo <= measured) & (measured <= hi)).mean())
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
@@ -136,14 +137,25 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     for peak, dtypes in sorted(peaks.items()):
         axis.plot([left, peak / bandwidth, right], [left * bandwidth, peak, peak], color="black", linewidth=0.9)
         axis.annotate(
-            f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s", (right, peak), xytext=(0, 2),
-            textcoords="offset points", ha="right", va="bottom", fontsize=6, path_effects=halo,
-        )  # fmt: skip
+            f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s",
+            (right, peak),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=6,
+            path_effects=halo,
+        )
     middle = (left * min(peaks) / bandwidth) ** 0.5  # of the slope; the text ends above it
     axis.annotate(
-        f"{bandwidth / 1e12:.3g} TB/s", (middle, middle * bandwidth), xytext=(-3, 2), textcoords="offset points",
-        ha="right", va="bottom", fontsize=6,
-    )  # fmt: skip
+        f"{bandwidth / 1e12:.3g} TB/s",
+        (middle, middle * bandwidth),
+        xytext=(-3, 2),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=6,
+    )
     axis.set(xscale="log", yscale="log", xlim=(left, right), ylim=(rate.min() / 2, max(peaks) * 2.5))
     axis.set_xlabel("arithmetic intensity in FLOP per byte")
     axis.set_ylabel("rate in FLOP/s")

@@ -63,9 +63,13 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
         # wider below, so that equal lines show under each other
         wide = 0.8 + 0.25 * (len(steps) - 1 - rank) * (len(steps) <= _NAMED_UP_TO)
         axis.step(
-            np.append(time_s, end_s) * per_s, held, where="post", color=colours[rank], linewidth=wide,
+            np.append(time_s, end_s) * per_s,
+            held,
+            where="post",
+            color=colours[rank],
+            linewidth=wide,
             label=f"{'rank ' * (rank == 0)}{rank}" if rank in named else None,
-        )  # fmt: skip
+        )
     capacity = prediction.memory_capacity_bytes / GIB
     beyond = highest < _LEAST_SHARE * capacity
     name = f"capacity {capacity:.3g} GiB" + " (above)" * beyond
@@ -130,9 +134,13 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     for axis, (name, streams) in zip(axes, used, strict=True):
         share = busy_share(drawn.select(np.isin(drawn.stream, streams)), ranks, edges_s)
         image = axis.imshow(
-            share, aspect="auto", extent=(0, end_s * per_s, ranks - 0.5, -0.5), norm=PowerNorm(0.5, 0, 1), cmap=whites,
+            share,
+            aspect="auto",
+            extent=(0, end_s * per_s, ranks - 0.5, -0.5),
+            norm=PowerNorm(0.5, 0, 1),
+            cmap=whites,
             interpolation="nearest",
-        )  # fmt: skip
+        )
         axis.set_title(f"{name}: busy {share.mean():.1%} of the step", pad=2)
         axis.set_ylabel("rank")
         every = max(1, -(-ranks // 8))

@@ -150,9 +150,12 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
     axis = figure.subplots()
     for i, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         axis.plot(
-            *zip(*curve, strict=True), label=label, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)],
+            *zip(*curve, strict=True),
+            label=label,
+            color=LINES[i % len(LINES)],
+            marker=MARKERS[i % len(MARKERS)],
             linestyle=_STYLES[i // len(LINES) % len(_STYLES)],
-        )  # fmt: skip
+        )
     axis.set_xscale("log", base=2)
     log_ticks(axis.xaxis, sorted({f.micro_batches for f in facts}))
     axis.set_ylim(0, None)

@@ -25,15 +25,37 @@ _SMALL, _BODY = 6.5, 7.5
 _NOTEBOOK_DPI: Final = 150
 _FEW_ROWS: Final = 2
 _STYLE: Final[dict[Any, Any]] = {
-    "font.size": _BODY, "axes.titlesize": _BODY, "axes.labelsize": _BODY, "xtick.labelsize": _SMALL,
-    "ytick.labelsize": _SMALL, "legend.fontsize": _SMALL, "figure.titlesize": _BODY,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "axes.titlelocation": "left",
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
-    "xtick.minor.width": 0.4, "ytick.minor.width": 0.4, "xtick.minor.size": 1.5, "ytick.minor.size": 1.5,
-    "lines.linewidth": 1.1, "lines.markersize": 3, "legend.frameon": False, "legend.handlelength": 1.4,
-    "legend.columnspacing": 1.2, "legend.handletextpad": 0.5, "legend.borderaxespad": 0.3, "hatch.linewidth": 0.5,
-    "figure.dpi": 100, "figure.constrained_layout.h_pad": 0.04, "figure.constrained_layout.w_pad": 0.03,
-}  # fmt: skip
+    "font.size": _BODY,
+    "axes.titlesize": _BODY,
+    "axes.labelsize": _BODY,
+    "xtick.labelsize": _SMALL,
+    "ytick.labelsize": _SMALL,
+    "legend.fontsize": _SMALL,
+    "figure.titlesize": _BODY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.titlelocation": "left",
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.2,
+    "legend.handletextpad": 0.5,
+    "legend.borderaxespad": 0.3,
+    "hatch.linewidth": 0.5,
+    "figure.dpi": 100,
+    "figure.constrained_layout.h_pad": 0.04,
+    "figure.constrained_layout.w_pad": 0.03,
+}
 _FILE_STYLE: Final[dict[Any, Any]] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "perfmodel"}
 
 P = ParamSpec("P")

@@ -110,14 +110,24 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
         common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}
         inside, at_s = {"inside": KIND_NAMES[s.kind[op]]}, float(timeline.start_s[op])
         for part in prediction.pass_parts[int(s.duration[op])]:
-            yield _within(timeline, op, at_s, part.time_s) | common | {
-                "name": part.name.replace("_", " "), "args": inside,
-            }  # fmt: skip
+            yield (
+                _within(timeline, op, at_s, part.time_s)
+                | common
+                | {
+                    "name": part.name.replace("_", " "),
+                    "args": inside,
+                }
+            )
             inner_s = at_s
             for one in part.events:
-                yield _within(timeline, op, inner_s, one.time_s) | common | {
-                    "name": one.name, "args": inside | {"count": one.count, "group": one.group},
-                }  # fmt: skip
+                yield (
+                    _within(timeline, op, inner_s, one.time_s)
+                    | common
+                    | {
+                        "name": one.name,
+                        "args": inside | {"count": one.count, "group": one.group},
+                    }
+                )
                 inner_s += one.time_s
             at_s += part.time_s
 
@@ -143,10 +153,14 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
     ends = np.where(s.stream < 0, -1, s.stream % N_STREAMS)
     sent = np.isin(kind, _SENDS) & (s.device[source] != s.device[op]) & (ends[source] >= 0) & (ends[op] >= 0)
     columns = (
-        s.device[source], np.where(folded, Stream.SEND, ends[source]),
+        s.device[source],
+        np.where(folded, Stream.SEND, ends[source]),
         np.where(folded, timeline.end_s[source], timeline.start_s[source]),
-        s.device[op], ends[op], timeline.start_s[op], kind,
-    )  # fmt: skip
+        s.device[op],
+        ends[op],
+        timeline.start_s[op],
+        kind,
+    )
     for number, row in enumerate(zip(*(column[sent].tolist() for column in columns), strict=True)):
         common = {"cat": "transfer", "name": EVENTS[KIND_NAMES[row[6]]].label, "id": number}
         yield {"ph": "s", "pid": row[0], "tid": row[1], "ts": row[2] * 1e6, **common}

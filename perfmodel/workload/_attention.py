@@ -38,17 +38,31 @@ def self_attention(
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     width = (heads * (2 if model.attention_gate else 1) + 2 * kv) * d
     return [
-        column_linear(local, width, local.hidden, bias=model.bias or model.qkv_bias,
-                      kept_output=_kept_share(local), shares_input=local.job.adapter_rank > 0),
+        column_linear(
+            local,
+            width,
+            local.hidden,
+            bias=model.bias or model.qkv_bias,
+            kept_output=_kept_share(local),
+            shares_input=local.job.adapter_rank > 0,
+        ),
         *adapter(local, width, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
-        _attention_core(model, local, kv_heads=heads if local.job.repeated_keys else kv, d_qk=d, d_v=d,
-                       seq_kv=local.keys, causal=causal, window=window),
+        _attention_core(
+            model,
+            local,
+            kv_heads=heads if local.job.repeated_keys else kv,
+            d_qk=d,
+            d_v=d,
+            seq_kv=local.keys,
+            causal=causal,
+            window=window,
+        ),
         *attention_gate(model, local, heads * d),
         *_output(model, local, heads * d, reduced=reduced),
-    ]  # fmt: skip
+    ]
 
 
 def _kept_share(local: Local) -> float:
@@ -65,11 +79,12 @@ def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[P
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
     return [
         column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0),
-        column_linear(local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens,
-                      kept_input=False, kept_output=1.0),
+        column_linear(
+            local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens, kept_input=False, kept_output=1.0
+        ),
         _attention_core(model, local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0),
         *_output(model, local, heads * d),
-    ]  # fmt: skip
+    ]
 
 
 def _latent_attention(
@@ -91,15 +106,19 @@ def _latent_attention(
         *query,
         linear(local.precision, rows, rank + rope, local.hidden, kept_input=0.0),
         small_norm(model, local, rows, rank),
-        *recomputed("mla_up_proj", [
-            column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
-            *rotary(model, local, (heads + 1) * rope),
-            pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
-        ]),
-        _attention_core(model, local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.keys, causal=causal,
-                       window=window),
+        *recomputed(
+            "mla_up_proj",
+            [
+                column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
+                *rotary(model, local, (heads + 1) * rope),
+                pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+            ],
+        ),
+        _attention_core(
+            model, local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.keys, causal=causal, window=window
+        ),
         *_output(model, local, heads * d_v),
-    ]  # fmt: skip
+    ]
 
 
 def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttention) -> list[Piece]:
@@ -114,9 +133,17 @@ def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttentio
         return Piece(forward=(op,), params=heads * n * k)
 
     core = Attention(
-        op="flash_attention", dtype=local.precision.wide_dtype, batch=local.sequences, heads=heads, kv_heads=1,
-        seq_q=1, seq_kv=local.keys, head_dim=rank + rope, head_dim_v=rank, phase=LATENT_DECODE,
-    )  # fmt: skip
+        op="flash_attention",
+        dtype=local.precision.wide_dtype,
+        batch=local.sequences,
+        heads=heads,
+        kv_heads=1,
+        seq_q=1,
+        seq_kv=local.keys,
+        head_dim=rank + rope,
+        head_dim_v=rank,
+        phase=LATENT_DECODE,
+    )
     return [
         *_latent_query(model, local, latent),
         linear(local.precision, rows, rank + rope, local.hidden),
@@ -253,11 +280,18 @@ def _fused(
         )
     window = chunk // 2 or window
     whole = Attention(
-        op="flash_attention", dtype="fp8" if local.job.fp8_attention else local.precision.wide_dtype,
-        batch=local.sequences, heads=local.heads,
-        kv_heads=kv_heads, seq_q=local.seq_local, seq_kv=seq_kv, head_dim=d_qk,
-        head_dim_v=0 if d_v == d_qk else d_v, causal=causal, window=window if window < seq_kv else 0,
-    )  # fmt: skip
+        op="flash_attention",
+        dtype="fp8" if local.job.fp8_attention else local.precision.wide_dtype,
+        batch=local.sequences,
+        heads=local.heads,
+        kv_heads=kv_heads,
+        seq_q=local.seq_local,
+        seq_kv=seq_kv,
+        head_dim=d_qk,
+        head_dim_v=0 if d_v == d_qk else d_v,
+        causal=causal,
+        window=window if window < seq_kv else 0,
+    )
     part = context_parallel(local, whole)
     tokens = local.sequences * local.seq_local
     operands = cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v))

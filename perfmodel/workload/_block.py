@@ -30,8 +30,12 @@ class Shard:
 
     def __post_init__(self) -> None:
         for name, degree in {
-            "tp": self.tp, "cp": self.cp, "ep": self.ep, "etp": self.expert_tp, "micro_batch": self.micro_batch,
-        }.items():  # fmt: skip
+            "tp": self.tp,
+            "cp": self.cp,
+            "ep": self.ep,
+            "etp": self.expert_tp,
+            "micro_batch": self.micro_batch,
+        }.items():
             if degree < 1:
                 raise LayoutError(f"shard: {name} must be at least 1, got {degree}")
 

@@ -53,13 +53,20 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
         raise LayoutError(
             f"{model.name}: cp={shard.cp} and ep={shard.ep} must be 1 and etp={shard.expert_tp} left "
             "out, it has no sequence or experts to split",
-            Reason.UNSPLIT, "cp or ep",
-        )  # fmt: skip
+            Reason.UNSPLIT,
+            "cp or ep",
+        )
     n_bytes = float(rows) * hidden * precision.act_bytes
 
     def layer(name: str, pieces: list[Piece]) -> BlockOps:
-        return assemble(name, pieces, train=job.mode == "train", input_bytes=n_bytes, workspace_bytes=n_bytes,
-                        boundary_bytes=n_bytes)  # fmt: skip
+        return assemble(
+            name,
+            pieces,
+            train=job.mode == "train",
+            input_bytes=n_bytes,
+            workspace_bytes=n_bytes,
+            boundary_bytes=n_bytes,
+        )
 
     def relu(width: int) -> Piece:
         # in place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input
@@ -94,8 +101,9 @@ def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> Blocks:
             raise LayoutError(
                 f"{model.name}: {name}={getattr(shard, name)} must be 1 for a convolutional network, which has no "
                 "sequence or experts to split",
-                Reason.UNSPLIT, "tp, cp or ep",
-            )  # fmt: skip
+                Reason.UNSPLIT,
+                "tp, cp or ep",
+            )
     precision = Precision.of(job)
     train = job.mode == "train"
     return tuple(
@@ -127,8 +135,14 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, 
     input_bytes = float(batch * first.c_in * first.size_in**2 * precision.act_bytes)
     output_bytes = float(batch * last.c_out * last.size_out**2 * precision.act_bytes)
     name = first.name if len(layers) == 1 else first.name.split(".")[0]
-    return assemble(name, pieces, train=train, input_bytes=input_bytes,
-                    workspace_bytes=input_bytes + output_bytes, boundary_bytes=output_bytes)  # fmt: skip
+    return assemble(
+        name,
+        pieces,
+        train=train,
+        input_bytes=input_bytes,
+        workspace_bytes=input_bytes + output_bytes,
+        boundary_bytes=output_bytes,
+    )
 
 
 def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iterator[Piece]:
@@ -157,10 +171,20 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
 def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:
     def op(pass_: str) -> KernelOp:
         return Convolution(
-            dtype=precision.dtype, batch=batch, c_in=layer.c_in, h_in=layer.size_in, w_in=layer.size_in,
-            c_out=layer.c_out, k_h=layer.kernel, k_w=layer.kernel, stride_h=layer.stride, stride_w=layer.stride,
-            pad_h=layer.pad, pad_w=layer.pad, pass_=pass_,  # pyright: ignore[reportArgumentType]
-        )  # fmt: skip
+            dtype=precision.dtype,
+            batch=batch,
+            c_in=layer.c_in,
+            h_in=layer.size_in,
+            w_in=layer.size_in,
+            c_out=layer.c_out,
+            k_h=layer.kernel,
+            k_w=layer.kernel,
+            stride_h=layer.stride,
+            stride_w=layer.stride,
+            pad_h=layer.pad,
+            pad_w=layer.pad,
+            pass_=pass_,  # pyright: ignore[reportArgumentType]
+        )
 
     first = layer.c_in == 3
     return Piece(

@@ -132,8 +132,9 @@ def _dispatch(local: Local, routing: Routing) -> Piece:
     """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's copies."""
     there, back = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
-    return Piece(forward=copies, backward_input=sums, forward_comm=there,
-                 backward_comm=(*back, *_partial_sums(local, routing)))  # fmt: skip
+    return Piece(
+        forward=copies, backward_input=sums, forward_comm=there, backward_comm=(*back, *_partial_sums(local, routing))
+    )
 
 
 def _combine(local: Local, routing: Routing) -> Piece:
@@ -217,8 +218,9 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     wide = inner * (2 if model.gated_ffn else 1)
 
     def grouped(n: int, k: int) -> Gemm:
-        return Gemm(op="grouped_linear", dtype=dtype, groups=routing.active_experts,
-                    m=routing.rows_per_expert, n=n, k=k)  # fmt: skip
+        return Gemm(
+            op="grouped_linear", dtype=dtype, groups=routing.active_experts, m=routing.rows_per_expert, n=n, k=k
+        )
 
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
@@ -229,11 +231,17 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     if routing.fused:
         forward = (
             MoE(
-                op="moe_ffn", dtype=dtype, tokens=max(1, routing.processed * shard.ep // experts.topk), hidden=hidden,
-                inter=experts.ffn_hidden, topk=experts.topk, experts=experts.count, moe_tp=shard.expert_tp,
+                op="moe_ffn",
+                dtype=dtype,
+                tokens=max(1, routing.processed * shard.ep // experts.topk),
+                hidden=hidden,
+                inter=experts.ffn_hidden,
+                topk=experts.topk,
+                experts=experts.count,
+                moe_tp=shard.expert_tp,
                 moe_ep=shard.ep,
             ),
-        )  # fmt: skip
+        )
     quantised = _quantisation(local, routing, () if one_kernel else (inner,), () if one_kernel else (wide,))
     biased = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate

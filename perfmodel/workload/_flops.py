@@ -111,9 +111,11 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
     attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
     per_token = (
-        (letters["*"] + letters["W"]) * attention + letters["-"] * ffn + letters["E"] * _moe_weights(model)
+        (letters["*"] + letters["W"]) * attention
+        + letters["-"] * ffn
+        + letters["E"] * _moe_weights(model)
         + model.mtp_layers * 2 * h * h
-    )  # fmt: skip
+    )
     # products of two activations, per token: both have a gradient, whatever is frozen
     weightless = 0
     if model.mamba:

@@ -93,9 +93,16 @@ def column_linear(
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
     share = 1 / local.tp if local.sequence_parallel and not local.job.keep_gathered else 1.0
     return linear(
-        local.precision, rows, n, k, bias=n if bias else 0, kept_input=share if kept_input else 0.0,
-        kept_output=kept_output, forward_comm=forward, backward_comm=backward,
-    )  # fmt: skip
+        local.precision,
+        rows,
+        n,
+        k,
+        bias=n if bias else 0,
+        kept_input=share if kept_input else 0.0,
+        kept_output=kept_output,
+        forward_comm=forward,
+        backward_comm=backward,
+    )
 
 
 def row_linear(local: Local, n: int, k: int, *, bias: bool = False, communicates: bool = True) -> Piece:
@@ -172,9 +179,15 @@ def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tupl
     )
     kept_bytes = float(rows) * k * (local.act_bytes + 1)  # the input as it was dropped from, and the mask
     return (
-        Piece(forward=forward, backward_input=backward, forward_comm=(*sent, *there), backward_comm=(*back, *summed),
-              saved_bytes=kept_bytes, params=inner * k + rank * columns),
-    )  # fmt: skip
+        Piece(
+            forward=forward,
+            backward_input=backward,
+            forward_comm=(*sent, *there),
+            backward_comm=(*back, *summed),
+            saved_bytes=kept_bytes,
+            params=inner * k + rank * columns,
+        ),
+    )
 
 
 def _adapter_sums(local: Local, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
@@ -189,8 +202,9 @@ def _adapter_sums(local: Local, k: int, *, row_parallel: bool) -> tuple[tuple[Co
     summed = Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True)
     if row_parallel or local.sequence_parallel:
         return (sent,), (summed,)
-    whole = Comm(collective="all_reduce", bytes=float(local.tokens) * k * local.act_bytes, group="tp",
-                 overlappable=True)  # fmt: skip
+    whole = Comm(
+        collective="all_reduce", bytes=float(local.tokens) * k * local.act_bytes, group="tp", overlappable=True
+    )
     return (sent,), (summed, whole)
 
 

@@ -154,8 +154,9 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
         if kv // tp > 1 and (kv // tp) % cp and cp % (kv // tp):
             raise LayoutError(
                 f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {kv // tp} kv_heads of a rank or be a "
-                "multiple of them", Reason.KV_HEADS,
-            )  # fmt: skip
+                "multiple of them",
+                Reason.KV_HEADS,
+            )
     if kv % tp and tp % kv:
         raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it", Reason.KV_HEADS)
     # load-balanced causal context parallelism gives each rank two chunks of the sequence

@@ -41,9 +41,16 @@ class Parameters:
     @property
     def total(self) -> int:
         return (
-            self.embedding + self.attention + self.feed_forward + self.experts + self.router + self.mamba
-            + self.norms + self.further_tokens + self.head
-        )  # fmt: skip
+            self.embedding
+            + self.attention
+            + self.feed_forward
+            + self.experts
+            + self.router
+            + self.mamba
+            + self.norms
+            + self.further_tokens
+            + self.head
+        )
 
     @property
     def active(self) -> int:

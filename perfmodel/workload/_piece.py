@@ -55,10 +55,15 @@ def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence
     `frees` bytes each)."""
     freed = frees or [piece.saved_bytes - (0 if i else piece.input_bytes) for i, piece in enumerate(pieces)]
     return [
-        replace(piece, again=(*piece.again, Again(module=module, forward=piece.forward, forward_comm=piece.forward_comm,
-                                                  freed_bytes=n_bytes)))
+        replace(
+            piece,
+            again=(
+                *piece.again,
+                Again(module=module, forward=piece.forward, forward_comm=piece.forward_comm, freed_bytes=n_bytes),
+            ),
+        )
         for piece, n_bytes in zip(pieces, freed, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def joined(first: Piece, second: Piece) -> Piece:
@@ -138,14 +143,24 @@ def _last_product(pieces: Sequence[Piece]) -> int:
 
 
 def memory(
-    precision: Precision, op: str, rows: int, hidden: int, n_inputs: int = 1, *, backward: bool = False,
+    precision: Precision,
+    op: str,
+    rows: int,
+    hidden: int,
+    n_inputs: int = 1,
+    *,
+    backward: bool = False,
     dtype: str | None = None,
-) -> MemoryBound:  # fmt: skip
+) -> MemoryBound:
     """An element-wise or row-wise kernel on stored activations (or on `dtype`)."""
     return MemoryBound(
-        op=op, dtype=dtype or precision.act_dtype, rows=rows, hidden=hidden, n_inputs=n_inputs,
+        op=op,
+        dtype=dtype or precision.act_dtype,
+        rows=rows,
+        hidden=hidden,
+        n_inputs=n_inputs,
         pass_="bwd" if backward else "fwd",
-    )  # fmt: skip
+    )
 
 
 def pointwise(

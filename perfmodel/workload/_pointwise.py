@@ -53,9 +53,15 @@ def residual(model: Transformer, local: Local) -> Piece:
 
 
 _GELU_FORMULA: Final = (
-    ("pow_scalar", 1), ("mul_scalar", 1), ("add", 2), ("mul_scalar", 1), ("tanh", 1), ("add_scalar", 1),
-    ("mul_scalar", 1), ("mul", 2),
-)  # fmt: skip
+    ("pow_scalar", 1),
+    ("mul_scalar", 1),
+    ("add", 2),
+    ("mul_scalar", 1),
+    ("tanh", 1),
+    ("add_scalar", 1),
+    ("mul_scalar", 1),
+    ("mul", 2),
+)
 _GELU_FORMULA_KEEPS: Final = 4
 """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) as transformers wrote it before 4.0 (`activations.gelu_new`);
 kept are x, the tanh and both factors of the last product."""

@@ -31,11 +31,15 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
         _convolution(local, convolved, convolved * (mamba.conv_kernel + 1), saved_bytes=tensor * convolved),
         _state_space(local, mamba, heads),
         pointwise(
-            local.precision, [("silu_mul", 2), ("layer_norm", 1)], local.tokens, inner, params=inner,
+            local.precision,
+            [("silu_mul", 2), ("layer_norm", 1)],
+            local.tokens,
+            inner,
+            params=inner,
             saved_bytes=tensor * inner,
         ),
         row_linear(local.of("mamba_output"), local.hidden, inner),
-    ]  # fmt: skip
+    ]
 
 
 def _convolution(local: Local, width: int, params: int, saved_bytes: float) -> Piece:
@@ -53,12 +57,15 @@ def _state_space(local: Local, mamba: Mamba, heads: int) -> Piece:
     own = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
     forward, backward = (
         Recurrence(
-            op="state_space", dtype=local.precision.wide_dtype, tokens=tokens,
+            op="state_space",
+            dtype=local.precision.wide_dtype,
+            tokens=tokens,
             products_per_token=state_space_products(own),
-            bytes_per_token=_state_space_bytes(own, local.act_bytes, backward), pass_="bwd" if backward else "fwd",
+            bytes_per_token=_state_space_bytes(own, local.act_bytes, backward),
+            pass_="bwd" if backward else "fwd",
         )
         for backward in (False, True)
-    )  # fmt: skip
+    )
     return Piece(
         forward=(forward,),
         backward_input=(backward,),
@@ -179,18 +186,26 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
     return [
         column_linear(local, convolved + values + 2 * heads, local.hidden, kept_output=1.0),
         pointwise(
-            local.precision, [("silu", 1)], local.tokens, convolved, params=convolved * net.conv_kernel,
+            local.precision,
+            [("silu", 1)],
+            local.tokens,
+            convolved,
+            params=convolved * net.conv_kernel,
             saved_bytes=tensor * convolved,
         ),
         # queries and keys of unit length
         pointwise(local.precision, [("norm", 1)], local.tokens, convolved - values, saved_bytes=0.0),
         _delta_rule(local, net, heads),
         pointwise(
-            local.precision, [("layer_norm", 1), ("silu_mul", 2)], local.tokens, values, params=net.head_dim,
+            local.precision,
+            [("layer_norm", 1), ("silu_mul", 2)],
+            local.tokens,
+            values,
+            params=net.head_dim,
             saved_bytes=tensor * values,
         ),
         row_linear(local, local.hidden, values),
-    ]  # fmt: skip
+    ]
 
 
 def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...]:
@@ -209,12 +224,15 @@ def _delta_rule(local: Local, net: DeltaNet, heads: int) -> Piece:
     products = heads * sum(m * n * k for m, n, k in _products(net, size)) // size
     forward, backward = (
         Recurrence(
-            op="delta_rule", dtype=local.precision.wide_dtype, tokens=tokens, products_per_token=products,
+            op="delta_rule",
+            dtype=local.precision.wide_dtype,
+            tokens=tokens,
+            products_per_token=products,
             bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward),
             pass_="bwd" if backward else "fwd",
         )
         for backward in (False, True)
-    )  # fmt: skip
+    )
     return Piece(
         forward=(forward,),
         backward_input=(backward,),

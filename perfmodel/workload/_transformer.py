@@ -161,9 +161,11 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
     encoder_layer = layer(encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder))
     decoder_layer = layer(
-        decoder, self_attention(model, decoder, causal=True), cross_attention(model, decoder, encoder.seq_len),
+        decoder,
+        self_attention(model, decoder, causal=True),
+        cross_attention(model, decoder, encoder.seq_len),
         feed_forward(model, decoder),
-    )  # fmt: skip
+    )
     passed_on = encoder.hidden_bytes
     return (
         (_embedding("embedding", model, encoder), 1),

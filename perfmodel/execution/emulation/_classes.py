@@ -52,13 +52,14 @@ def classes_of_program(program: Program) -> Classes:
     def signature(rank: int, instructions: Sequence[Any]) -> Hashable:
         return tuple(
             (
-                i.op, len(groups[i.outputs]),
+                i.op,
+                len(groups[i.outputs]),
                 tuple((types[n].dtype, types[n].shape) for n in i.inputs if types[n].device == rank),
                 tuple((types[n].dtype, types[n].shape) for n in i.outputs if types[n].device == rank),
                 tuple((name, str(value)) for name, value in i.attributes if name not in _PLACES),
             )
             for i in instructions
-        )  # fmt: skip
+        )
 
     return _grouped([signature(rank, code) for rank, code in enumerate(lower(function))])
 

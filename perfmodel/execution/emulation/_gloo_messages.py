@@ -15,8 +15,9 @@ HEADER: Final = struct.Struct("<6Q")
 _, DATA, SEND_READY, RECV_READY = range(4)
 """What a message is; the first is of gloo's older algorithms, which torch does not call."""
 KINDS: Final = (
-    "send_recv", "gather", "all_gather", "reduce", "all_reduce", "scatter", "broadcast", "barrier", "all_to_all",
-)  # fmt: skip
+    *("send_recv", "gather", "all_gather", "reduce", "all_reduce", "scatter", "broadcast"),
+    *("barrier", "all_to_all"),
+)
 _ADDRESS: Final = struct.Struct("<H2s4s120xq")
 """A `sockaddr_storage` of IPv4 and a sequence number."""
 _LOWEST: Final = bytes(4)

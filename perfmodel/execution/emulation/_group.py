@@ -234,9 +234,16 @@ class EmulatedGroup(_ProcessGroup):
         begun_s, effect = on_stream(device_module(call.dtype), effect)
         record = rank.record
         noted = Noted(
-            self.name_, channel, self.size(), number, call.kind, call.nbytes, record.iteration, time.perf_counter(),
+            self.name_,
+            channel,
+            self.size(),
+            number,
+            call.kind,
+            call.nbytes,
+            record.iteration,
+            time.perf_counter(),
             record.thread_s(),
-        )  # fmt: skip
+        )
         record.collectives.append(noted)
         line = f"{self.name_}{channel and f', {channel}'}"
         where = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"

@@ -110,9 +110,13 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         orders = Orders(
             address=str(work / "environment") if environment else "",
             wire=str(work / "wire") if emulation.wire is not None else "",
-            rank=0, world_size=emulation.world_size, real_ranks=emulation.real_ranks,
-            out=str(folder), pinned=bool(emulation.cores), **emulation.conditions,  # pyright: ignore[reportArgumentType]
-        )  # fmt: skip
+            rank=0,
+            world_size=emulation.world_size,
+            real_ranks=emulation.real_ranks,
+            out=str(folder),
+            pinned=bool(emulation.cores),
+            **emulation.conditions,  # pyright: ignore[reportArgumentType]
+        )
         port, others = free_port(), None
         if emulation.wire is not None:
             cores = emulation.cores  # the next one after those of the real ranks
@@ -133,11 +137,15 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
     host = emulation.hosts[number] if emulation.hosts else None
     master = emulation.hosts[0].address if emulation.hosts else "127.0.0.1"
     names = {
-        "RANK": orders.rank, "WORLD_SIZE": orders.world_size, "LOCAL_RANK": local,
+        "RANK": orders.rank,
+        "WORLD_SIZE": orders.world_size,
+        "LOCAL_RANK": local,
         "LOCAL_WORLD_SIZE": min(emulation.ranks_per_node, orders.world_size),
-        "GROUP_RANK": orders.rank // emulation.ranks_per_node, "MASTER_ADDR": master, "MASTER_PORT": port,
+        "GROUP_RANK": orders.rank // emulation.ranks_per_node,
+        "MASTER_ADDR": master,
+        "MASTER_PORT": port,
         VARIABLE: orders.to_json(),
-    }  # fmt: skip
+    }
     package = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package]))
     cores = emulation.cores

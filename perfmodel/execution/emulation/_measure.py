@@ -69,12 +69,23 @@ def measure_prices(
         out = Path(folder) / "rows.json"
         emulate(
             Emulation(
-                command=(sys.executable, "-m", f"{__package__}._measure", str(out), ",".join(kinds),
-                         ",".join(map(str, sizes)), str(calls)),
-                world_size=world_size, real_ranks=(0,) if alone else tuple(range(world_size)), prices=prices,
-                wire=wire, cores=usable_cores(), hosts=tuple(hosts),
+                command=(
+                    sys.executable,
+                    "-m",
+                    f"{__package__}._measure",
+                    str(out),
+                    ",".join(kinds),
+                    ",".join(map(str, sizes)),
+                    str(calls),
+                ),
+                world_size=world_size,
+                real_ranks=(0,) if alone else tuple(range(world_size)),
+                prices=prices,
+                wire=wire,
+                cores=usable_cores(),
+                hosts=tuple(hosts),
             )
-        )  # fmt: skip
+        )
         table = pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"])
     return table if alone else at_one_speed(table)
 
@@ -91,9 +102,7 @@ def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
     usual = float(table.copies_per_s.median())
     faster = table.copies_per_s / usual
     works_s = table[["core_s", "time_s"]].min(axis=1)
-    return table.assign(
-        time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=usual
-    )  # fmt: skip
+    return table.assign(time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=usual)
 
 
 def main(out: str, kinds: str, sizes: str, calls: str) -> None:

@@ -14,9 +14,9 @@ from perfmodel.errors import PerfModelError, UnknownNameError
 
 VARIABLE: Final = "PERFMODEL_EMULATION"
 KINDS: Final = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
-    "recv", "barrier",
-)  # fmt: skip
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather"),
+    *("scatter", "send", "recv", "barrier"),
+)
 
 _SIDES: Final = ("send", "recv")
 DELAYED: Final = (*(kind for kind in KINDS if kind not in _SIDES), "send_recv")

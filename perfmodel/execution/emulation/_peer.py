@@ -238,9 +238,18 @@ class Peer:
         slot = operation.slot
         number = slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
         row = (
-            group.rank, group.name, len(group.members), number, operation.kind, operation.in_bytes,
-            operation.out_bytes, operation.messages, operation.first_s, operation.begin_s, operation.last_s,
-        )  # fmt: skip
+            group.rank,
+            group.name,
+            len(group.members),
+            number,
+            operation.kind,
+            operation.in_bytes,
+            operation.out_bytes,
+            operation.messages,
+            operation.first_s,
+            operation.begin_s,
+            operation.last_s,
+        )
         self._log.append(dict(zip(OPERATION_COLUMNS, row, strict=True)))
 
     def _join(self) -> None:
@@ -286,9 +295,11 @@ def main(orders: str) -> int:
     except EmulationError as error:
         failure = str(error)
     found = {
-        "failure": failure, "cpu_s": time.process_time() - cpu_s, "wall_s": time.perf_counter() - begin_s,
+        "failure": failure,
+        "cpu_s": time.process_time() - cpu_s,
+        "wall_s": time.perf_counter() - begin_s,
         "operations": peer.log(),
-    }  # fmt: skip
+    }
     (Path(told.out) / PEER).write_text(json.dumps(found))
     return 1 if failure else 0
 

@@ -22,9 +22,13 @@ Seconds = Callable[[Collective], float]
 """A plug-in: seconds of a collective."""
 COLUMNS: Final = ("collective", "ranks", "bytes", "time_s")
 _PRICED_AS: Final[Mapping[str, str]] = {
-    "send": "send_recv", "recv": "send_recv", "reduce": "broadcast", "gather": "all_gather", "scatter": "all_gather",
+    "send": "send_recv",
+    "recv": "send_recv",
+    "reduce": "broadcast",
+    "gather": "all_gather",
+    "scatter": "all_gather",
     "barrier": "all_reduce",
-}  # fmt: skip
+}
 """Kinds without measurements of their own: a reduction to one rank is a broadcast run backwards, and a gather moves
 through its root's link what an all-gather moves through everybody's (Thakur et al. 2005, section 4)."""
 

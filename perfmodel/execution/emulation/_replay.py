@@ -106,11 +106,15 @@ def replay(iteration: Iteration) -> Replay:
             late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
             place = ops.add(
                 _Op(
-                    at_once_s + late_s, Kind.GRAD_REDUCE, stream[lane] * N_STREAMS + Stream.DATA_COMM,
-                    ops.after([thread, last_of_lane.get(lane, -1)]), call.kind,
-                    min(float(call.core_s), at_once_s), float(call.delay_s),
+                    at_once_s + late_s,
+                    Kind.GRAD_REDUCE,
+                    stream[lane] * N_STREAMS + Stream.DATA_COMM,
+                    ops.after([thread, last_of_lane.get(lane, -1)]),
+                    call.kind,
+                    min(float(call.core_s), at_once_s),
+                    float(call.delay_s),
                 )
-            )  # fmt: skip
+            )
             last_of_lane[lane] = calls[span.issues] = place
     return ops.finished(thread)
 
@@ -156,12 +160,18 @@ class _Ops:
         classes = np.where(kinds == Kind.ZERO, 0, np.arange(n) + 1)
         zeros = np.zeros(n + 1, np.int64)
         structure = Structure(
-            duration=classes, pred=pred, lag=np.zeros((n, 2), np.int64),
-            stream=np.array([op.stream for op in ops]), micro_batch=np.full(n, -1),
-            class_kind=np.array([Kind.ZERO, *kinds]), class_stage=zeros, class_segment=zeros,
-            alloc=np.zeros(n, np.int64), free=np.zeros(n, np.int64),
+            duration=classes,
+            pred=pred,
+            lag=np.zeros((n, 2), np.int64),
+            stream=np.array([op.stream for op in ops]),
+            micro_batch=np.full(n, -1),
+            class_kind=np.array([Kind.ZERO, *kinds]),
+            class_stage=zeros,
+            class_segment=zeros,
+            alloc=np.zeros(n, np.int64),
+            free=np.zeros(n, np.int64),
             devices=1 + max(op.stream for op in ops) // N_STREAMS,
-        )  # fmt: skip
+        )
         times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.told_s) for op in ops)])
         return Replay(structure, times_s[:, 0], ("", *(op.collective for op in ops)), times_s[:, 1], times_s[:, 2])
 
@@ -205,8 +215,10 @@ class EmulatedCurve:
         """Plain values, for JSON."""
         emulated_s, predicted_s = self.knees_s
         return asdict(self) | {
-            "errors": self.errors.tolist(), "emulated_knee_s": emulated_s, "predicted_knee_s": predicted_s,
-        }  # fmt: skip
+            "errors": self.errors.tolist(),
+            "emulated_knee_s": emulated_s,
+            "predicted_knee_s": predicted_s,
+        }
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per delay."""

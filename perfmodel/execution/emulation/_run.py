@@ -71,13 +71,19 @@ class RankRun:
             exposed_s = float(np.clip(span_s - own_s, 0.0, under_way_s))
             rows.append(
                 {
-                    "rank": self.rank, "iteration": number, "start_s": float(start.wall_s), "time_s": span_s,
-                    "forward_s": span_s - backward_s - optimizer_s, "backward_s": backward_s,
-                    "optimizer_s": optimizer_s, "communication_s": under_way_s, "exposed_s": exposed_s,
+                    "rank": self.rank,
+                    "iteration": number,
+                    "start_s": float(start.wall_s),
+                    "time_s": span_s,
+                    "forward_s": span_s - backward_s - optimizer_s,
+                    "backward_s": backward_s,
+                    "optimizer_s": optimizer_s,
+                    "communication_s": under_way_s,
+                    "exposed_s": exposed_s,
                     "overlap": 1 - exposed_s / under_way_s if under_way_s else 1.0,
                     "utilisation": float(end.process_s - start.process_s) / span_s,
                 }
-            )  # fmt: skip
+            )
         return pd.DataFrame(rows)
 
 
@@ -192,11 +198,22 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
     own = own.sort_values("first_s")
     ends_s = rank.ends.wall_s.to_numpy()
     columns = {
-        "group": own.group, "lane": "", "ranks": own.ranks, "sequence": own.sequence, "kind": own.kind,
-        "bytes": own[["in_bytes", "out_bytes"]].max(axis=1), "iteration": np.searchsorted(ends_s, own.first_s),
-        "issued_s": own.first_s, "thread_s": 0.0, "start_s": own.first_s, "end_s": own.last_s,
-        "delay_s": own.begin_s - own.first_s, "core_s": 0.0, "wait_start_s": 0.0, "wait_end_s": 0.0,
-    }  # fmt: skip
+        "group": own.group,
+        "lane": "",
+        "ranks": own.ranks,
+        "sequence": own.sequence,
+        "kind": own.kind,
+        "bytes": own[["in_bytes", "out_bytes"]].max(axis=1),
+        "iteration": np.searchsorted(ends_s, own.first_s),
+        "issued_s": own.first_s,
+        "thread_s": 0.0,
+        "start_s": own.first_s,
+        "end_s": own.last_s,
+        "delay_s": own.begin_s - own.first_s,
+        "core_s": 0.0,
+        "wait_start_s": 0.0,
+        "wait_end_s": 0.0,
+    }
     columns |= {"in_bytes": own.in_bytes, "out_bytes": own.out_bytes}
     return replace(rank, collectives=pd.DataFrame(columns).reset_index(drop=True))
 

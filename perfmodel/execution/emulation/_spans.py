@@ -170,10 +170,17 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
                 if span.end_s > span.start_s:
                     activities.append(
                         Activity(
-                            device, 0, begin_s + span.start_s, begin_s + span.end_s, span.phase, ActivityKind.COMPUTE,
-                            span.phase, 0, step=number,
+                            device,
+                            0,
+                            begin_s + span.start_s,
+                            begin_s + span.end_s,
+                            span.phase,
+                            ActivityKind.COMPUTE,
+                            span.phase,
+                            0,
+                            step=number,
                         )
-                    )  # fmt: skip
+                    )
             phase_of = {span.issues: span.phase for span in found.spans}
             rows: Any = found.calls.itertuples()
             for place, call in enumerate(rows):
@@ -181,10 +188,17 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
                 name = f"{call.kind} {call.bytes} bytes, {call.ranks} ranks, group {call.group} #{call.sequence}"
                 activities.append(
                     Activity(
-                        device, stream, begin_s + call.start_s, begin_s + max(call.start_s, call.end_s), name,
-                        ActivityKind.COMMUNICATION, _phase(call.kind, phase_of.get(place, "forward")), 0, step=number,
+                        device,
+                        stream,
+                        begin_s + call.start_s,
+                        begin_s + max(call.start_s, call.end_s),
+                        name,
+                        ActivityKind.COMMUNICATION,
+                        _phase(call.kind, phase_of.get(place, "forward")),
+                        0,
+                        step=number,
                     )
-                )  # fmt: skip
+                )
     return trace_of(activities, "emulation")
 
 

@@ -18,8 +18,9 @@ from perfmodel.execution.emulation._orders import EmulationError, Orders
 PEER: Final = "peer.json"
 """File in which the process of the emulated ranks leaves what it noted."""
 OPERATION_COLUMNS: Final = (
-    "rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages", "first_s", "begin_s", "last_s",
-)  # fmt: skip
+    *("rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages"),
+    *("first_s", "begin_s", "last_s"),
+)
 TIMEOUT: Final = timedelta(minutes=30)
 """Of groups that a script gives none, as torch has it."""
 _END_S: Final = 20.0

@@ -99,9 +99,16 @@ def accuracy_curve(
     stages, model = len(passes.forward_s), mlp_model(WIDTH, len(passes.forward_s))
     per_step, inputs, targets, passes = as_mini_batches(name, micro_batches, inputs, np.array(targets), passes)
     run = train(
-        name, model, model.initial(seed), inputs, targets, stages=stages, per_step=per_step,
-        learning_rate=learning_rate, keep_every=steps,
-    )  # fmt: skip
+        name,
+        model,
+        model.initial(seed),
+        inputs,
+        targets,
+        stages=stages,
+        per_step=per_step,
+        learning_rate=learning_rate,
+        keep_every=steps,
+    )
     time_s = update_times(name, stages, per_step, epochs * steps, passes)[steps - 1 :: steps]
     return AccuracyCurve(name, time_s, np.array([_accuracy(model, run.kept[k], places) for k in sorted(run.kept)]))
 

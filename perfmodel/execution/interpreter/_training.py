@@ -71,9 +71,16 @@ def train(
         schedule = scheduler(stages, per_step, 1, steps)
         per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
         return run_schedule(
-            schedule, model, params, inputs, targets,
-            policy=scheduler.weights, learning_rate=learning_rate, per_update=per_update, keep_every=keep_every,
-        )  # fmt: skip
+            schedule,
+            model,
+            params,
+            inputs,
+            targets,
+            policy=scheduler.weights,
+            learning_rate=learning_rate,
+            per_update=per_update,
+            keep_every=keep_every,
+        )
     schedule = scheduler(stages, per_step)
     runs: list[ScheduleRun] = []
     kept: dict[int, list[Params]] = {}
@@ -112,9 +119,7 @@ def training_curve(
     """
     scheduler, stages = get_schedule(name), len(passes.forward_s)
     steps = _whole_steps(len(inputs), per_step)
-    run = train(
-        name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate
-    )  # fmt: skip
+    run = train(name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate)
     time_s = update_times(name, stages, per_step, steps, passes)
     loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
     if not scheduler.asynchronous:

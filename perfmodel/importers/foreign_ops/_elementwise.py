@@ -82,28 +82,63 @@ def _finite(c: Call, item: Item) -> Item:
 
 
 _AS_IN_JAX: Final = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "mul.Tensor": "mul",
-    "div.Tensor": "div", "maximum": "max", "minimum": "min", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh",
-    "Sigmoid": "logistic", "Erf": "erf", "Neg": "neg", "Abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt",
-    "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "logistic", "erf": "erf", "neg": "neg", "abs": "abs",
-}  # fmt: skip
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "div",
+    "Max": "max",
+    "Min": "min",
+    "mul.Tensor": "mul",
+    "div.Tensor": "div",
+    "maximum": "max",
+    "minimum": "min",
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Tanh": "tanh",
+    "Sigmoid": "logistic",
+    "Erf": "erf",
+    "Neg": "neg",
+    "Abs": "abs",
+    "exp": "exp",
+    "log": "log",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "tanh": "tanh",
+    "sigmoid": "logistic",
+    "erf": "erf",
+    "neg": "neg",
+    "abs": "abs",
+}
 """JAX primitive by name of the op."""
 
 
-ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType({
-    **{name: _like(like) for name, like in _AS_IN_JAX.items()},
-    **spelled("Relu", "relu", "relu_", rule=lambda c: c.op("relu", c.ref(0))),
-    **spelled("add.Tensor", "add_.Tensor", rule=_weighted("add")),
-    "sub.Tensor": _weighted("sub"),
-    **spelled("Reciprocal", "reciprocal", rule=lambda c: primitive(c, "div", Known.of(1.0), c.ref(0))),
-    **spelled("Pow", "pow.Tensor_Scalar", rule=_power),
-    **spelled("Gelu", "gelu", rule=_gelu),
-    **spelled("silu", "Swish", "silu_", rule=_silu),
-    **spelled("Clip", "clamp", rule=_clip),
-    **spelled("Identity", "Dropout", "clone", "contiguous", "detach", "alias", "dropout", "lift_fresh_copy",
-               "detach_", rule=_same),
-    **spelled("Cast", "CastLike", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_same),
-    **spelled("Where", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", rule=_where),
-    **spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
-})  # fmt: skip
+ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        **{name: _like(like) for name, like in _AS_IN_JAX.items()},
+        **spelled("Relu", "relu", "relu_", rule=lambda c: c.op("relu", c.ref(0))),
+        **spelled("add.Tensor", "add_.Tensor", rule=_weighted("add")),
+        "sub.Tensor": _weighted("sub"),
+        **spelled("Reciprocal", "reciprocal", rule=lambda c: primitive(c, "div", Known.of(1.0), c.ref(0))),
+        **spelled("Pow", "pow.Tensor_Scalar", rule=_power),
+        **spelled("Gelu", "gelu", rule=_gelu),
+        **spelled("silu", "Swish", "silu_", rule=_silu),
+        **spelled("Clip", "clamp", rule=_clip),
+        **spelled(
+            "Identity",
+            "Dropout",
+            "clone",
+            "contiguous",
+            "detach",
+            "alias",
+            "dropout",
+            "lift_fresh_copy",
+            "detach_",
+            rule=_same,
+        ),
+        **spelled("Cast", "CastLike", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_same),
+        **spelled("Where", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", rule=_where),
+        **spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
+    }
+)
 """By name of the op."""

@@ -53,8 +53,14 @@ def _convolution(c: Call, groups: int = 6) -> Item:
     if groups > 6 and c.value("", 6, False):
         raise CannotMapError("a transposed convolution")
     _undilated(c, 5)
-    y = c.op("conv2d", x, w, stride=_pair(c.value("strides", 3, 1)), padding=_padding(c, 4),
-             groups=int(c.value("group", groups, 1)))  # fmt: skip
+    y = c.op(
+        "conv2d",
+        x,
+        w,
+        stride=_pair(c.value("strides", 3, 1)),
+        padding=_padding(c, 4),
+        groups=int(c.value("group", groups, 1)),
+    )
     return c.op("add", y, _by_channel(c, c.ref(2), 4)) if c.has(2) else y
 
 
@@ -163,20 +169,22 @@ def _instance_norm(c: Call, epsilon: int = -1) -> Item:
     return _scaled_by_channel(c, _normalised(c, x, axes, float(c.value("epsilon", epsilon, 1e-5))), 1, 2)
 
 
-IMAGES: Final[Mapping[str, Rule]] = MappingProxyType({
-    **spelled("Conv", "conv2d", rule=_convolution),
-    "convolution": lambda c: _convolution(c, 8),
-    **spelled("MaxPool", "max_pool2d", rule=lambda c: _pool(c, "max")),
-    "max_pool2d_with_indices": lambda c: [_pool(c, "max"), None],
-    **spelled("AveragePool", "avg_pool2d", rule=lambda c: _pool(c, "mean")),
-    "GlobalAveragePool": _global_mean,
-    **spelled("adaptive_avg_pool2d", "_adaptive_avg_pool2d", rule=_adaptive_mean),
-    "BatchNormalization": lambda c: _batch_norm(c, -1, -1),
-    "batch_norm": _batch_norm,
-    **spelled("native_batch_norm", "_native_batch_norm_legit", rule=_first_of_three(_batch_norm)),
-    "_native_batch_norm_legit_no_training": _first_of_three(lambda c: _batch_norm(c, -1, 6)),
-    **spelled("GroupNormalization", "group_norm", rule=_group_norm),
-    "InstanceNormalization": _instance_norm,
-    "instance_norm": lambda c: _instance_norm(c, 7),
-})  # fmt: skip
+IMAGES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        **spelled("Conv", "conv2d", rule=_convolution),
+        "convolution": lambda c: _convolution(c, 8),
+        **spelled("MaxPool", "max_pool2d", rule=lambda c: _pool(c, "max")),
+        "max_pool2d_with_indices": lambda c: [_pool(c, "max"), None],
+        **spelled("AveragePool", "avg_pool2d", rule=lambda c: _pool(c, "mean")),
+        "GlobalAveragePool": _global_mean,
+        **spelled("adaptive_avg_pool2d", "_adaptive_avg_pool2d", rule=_adaptive_mean),
+        "BatchNormalization": lambda c: _batch_norm(c, -1, -1),
+        "batch_norm": _batch_norm,
+        **spelled("native_batch_norm", "_native_batch_norm_legit", rule=_first_of_three(_batch_norm)),
+        "_native_batch_norm_legit_no_training": _first_of_three(lambda c: _batch_norm(c, -1, 6)),
+        **spelled("GroupNormalization", "group_norm", rule=_group_norm),
+        "InstanceNormalization": _instance_norm,
+        "instance_norm": lambda c: _instance_norm(c, 7),
+    }
+)
 """By name of the op."""

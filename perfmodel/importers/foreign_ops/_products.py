@@ -35,8 +35,9 @@ def _linear(c: Call) -> Item:
 
 
 def _gemm(c: Call) -> Item:
-    transposed = {n: True for n, flag in (("transpose_a", "transA"), ("transpose_b", "transB"))
-                  if c.attributes.get(flag)}  # fmt: skip
+    transposed = {
+        n: True for n, flag in (("transpose_a", "transA"), ("transpose_b", "transB")) if c.attributes.get(flag)
+    }
     y = c.scaled(_product(c, c.ref(0), c.ref(1), **transposed), c.attributes.get("alpha", 1.0))
     return c.op("add", y, c.scaled(c.ref(2), c.attributes.get("beta", 1.0))) if c.has(2) else y
 
@@ -141,23 +142,25 @@ def _mse(c: Call) -> Ref:
     return c.scaled(total, 1 / prod(c.shape(error)))
 
 
-PRODUCTS: Final[Mapping[str, Rule]] = MappingProxyType({
-    **spelled("MatMul", "matmul", "mm", "bmm", rule=_matmul),
-    "linear": _linear,
-    "Gemm": _gemm,
-    "addmm": _addmm,
-    "ReduceSum": _sum,
-    "ReduceMean": lambda c: _sum(c, mean=True),
-    **spelled("sum", "sum.dim_IntList", rule=lambda c: _sum(c, keep=0)),
-    **spelled("mean", "mean.dim", rule=lambda c: _sum(c, mean=True, keep=0)),
-    **spelled("Softmax", "softmax.int", "_softmax", rule=_softmax),
-    **spelled("LogSoftmax", "log_softmax.int", "_log_softmax", rule=_log_softmax),
-    "LayerNormalization": _layer_norm,
-    "layer_norm": lambda c: _layer_norm(c, 2, 3, ("", 4)),
-    "RMSNormalization": _rms_norm,
-    "rms_norm": lambda c: _rms_norm(c, 2, ("", 3), float(np.finfo(np.float32).eps)),  # torch's default
-    "scaled_dot_product_attention": _attention,
-    **spelled("SoftmaxCrossEntropyLoss", "cross_entropy_loss", rule=_cross_entropy),
-    "mse_loss": _mse,
-})  # fmt: skip
+PRODUCTS: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        **spelled("MatMul", "matmul", "mm", "bmm", rule=_matmul),
+        "linear": _linear,
+        "Gemm": _gemm,
+        "addmm": _addmm,
+        "ReduceSum": _sum,
+        "ReduceMean": lambda c: _sum(c, mean=True),
+        **spelled("sum", "sum.dim_IntList", rule=lambda c: _sum(c, keep=0)),
+        **spelled("mean", "mean.dim", rule=lambda c: _sum(c, mean=True, keep=0)),
+        **spelled("Softmax", "softmax.int", "_softmax", rule=_softmax),
+        **spelled("LogSoftmax", "log_softmax.int", "_log_softmax", rule=_log_softmax),
+        "LayerNormalization": _layer_norm,
+        "layer_norm": lambda c: _layer_norm(c, 2, 3, ("", 4)),
+        "RMSNormalization": _rms_norm,
+        "rms_norm": lambda c: _rms_norm(c, 2, ("", 3), float(np.finfo(np.float32).eps)),  # torch's default
+        "scaled_dot_product_attention": _attention,
+        **spelled("SoftmaxCrossEntropyLoss", "cross_entropy_loss", rule=_cross_entropy),
+        "mse_loss": _mse,
+    }
+)
 """By name of the op."""

@@ -188,24 +188,26 @@ def _rows(c: Call, table: Ref, ids: Item) -> Ref:
     return c.op("embedding", table, c.d.literal(known, "int32"))
 
 
-SHAPES: Final[Mapping[str, Rule]] = MappingProxyType({
-    **spelled("Reshape", "view", "reshape", "_unsafe_view", rule=_reshape),
-    **spelled("Flatten", "flatten.using_ints", rule=_flatten),
-    "unflatten.int": _unflatten,
-    **spelled("Squeeze", "squeeze.dim", "squeeze.dims", "squeeze", rule=_squeeze),
-    **spelled("Unsqueeze", "unsqueeze", rule=_unsqueeze),
-    **spelled("Transpose", "permute", rule=_permute),
-    "transpose.int": _swap,
-    **spelled("t", "numpy_T", rule=lambda c: _swap(c, 0, 1)),
-    "mT": lambda c: _swap(c, -2, -1),
-    **spelled("Expand", "expand", rule=_expand),
-    **spelled("Concat", "cat", rule=_concat),
-    "stack": _stack,
-    **spelled("Split", "split.Tensor", "split_with_sizes", "split.sizes", rule=_split),
-    "chunk": _chunk,
-    **spelled("Slice", "slice.Tensor", rule=_slice),
-    "select.int": _select,
-    "Gather": _gather,
-    "embedding": lambda c: _rows(c, c.ref(0), c.item(1)),
-})  # fmt: skip
+SHAPES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        **spelled("Reshape", "view", "reshape", "_unsafe_view", rule=_reshape),
+        **spelled("Flatten", "flatten.using_ints", rule=_flatten),
+        "unflatten.int": _unflatten,
+        **spelled("Squeeze", "squeeze.dim", "squeeze.dims", "squeeze", rule=_squeeze),
+        **spelled("Unsqueeze", "unsqueeze", rule=_unsqueeze),
+        **spelled("Transpose", "permute", rule=_permute),
+        "transpose.int": _swap,
+        **spelled("t", "numpy_T", rule=lambda c: _swap(c, 0, 1)),
+        "mT": lambda c: _swap(c, -2, -1),
+        **spelled("Expand", "expand", rule=_expand),
+        **spelled("Concat", "cat", rule=_concat),
+        "stack": _stack,
+        **spelled("Split", "split.Tensor", "split_with_sizes", "split.sizes", rule=_split),
+        "chunk": _chunk,
+        **spelled("Slice", "slice.Tensor", rule=_slice),
+        "select.int": _select,
+        "Gather": _gather,
+        "embedding": lambda c: _rows(c, c.ref(0), c.item(1)),
+    }
+)
 """By name of the op."""

@@ -84,8 +84,12 @@ class Candidates:
             grid = self.costs[which].grid
             fits = np.isfinite(self.bound_s[starts[which] :][: self.costs[which].bound_s.size].reshape(grid.shape))
             p, s, r, z = np.unravel_index(numbers[some] - starts[which], grid.shape)
-            kept = np.array([grid.states.index(state.resident) if state.resident in grid.states else i
-                             for i, state in enumerate(grid.states)])  # fmt: skip
+            kept = np.array(
+                [
+                    grid.states.index(state.resident) if state.resident in grid.states else i
+                    for i, state in enumerate(grid.states)
+                ]
+            )
             less = fits[p, s, :, kept[z]] & _recomputes_no_more(grid.recomputes)[r]
             less[np.arange(len(some)), r] &= kept[z] != z
             found[some] = less.any(axis=1)

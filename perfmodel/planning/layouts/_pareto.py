@@ -65,10 +65,11 @@ class ParetoFront:
         import pandas as pd
 
         rows = [
-            dict(zip(self.objectives, row, strict=True)) | {"layout": p.layout_notation, "devices": p.devices}
+            dict(zip(self.objectives, row, strict=True))
+            | {"layout": p.layout_notation, "devices": p.devices}
             | {name: value for name, value in p.layout.columns.items() if name not in self.objectives}
             for row, p in zip(self.values.tolist(), self.layouts, strict=True)
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(rows, columns=None if rows else [*self.objectives, "layout", "devices"])
 
     def _repr_html_(self) -> str:

@@ -17,8 +17,9 @@ from perfmodel.units import GIB
 DEGREES: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "zero", "devices")
 MEMORY: Final = ("memory_bytes", "memory_gib")
 TIMES: Final = (
-    "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "cost", "energy_j", "power_w", "train_time_s",
-)  # fmt: skip
+    *("step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "cost", "energy_j"),
+    *("power_w", "train_time_s"),
+)
 NAMES: Final = (*TIMES, *MEMORY, *DEGREES, "micro_batches", "global_batch")
 """Everything that a formula may name."""
 MILLION: Final = 1e6

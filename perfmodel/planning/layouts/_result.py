@@ -43,9 +43,12 @@ class Beyond:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "layout": self.notation, "objective_value": self.value, "step_time_s": self.step_time_s,
-            "gain": _finite(self.gain), "cannot_run": list(self.cannot_run),
-        }  # fmt: skip
+            "layout": self.notation,
+            "objective_value": self.value,
+            "step_time_s": self.step_time_s,
+            "gain": _finite(self.gain),
+            "cannot_run": list(self.cannot_run),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,13 +243,19 @@ class SearchResult:
         and `peak_memory_bytes`."""
         import pandas as pd
 
-        figures = ("devices", "global_batch", "step_time_s", "step_time_lo_s", "step_time_hi_s", "mfu",
-                   "bubble_fraction", "tokens_per_s_per_device", "fits_probability")  # fmt: skip
+        figures = (
+            *("devices", "global_batch", "step_time_s", "step_time_lo_s", "step_time_hi_s", "mfu"),
+            *("bubble_fraction", "tokens_per_s_per_device", "fits_probability"),
+        )
         return pd.DataFrame(
-            {"layout": p.layout_notation, **{name: getattr(p, name) for name in figures},
-             "peak_memory_bytes": p.memory_needed_bytes, **p.layout.columns}
+            {
+                "layout": p.layout_notation,
+                **{name: getattr(p, name) for name in figures},
+                "peak_memory_bytes": p.memory_needed_bytes,
+                **p.layout.columns,
+            }
             for p in self.layouts
-        )  # fmt: skip
+        )
 
     def ranking(self) -> list[tuple[Layout, float]]:
         """Every evaluated layout with its step time, in the order of `step_time_s`; of even stages."""

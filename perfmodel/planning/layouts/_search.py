@@ -109,8 +109,10 @@ def search(
     ]
     files = [Path(options.resume) if options.resume else None] * len(questions)
     if several:
-        files = [file and file.with_name(f"{file.stem}-{q.problem.job.global_batch}{file.suffix}")
-                 for file, q in zip(files, questions, strict=True)]  # fmt: skip
+        files = [
+            file and file.with_name(f"{file.stem}-{q.problem.job.global_batch}{file.suffix}")
+            for file, q in zip(files, questions, strict=True)
+        ]
     found: list[SearchResult] = []
     with open_executor(options.workers, options.dask) as executor:
         for question, goal, file in zip(questions, goals, files, strict=True):
@@ -147,9 +149,16 @@ def _search(
     score.count_impossible(rejected)
     sought = int(np.isfinite(score.bound).sum()) if options.every else wanted
     found = evaluate(
-        score, sought, question.context, executor, known, report, cutoff, options.distinct,
+        score,
+        sought,
+        question.context,
+        executor,
+        known,
+        report,
+        cutoff,
+        options.distinct,
         prune=options.distinct and not options.every,
-    )  # fmt: skip
+    )
     _count_rejected(rejected, goal, score, found)
     kept = int(np.isfinite(found.value).sum())
     distinct = found.distinct[found.distinct < kept]
@@ -242,9 +251,14 @@ def _explained(
 
 
 def _improved(
-    question: Question, goal: Goal, candidates: Candidates, found: Evaluated, even: Ranking, method: str,
+    question: Question,
+    goal: Goal,
+    candidates: Candidates,
+    found: Evaluated,
+    even: Ranking,
+    method: str,
     report: Report,
-) -> Improved:  # fmt: skip
+) -> Improved:
     """The best layouts with their stages cut anew where that may pay."""
     framework = question.problem.framework
     cuts_stages = (framework.uneven_stages and not framework.stages_by_cost) or question.space.any_framework

@@ -23,8 +23,12 @@ OPTIONS = {
 _ORDERS = tuple("-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp")))
 _FULL_LAYERS = (None, *((n,) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
 _OFFLOADED_LAYERS = (0, 4, 8, 12, 16, 24, 32, 48, 64)
-_VALUES = {"order": _ORDERS, "recompute_full_layers": _FULL_LAYERS, "etp": (None, 1),
-           "offload_layers": _OFFLOADED_LAYERS}  # fmt: skip
+_VALUES = {
+    "order": _ORDERS,
+    "recompute_full_layers": _FULL_LAYERS,
+    "etp": (None, 1),
+    "offload_layers": _OFFLOADED_LAYERS,
+}
 """What fields that are no switches may be let free to."""
 MOST_SHOWN: Final = 12
 """Values of one dimension that a text names."""

@@ -68,10 +68,12 @@ class KindCosts:
         cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
         for kinds in in_pieces(base.kinds):
             of_stage = [self.of_kind[kind] for kind in kinds or ()]
-            fixed = StageCosts(*(
-                np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
-                for field in fields(StageCosts)
-            ))  # fmt: skip
+            fixed = StageCosts(
+                *(
+                    np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
+                    for field in fields(StageCosts)
+                )
+            )
             cuts += [(found.partition, kinds) for found in _front([fixed], micro_batches)[:most]]
         return cuts
 

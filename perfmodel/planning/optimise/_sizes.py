@@ -36,8 +36,13 @@ from perfmodel.timeline import compile_structure, makespan, makespan_lanes
 from perfmodel.units import divisors
 
 _OF_SIZE: Final = (
-    Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.SEND_FORWARD, Kind.SEND_BACKWARD,
-)  # fmt: skip
+    Kind.FORWARD,
+    Kind.BACKWARD,
+    Kind.BACKWARD_INPUT,
+    Kind.BACKWARD_WEIGHT,
+    Kind.SEND_FORWARD,
+    Kind.SEND_BACKWARD,
+)
 """Kinds whose time depends on the size of their micro-batch."""
 _LARGEST: Final = 16
 """Sequences of a micro-batch that are tried."""
@@ -96,9 +101,13 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     by_size = np.stack([durations(problem, in_program_of(problem, bundle, one))[0] for one in layouts])
     scaled = of_micro_batch >= 0
     constants = {
-        "sizes": sizes, "by_size": by_size[:, of_class], "of": np.maximum(of_micro_batch, 0), "scaled": scaled,
-        "base": durations(problem, bundle)[0][of_class], "largest": float(sizes[-1]),
-    }  # fmt: skip
+        "sizes": sizes,
+        "by_size": by_size[:, of_class],
+        "of": np.maximum(of_micro_batch, 0),
+        "scaled": scaled,
+        "base": durations(problem, bundle)[0][of_class],
+        "largest": float(sizes[-1]),
+    }
     program = compile_structure(refined)
     total = spec.micro_batches * layout.micro_batch
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}

@@ -16,8 +16,9 @@ Batching = Literal["continuous", "static"]
 """`continuous`: a request that ends makes room for the next, whose prompt is read between the steps of the others
 (Orca, OSDI 2022, section 3); `static`: all requests of a batch start and end together."""
 WEIGHT_BYTES: Final = {name: float(DTYPE_BYTES[name]) for name in ("fp32", "bf16", "fp16", "fp8", "int8")} | {
-    "fp4": 0.5 + 1 / 16, "int4": 0.5 + 2 / 128,
-}  # fmt: skip
+    "fp4": 0.5 + 1 / 16,
+    "int4": 0.5 + 2 / 128,
+}
 """Bytes of a weight: 4-bit floats share a scale of 8 bits among 16 (NVFP4), 4-bit integers one of 16 bits among 128
 (AWQ, arXiv 2306.00978)."""
 CACHE_DTYPES: Final = ("fp32", "bf16", "fp16", "fp8", "int8")
@@ -67,9 +68,14 @@ class ServingWords:
         if self.prompt_tokens is None or self.output_tokens is None:
             raise PerfModelError(NEEDED)
         return Requests(
-            prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens, batch=batch, batching=self.batching,
-            dtype=self.dtype or cluster.device.usual_dtype, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
-        )  # fmt: skip
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            batch=batch,
+            batching=self.batching,
+            dtype=self.dtype or cluster.device.usual_dtype,
+            weight_dtype=self.weight_dtype,
+            kv_dtype=self.kv_dtype,
+        )
 
 
 SERVING_KEYS: Final = tuple(one.name for one in fields(ServingWords) if one.name != "dtype")
@@ -107,8 +113,9 @@ class Requests:
         if self.batching not in get_args(Batching):
             raise PerfModelError(f"serve: batching must be {' or '.join(get_args(Batching))}, got {self.batching!r}")
         for what, name, known in (
-            ("weight dtype", self.weight_dtype, WEIGHT_BYTES), ("cache dtype", self.kv_dtype, CACHE_DTYPES),
-        ):  # fmt: skip
+            ("weight dtype", self.weight_dtype, WEIGHT_BYTES),
+            ("cache dtype", self.kv_dtype, CACHE_DTYPES),
+        ):
             if name and name not in known:
                 raise UnknownNameError(what, name, known)
         if self.dtype in WEIGHT_BYTES and self.weight_bytes > WEIGHT_BYTES[self.dtype]:
@@ -142,9 +149,13 @@ class ServingQuestion:
 
 
 def serving_question(
-    model: Model | JobFile | str, cluster: Cluster | str | None, words: Mapping[str, Any], *,
-    calibration: Path | str | None, framework: Framework | None,
-) -> ServingQuestion:  # fmt: skip
+    model: Model | JobFile | str,
+    cluster: Cluster | str | None,
+    words: Mapping[str, Any],
+    *,
+    calibration: Path | str | None,
+    framework: Framework | None,
+) -> ServingQuestion:
     """What `serve` is asked; words go before those of a job file, and those that are None or empty are not said.
 
     Raises:

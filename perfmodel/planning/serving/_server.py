@@ -71,9 +71,13 @@ class Cost:
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
         products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
         shares = {
-            "products": products + experts, "attention": attention, "memory": element_wise, "host": gaps,
-            "inter_node": between_nodes, "intra_node": max(0.0, communication - between_nodes),
-        }  # fmt: skip
+            "products": products + experts,
+            "attention": attention,
+            "memory": element_wise,
+            "host": gaps,
+            "inter_node": between_nodes,
+            "intra_node": max(0.0, communication - between_nodes),
+        }
         more = (extrapolated * float(belief.degrees[DEGREES.index("extrapolated")])) ** 2
         more += belief.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
         half = belief.half_width(shares, more)
@@ -101,9 +105,13 @@ class Server:
         """The step that reads `tokens` of each of so many sequences of a replica after `cached` ones."""
         dtype = self.requests.dtype
         job = Job(
-            global_batch=sequences * self.layout.dp, seq_len=tokens, cached_tokens=cached, mode="inference",
-            dtype=dtype, fp8_recipe="fused" if dtype in ("fp8", "fp4") else "",
-        )  # fmt: skip
+            global_batch=sequences * self.layout.dp,
+            seq_len=tokens,
+            cached_tokens=cached,
+            mode="inference",
+            dtype=dtype,
+            fp8_recipe="fused" if dtype in ("fp8", "fp4") else "",
+        )
         return Setting(model=self.model, cluster=self.cluster, job=job, framework=self.framework)
 
     def step(self, tokens: int, cached: int, sequences: int) -> Cost:

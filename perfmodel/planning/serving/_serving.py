@@ -142,9 +142,14 @@ def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
     model = _servable(question.model, question.cluster, layout, requests)
     weights = weight_files(question.calibration)
     return Server(
-        model=model, cluster=question.cluster, layout=layout, requests=requests, framework=question.framework,
-        kernels=KernelModel.of(weights), collectives=CollectiveModel.of(weights),
-    )  # fmt: skip
+        model=model,
+        cluster=question.cluster,
+        layout=layout,
+        requests=requests,
+        framework=question.framework,
+        kernels=KernelModel.of(weights),
+        collectives=CollectiveModel.of(weights),
+    )
 
 
 def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:

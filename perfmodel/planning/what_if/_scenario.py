@@ -21,14 +21,23 @@ HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
 """Parameters of the machine whose sensitivities are reported: multiples of what it is."""
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (
-    *HARDWARE, "power_limit", "memory_bytes", "host_bandwidth", *_FRAMEWORK,
+    *HARDWARE,
+    "power_limit",
+    "memory_bytes",
+    "host_bandwidth",
+    *_FRAMEWORK,
     *(f"{kind}_delay_s" for kind in _COLLECTIVES),
-    "slow_rank", "slow_factor",
-)  # fmt: skip
+    "slow_rank",
+    "slow_factor",
+)
 """Everything that may be set."""
 _KINDS: Final = {
-    "_bandwidth": "bandwidth", "_latency": "time", "_s": "time", "memory_bytes": "memory", "power_limit": "power",
-}  # fmt: skip
+    "_bandwidth": "bandwidth",
+    "_latency": "time",
+    "_s": "time",
+    "memory_bytes": "memory",
+    "power_limit": "power",
+}
 """Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of parameters by the end of their names."""
 
 

@@ -14,10 +14,19 @@ from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
 _FIELDS: Final = {
-    "dp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "micro_batches": "micro_batches", "steps": "steps",
-    "schedule": "schedule", "vpp": "chunks", "zero": "zero", "sequence_parallel": "sequence_parallel",
-    "checkpoint": "checkpoint", "send_stream": "send_stream",
-}  # fmt: skip
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "ep": "expert",
+    "micro_batches": "micro_batches",
+    "steps": "steps",
+    "schedule": "schedule",
+    "vpp": "chunks",
+    "zero": "zero",
+    "sequence_parallel": "sequence_parallel",
+    "checkpoint": "checkpoint",
+    "send_stream": "send_stream",
+}
 """Field of `Degrees` by its name in layouts."""
 _WORDS: Final = {"true": True, "false": False}
 
@@ -170,8 +179,9 @@ def spread_stages(program: Program, degrees: Degrees, *, representative: bool = 
     Raises:
         LayoutError: as `distribute`.
     """
-    program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel,
-                              representative=representative)  # fmt: skip
+    program = tensor_parallel(
+        program, degrees.tensor, sequence_parallel=degrees.sequence_parallel, representative=representative
+    )
     program = expert_parallel(program, degrees.expert, stride=degrees.tensor, representative=representative)
     stride = degrees.tensor * degrees.expert
     return data_parallel(program, degrees.data, zero=degrees.zero, stride=stride, representative=representative)

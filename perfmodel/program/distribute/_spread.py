@@ -107,10 +107,12 @@ class _Spreading:
         returned = tuple(part for name in function.outputs for part in final[name][0])
         return Program(
             Function(function.name, tuple(parameters), tuple(self._out), returned),
-            tuple(self._pieces(w, {p.value: (self._names[p.value], self._sharding[p.value]) for p in w.pieces})
-                  for w in self._program.inputs),
+            tuple(
+                self._pieces(w, {p.value: (self._names[p.value], self._sharding[p.value]) for p in w.pieces})
+                for w in self._program.inputs
+            ),
             tuple(self._pieces(w, final) for w in self._program.outputs),
-        )  # fmt: skip
+        )
 
     def _device(self, device: int, part: int) -> int:
         outer, inner = divmod(device, self._plan.stride)

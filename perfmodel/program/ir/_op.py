@@ -57,9 +57,13 @@ class Question:
 
     @classmethod
     def of(
-        cls, i: Instruction, types: Mapping[str, Tensor], shardings: Sequence[Sharding], parts: int,
+        cls,
+        i: Instruction,
+        types: Mapping[str, Tensor],
+        shardings: Sequence[Sharding],
+        parts: int,
         sequence_axis: int | None = None,
-    ) -> "Question":  # fmt: skip
+    ) -> "Question":
         """The question of an instruction whose values have these types and whose operands are spread so."""
         inputs, outputs = (tuple([types[name] for name in names]) for names in (i.inputs, i.outputs))
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)

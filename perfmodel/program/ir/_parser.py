@@ -123,9 +123,13 @@ class Parser:
         while self._accept(","):
             pieces.append(self._piece(name, tensor, types))
         return Whole(
-            name=name, role=ROLES[ROLES.index(word)], dtype=tensor.dtype, shape=tensor.shape, pieces=tuple(pieces),
+            name=name,
+            role=ROLES[ROLES.index(word)],
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            pieces=tuple(pieces),
             **axes,
-        )  # fmt: skip
+        )
 
     def _piece(self, name: str, whole: Tensor, types: Mapping[str, Tensor]) -> Piece:
         value = self._take("value").text[1:]

@@ -143,7 +143,7 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
         moved = (outputs if gathered else inputs)[0]
         collective = Collective(
             collective=kind, bytes=float(moved.n_bytes), num_ranks=n, ranks_per_node=n, dtype=kernel_dtype(moved)
-        )  # fmt: skip
+        )
         return (collective,)
 
     return work

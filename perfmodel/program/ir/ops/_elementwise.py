@@ -188,48 +188,81 @@ def _lends_shape(question: Question) -> Answer | None:
 
 ELEMENTWISE = table(
     OpDefinition(
-        name="add", infer=elementwise(2), work=memory_bound("add"), shard=shard_elementwise, partial=sums_pass,
-        gradient=lambda b, i, dy: tuple(unbroadcast(b, dy, name) for name in i.inputs), fold=lambda x, _: x[0] + x[1],
+        name="add",
+        infer=elementwise(2),
+        work=memory_bound("add"),
+        shard=shard_elementwise,
+        partial=sums_pass,
+        gradient=lambda b, i, dy: tuple(unbroadcast(b, dy, name) for name in i.inputs),
+        fold=lambda x, _: x[0] + x[1],
     ),
     OpDefinition(
-        name="sub", infer=elementwise(2), work=memory_bound("sub"), shard=shard_elementwise, partial=sums_pass,
-        gradient=_sub_gradient, fold=lambda x, _: x[0] - x[1],
+        name="sub",
+        infer=elementwise(2),
+        work=memory_bound("sub"),
+        shard=shard_elementwise,
+        partial=sums_pass,
+        gradient=_sub_gradient,
+        fold=lambda x, _: x[0] - x[1],
     ),
     OpDefinition(
-        name="mul", infer=elementwise(2), work=memory_bound("mul"), shard=shard_elementwise, gradient=_mul_gradient,
+        name="mul",
+        infer=elementwise(2),
+        work=memory_bound("mul"),
+        shard=shard_elementwise,
+        gradient=_mul_gradient,
         fold=lambda x, _: x[0] * x[1],
     ),
     OpDefinition(
         name="div", infer=elementwise(2), work=memory_bound("div"), shard=shard_elementwise, gradient=_div_gradient
     ),
     OpDefinition(
-        name="scale", infer=_scale, work=memory_bound("mul_scalar"), shard=shard_elementwise, partial=sums_pass,
+        name="scale",
+        infer=_scale,
+        work=memory_bound("mul_scalar"),
+        shard=shard_elementwise,
+        partial=sums_pass,
         gradient=lambda b, i, dy: (b.op("scale", dy, factor=i.attribute("factor")),),
     ),
     OpDefinition(
-        name="exp", infer=elementwise(1), work=memory_bound("exp"), shard=shard_elementwise,
+        name="exp",
+        infer=elementwise(1),
+        work=memory_bound("exp"),
+        shard=shard_elementwise,
         gradient=lambda b, i, dy: (b.op("mul", dy, i.outputs[0]),),
     ),
     OpDefinition(
-        name="log", infer=elementwise(1), work=memory_bound("log"), shard=shard_elementwise,
+        name="log",
+        infer=elementwise(1),
+        work=memory_bound("log"),
+        shard=shard_elementwise,
         gradient=lambda b, i, dy: (b.op("div", dy, i.inputs[0]),),
     ),
     OpDefinition(
-        name="sqrt", infer=elementwise(1), work=memory_bound("sqrt"), shard=shard_elementwise,
+        name="sqrt",
+        infer=elementwise(1),
+        work=memory_bound("sqrt"),
+        shard=shard_elementwise,
         gradient=lambda b, i, dy: (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5),),
     ),
     OpDefinition(
         name="tanh", infer=elementwise(1), work=memory_bound("tanh"), shard=shard_elementwise, gradient=_tanh_gradient
     ),
     OpDefinition(
-        name="sigmoid", infer=elementwise(1), work=memory_bound("sigmoid"), shard=shard_elementwise,
+        name="sigmoid",
+        infer=elementwise(1),
+        work=memory_bound("sigmoid"),
+        shard=shard_elementwise,
         gradient=_sigmoid_gradient,
     ),
     OpDefinition(
         name="erf", infer=elementwise(1), work=memory_bound("erf"), shard=shard_elementwise, gradient=_erf_gradient
     ),
     OpDefinition(
-        name="relu", infer=elementwise(1), work=memory_bound("relu"), shard=shard_elementwise,
+        name="relu",
+        infer=elementwise(1),
+        work=memory_bound("relu"),
+        shard=shard_elementwise,
         gradient=_with_input("relu_grad"),
     ),
     OpDefinition(
@@ -237,7 +270,10 @@ ELEMENTWISE = table(
     ),
     # by tanh, or by erf with attribute `exact`
     OpDefinition(
-        name="gelu", infer=elementwise(1), work=memory_bound("gelu"), shard=shard_elementwise,
+        name="gelu",
+        infer=elementwise(1),
+        work=memory_bound("gelu"),
+        shard=shard_elementwise,
         gradient=_with_input("gelu_grad"),
     ),
     OpDefinition(
@@ -247,11 +283,15 @@ ELEMENTWISE = table(
         name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum, partial=sums_pass
     ),
     OpDefinition(
-        name="broadcast_like", infer=_broadcast_like, work=memory_bound("copy"), shard=shard_elementwise,
-        partial=_lends_shape, gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
+        name="broadcast_like",
+        infer=_broadcast_like,
+        work=memory_bound("copy"),
+        shard=shard_elementwise,
+        partial=_lends_shape,
+        gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
     ),
     # `add` of gradients of several micro-batches: transforms know it by name
     OpDefinition(
         name="accumulate", infer=elementwise(2), work=memory_bound("add"), shard=shard_elementwise, partial=sums_pass
     ),
-)  # fmt: skip
+)

@@ -127,10 +127,17 @@ def _attention_work(backward: bool) -> WorkRule:
         batch, seq, width = parts[-1].shape
         heads = attributes["heads"]
         kernel = Attention(
-            op="flash_attention", dtype=kernel_dtype(inputs[0]), batch=batch, heads=heads, kv_heads=heads, seq_q=seq,
-            seq_kv=sum(part.shape[1] for part in parts), head_dim=width // (3 * heads),
-            causal=bool(attributes.get("causal")), pass_="bwd" if backward else "fwd",
-        )  # fmt: skip
+            op="flash_attention",
+            dtype=kernel_dtype(inputs[0]),
+            batch=batch,
+            heads=heads,
+            kv_heads=heads,
+            seq_q=seq,
+            seq_kv=sum(part.shape[1] for part in parts),
+            head_dim=width // (3 * heads),
+            causal=bool(attributes.get("causal")),
+            pass_="bwd" if backward else "fwd",
+        )
         return (kernel,)
 
     return work
@@ -172,29 +179,42 @@ def _streams(op: str, tensors: int) -> WorkRule:
 
 FUSED = table(
     OpDefinition(
-        name="layer_norm", infer=_layer_norm, work=memory_bound("layer_norm"), gradient=_layer_norm_gradient,
+        name="layer_norm",
+        infer=_layer_norm,
+        work=memory_bound("layer_norm"),
+        gradient=_layer_norm_gradient,
         shard=_shard_layer_norm,
     ),
     OpDefinition(
-        name="layer_norm_grad", infer=_layer_norm_grad, work=memory_bound("layer_norm", backward=True),
+        name="layer_norm_grad",
+        infer=_layer_norm_grad,
+        work=memory_bound("layer_norm", backward=True),
         shard=_shard_layer_norm_grad,
     ),
     OpDefinition(
-        name="softmax", infer=_softmax, work=memory_bound("softmax"), shard=_shard_rows,
+        name="softmax",
+        infer=_softmax,
+        work=memory_bound("softmax"),
+        shard=_shard_rows,
         gradient=lambda b, i, dy: (b.op("softmax_grad", i.outputs[0], dy),),
     ),
     OpDefinition(
         name="softmax_grad", infer=_softmax_grad, work=memory_bound("softmax", backward=True), shard=_shard_rows
     ),
     OpDefinition(
-        name="attention", infer=_attention, work=_attention_work(backward=False), gradient=_attention_gradient,
+        name="attention",
+        infer=_attention,
+        work=_attention_work(backward=False),
+        gradient=_attention_gradient,
         shard=_shard_attention,
     ),
     OpDefinition(
-        name="attention_grad", infer=gradient_of_operands(_attention), work=_attention_work(backward=True),
+        name="attention_grad",
+        infer=gradient_of_operands(_attention),
+        work=_attention_work(backward=True),
         shard=_shard_attention,
     ),
     # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
     OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=Question.alike),
     OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=Question.alike),
-)  # fmt: skip
+)

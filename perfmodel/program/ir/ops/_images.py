@@ -90,10 +90,21 @@ def _conv2d_work(pass_: Any) -> WorkRule:
         x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]
         (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
         kernel = Convolution(
-            dtype=kernel_dtype(x), batch=x.shape[0], c_in=x.shape[1], h_in=x.shape[2], w_in=x.shape[3],
-            c_out=w.shape[0], k_h=w.shape[2], k_w=w.shape[3], stride_h=stride_h, stride_w=stride_w, pad_h=pad_h,
-            pad_w=pad_w, groups=attributes["groups"], pass_=pass_,
-        )  # fmt: skip
+            dtype=kernel_dtype(x),
+            batch=x.shape[0],
+            c_in=x.shape[1],
+            h_in=x.shape[2],
+            w_in=x.shape[3],
+            c_out=w.shape[0],
+            k_h=w.shape[2],
+            k_w=w.shape[3],
+            stride_h=stride_h,
+            stride_w=stride_w,
+            pad_h=pad_h,
+            pad_w=pad_w,
+            groups=attributes["groups"],
+            pass_=pass_,
+        )
         return (kernel,)
 
     return work
@@ -143,7 +154,10 @@ def _shard_pool2d(question: Question) -> Answer:
 IMAGES = table(
     # [n, c, h, w] * [o, c / groups, k, l] under `stride`, `padding` (both by height and width) and `groups`
     OpDefinition(
-        name="conv2d", infer=_conv2d, work=_conv2d_work("fwd"), gradient=_conv2d_gradient,
+        name="conv2d",
+        infer=_conv2d,
+        work=_conv2d_work("fwd"),
+        gradient=_conv2d_gradient,
         shard=_shard_conv2d("x", "w", "y"),
     ),
     OpDefinition(
@@ -154,10 +168,13 @@ IMAGES = table(
     ),
     # the largest or the mean of a `kernel` of elements; the padding counts as zeros of a mean
     OpDefinition(
-        name="pool2d", infer=_pool2d, work=memory_bound("copy"), shard=_shard_pool2d,
+        name="pool2d",
+        infer=_pool2d,
+        work=memory_bound("copy"),
+        shard=_shard_pool2d,
         gradient=lambda b, i, dy: b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes),
     ),
     OpDefinition(
         name="pool2d_grad", infer=gradient_of_operands(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d
     ),
-)  # fmt: skip
+)

@@ -198,19 +198,33 @@ SHAPE = table(
     OpDefinition(name="constant", infer=_constant, work=free),
     OpDefinition(name="shape", infer=_shape, work=free),
     OpDefinition(
-        name="reshape", infer=_reshape, work=free, gradient=_reshape_gradient, shard=_shard_reshape,
-        partial=sums_pass, fold=lambda x, a: x[0].reshape(a["shape"] if len(x) == 1 else x[1]),
+        name="reshape",
+        infer=_reshape,
+        work=free,
+        gradient=_reshape_gradient,
+        shard=_shard_reshape,
+        partial=sums_pass,
+        fold=lambda x, a: x[0].reshape(a["shape"] if len(x) == 1 else x[1]),
     ),
     OpDefinition(
-        name="transpose", infer=_transpose, work=memory_bound("copy"), gradient=_transpose_gradient,
-        shard=_shard_transpose, partial=sums_pass,
+        name="transpose",
+        infer=_transpose,
+        work=memory_bound("copy"),
+        gradient=_transpose_gradient,
+        shard=_shard_transpose,
+        partial=sums_pass,
     ),
     OpDefinition(
         name="split", infer=_split, work=free, gradient=_split_gradient, shard=_shard_beside_axis, partial=sums_pass
     ),
     OpDefinition(
-        name="concat", infer=_concat, work=memory_bound("copy"), gradient=_concat_gradient, shard=_shard_beside_axis,
-        partial=sums_pass, fold=lambda x, a: np.concatenate(x, a["axis"]),
+        name="concat",
+        infer=_concat,
+        work=memory_bound("copy"),
+        gradient=_concat_gradient,
+        shard=_shard_beside_axis,
+        partial=sums_pass,
+        fold=lambda x, a: np.concatenate(x, a["axis"]),
     ),
     OpDefinition(
         name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis, partial=sums_pass
@@ -218,7 +232,5 @@ SHAPE = table(
     OpDefinition(
         name="take", infer=_take, work=memory_bound("copy"), fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"])
     ),
-    OpDefinition(
-        name="unsqueeze", infer=_unsqueeze, work=free, fold=lambda x, a: np.expand_dims(x[0], a["axes"])
-    ),
-)  # fmt: skip
+    OpDefinition(name="unsqueeze", infer=_unsqueeze, work=free, fold=lambda x, a: np.expand_dims(x[0], a["axes"])),
+)

@@ -140,9 +140,12 @@ def _embedding_work(backward: bool) -> WorkRule:
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
         rows, ids = inputs[:2]
         kernel = Embedding(
-            dtype=kernel_dtype(rows), tokens=prod(ids.shape), hidden=rows.shape[1], vocab=rows.shape[0],
+            dtype=kernel_dtype(rows),
+            tokens=prod(ids.shape),
+            hidden=rows.shape[1],
+            vocab=rows.shape[0],
             pass_="bwd" if backward else "fwd",
-        )  # fmt: skip
+        )
         return (kernel,)
 
     return work
@@ -204,11 +207,16 @@ def _shard_collect(question: Question) -> Answer:
 
 TOKENS = table(
     OpDefinition(
-        name="embedding", infer=_embedding, work=_embedding_work(backward=False), gradient=_of_first("embedding_grad"),
+        name="embedding",
+        infer=_embedding,
+        work=_embedding_work(backward=False),
+        gradient=_of_first("embedding_grad"),
         shard=_shard_embedding,
     ),
     OpDefinition(
-        name="embedding_grad", infer=_first_grad(_embedding), work=_embedding_work(backward=True),
+        name="embedding_grad",
+        infer=_first_grad(_embedding),
+        work=_embedding_work(backward=True),
         shard=_shard_embedding_grad,
     ),
     # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a constant
@@ -219,10 +227,13 @@ TOKENS = table(
     OpDefinition(name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick),
     OpDefinition(name="argmax", infer=_argmax, work=memory_bound("row_max"), shard=_shard_argmax),
     OpDefinition(
-        name="dispatch", infer=_dispatch, work=memory_bound("copy"), shard=_shard_dispatch,
+        name="dispatch",
+        infer=_dispatch,
+        work=memory_bound("copy"),
+        shard=_shard_dispatch,
         gradient=lambda b, i, dy: (b.op("collect", dy, i.inputs[1]), None),
     ),
     OpDefinition(
         name="collect", infer=_collect, work=memory_bound("copy"), gradient=_collect_gradient, shard=_shard_collect
     ),
-)  # fmt: skip
+)
