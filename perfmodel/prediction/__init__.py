@@ -109,7 +109,14 @@ from perfmodel.prediction._site_constants import (
 from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
 from perfmodel.prediction._stages import by_layer, is_layer, layer_count, segment_sizes, stage_blocks
 from perfmodel.prediction._step_costs import beside_loss, layout_coordinates
-from perfmodel.prediction._teams import keys_share_a_team, share_a_team, source_of_submitter, team_key, teams_of
+from perfmodel.prediction._teams import (
+    keys_share_a_team,
+    reports_a_problem,
+    share_a_team,
+    source_of_submitter,
+    team_key,
+    teams_of,
+)
 from perfmodel.prediction._terms import STEP_TERMS, StepTerm, without
 from perfmodel.prediction._zero import checkpoint_bytes
 

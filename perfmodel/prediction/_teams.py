@@ -19,6 +19,18 @@ def team_patterns() -> Mapping[str, Teams]:
 
 
 @lru_cache
+def problem_patterns() -> tuple[str, ...]:
+    """Patterns of the names of sources, in lower case, in which people report that a run is slow or fails."""
+    content = tomllib.loads((files("perfmodel.prediction") / TEAMS_FILE).read_text())
+    return tuple(pattern.lower() for pattern in content["reports_of_problems"])
+
+
+def reports_a_problem(source: str) -> bool:
+    """Whether a source is a thread about runs that are slow or fail, which says little of the typical run."""
+    return any(fnmatchcase(source.lower(), pattern) for pattern in problem_patterns())
+
+
+@lru_cache
 def teams_of(source: str) -> Teams:
     """Teams that measured a source; a source that nobody listed is its own team."""
     name = source.lower()

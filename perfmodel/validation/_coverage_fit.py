@@ -96,7 +96,10 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     x = minimize(objective, centre, jac=True, method="L-BFGS-B", bounds=bounds).x
     of_driver = {name: round(float(value), 3) for name, value in zip(names, x[2:], strict=True) if value >= 5e-4}
     shape = Coverage(power=round(float(x[1]), 3), log_per_unit=of_driver)
-    return replace(shape, base=_conformal_base(shape, runs.take(runs.left_out == TEAM)))
+    # Sources that nobody had looked at say what a stranger meets, the others only where there are none.
+    strangers = (runs.left_out == TEAM) & ~runs.looked_at
+    held_against = strangers if strangers.any() else runs.left_out == TEAM
+    return replace(shape, base=_conformal_base(shape, runs.take(held_against)))
 
 
 def _conformal_base(shape: Coverage, runs: LeftOutRuns) -> float:

@@ -11,7 +11,18 @@ from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
 from perfmodel.display import Report
-from perfmodel.prediction import CLASSES, DEGREES, GENERIC, UNKNOWNS, Seen, half_width, key, keys_share_a_team, scales
+from perfmodel.prediction import (
+    CLASSES,
+    DEGREES,
+    GENERIC,
+    UNKNOWNS,
+    Seen,
+    half_width,
+    key,
+    keys_share_a_team,
+    reports_a_problem,
+    scales,
+)
 from perfmodel.validation._coverage_fit import TEAM, LeftOutRuns, conformal_scale, covered_half_widths, fit_coverage
 from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, mean_error
 from perfmodel.validation._folds import Folds, folds_of
@@ -61,16 +72,18 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         compiled = jax.jit(jax.value_and_grad(score))
         if progress:
             progress("variances", 0, 1)
-        everything = np.ones(len(runs.log), bool)
-        state = _fitted(compiled, score, everything)
-        parameters = {"": posterior(runs, score, state, everything, None)}
+        # Reports of problems tell how far off a run can be, not how typical runs are.
+        typical = np.array([not reports_a_problem(source) for source in runs.words["source"].tolist()])
+        typical |= not typical.any()
+        state = _fitted(compiled, score, typical)
+        parameters = {"": posterior(runs, score, state, typical, None)}
         left_out_runs = [left_out_of(runs, score, state, kind, folds) for kind, folds in folds_of(runs.words).items()]
         everywhere: dict[str, float] = {}
         drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
         for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
             if progress:
                 progress("teams left out", done, len(score.teams.names))
-            kept, of_team = ~left_out, runs.words["group"] == team
+            kept, of_team = ~left_out & typical, runs.words["group"] == team
             own = set(zip(*(runs.words[name][of_team].tolist() for name in SHARED[1:]), strict=True)) | {("", "")}
             own |= {("", architecture) for _, architecture in own}  # where no framework is named
             without = _fitted(compiled, score, kept)

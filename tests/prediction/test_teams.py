@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import share_a_team, source_of_submitter, team_key, teams_of
+from perfmodel.prediction import reports_a_problem, share_a_team, source_of_submitter, team_key, teams_of
 from perfmodel.prediction._population import fit_without
 from perfmodel.prediction._teams import team_patterns
 from perfmodel.validation import read_tables, source_of_run
@@ -88,3 +88,10 @@ def test_every_published_source_is_listed(data_dir: Path) -> None:
     assert not unlisted
     keys = {team_key(source_of_run(row)) for row in runs.to_dict("records")}
     assert {"mlperf", "mlperf+nvidia", "google+mlperf", "nvidia"} <= keys
+
+
+def test_threads_about_problems_are_told_from_reports_of_speed() -> None:
+    assert reports_a_problem("Megatron-LM issues")
+    assert reports_a_problem("llm-foundry issue 1153")
+    assert not reports_a_problem("MLPerf Training v5.1")
+    assert not reports_a_problem("")

@@ -49,6 +49,15 @@ def test_width_follows_what_makes_errors_larger() -> None:
         assert 0.85 < inside[chosen & (runs.left_out == TEAM)].mean() < 0.95
 
 
+def test_intervals_hold_for_sources_that_nobody_looked_at() -> None:
+    """However well those fit that were looked at, and although these are as many."""
+    runs = left_out_runs(2000)
+    looked_at = np.arange(2000) % 40 < 20
+    runs = replace(runs, looked_at=looked_at, error=runs.error * np.where(looked_at, 0.2, 1.0))
+    inside = np.abs(runs.error) <= covered_half_widths(fit_coverage(runs), runs)
+    assert inside[~looked_at & (runs.left_out == TEAM)].mean() == pytest.approx(0.9, abs=0.02)
+
+
 def test_what_a_run_leaves_open_is_not_paid_for_twice() -> None:
     """Errors that come from open choices alone leave the interval of the rest narrow."""
     runs = left_out_runs(2000)
