@@ -23,7 +23,7 @@ from perfmodel.prediction._zero import (
     exchanged_units,
     exchanges,
     is_trained,
-    state_params,
+    stored_params,
     trained_params,
     update,
 )
@@ -109,7 +109,7 @@ def communication_events(
         for span in spans:
             _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
     units = exchanged_units(states.zero, blocks.layers, counts)
-    held, trained = state_params(blocks, ranks.pp > 1), trained_params(blocks, ranks.pp > 1, job)
+    held, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
     for group in STATES:
         params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):

@@ -25,7 +25,7 @@ from perfmodel.prediction._zero import (
     reductions,
     shard_params,
     shards_gradients,
-    state_params,
+    stored_params,
     trained_params,
     update,
 )
@@ -75,7 +75,7 @@ class StateEvents:
         job, cluster = setting.job, setting.cluster
         self.shapes, self._job = shapes, job
         self.ops: list[Op] = []
-        params = state_params(blocks, layout.pp > 1)
+        params = stored_params(blocks, layout.pp > 1, job)
         trained = trained_params(blocks, layout.pp > 1, job)
         self._groups: list[Group] = [group for group, of_block in params.items() if of_block.any()]
         self._index: dict[Hashable, dict[float, int]] = {}

@@ -15,6 +15,7 @@ from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
     held_dtype_bytes,
     is_trained,
+    layer_weight_share,
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
     shards_gradients,
@@ -204,6 +205,12 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     held = updated = sharding.spread(dense, expert)
     if blocks.frozen.any():
         updated = sharding.spread(dense - _dot(ranks.held, blocks.frozen), expert)
+    layer_share = xp.where(blocks.layers, layer_weight_share(job), 1.0) if job.base_weights else 1.0
+    stored = held
+    if job.base_weights:
+        stored = sharding.spread(
+            _dot(ranks.held, blocks.dense * layer_share), _dot(ranks.held, blocks.expert * layer_share)
+        )
     optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *updated)
     if more := other_optimizer_bytes_per_param(job):
         others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
@@ -223,7 +230,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
-        gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
+        gathered = gathered_params(
+            (blocks.dense + blocks.expert) * layer_share, blocks.layers, ranks.held, sharding.ahead
+        )
         buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
     saved, moving = blocks.saved(ranks.alive, ranks.alive_full), 0.0
     if job.mode == "train" and sharding.offloaded.any():
@@ -232,7 +241,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     transient = _transient(ranks, blocks, moving, trains=job.mode == "train")
     buffers = buffers + (transient + framework.context_bytes)  # many layouts: joined last
     parts = (
-        xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *held) * ranks.versions), gradients,
+        xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *stored) * ranks.versions), gradients,
         xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
         saved * (job.mode == "train"), buffers,
     )  # fmt: skip

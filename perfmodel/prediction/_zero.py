@@ -25,7 +25,7 @@ from perfmodel.prediction._phases import in_classes
 from perfmodel.prediction._placement import Group, Placement
 from perfmodel.prediction._problem import Setting
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.spec import OPTIMIZERS, Cluster, Device, Job, Layout, Model, StateOffload
+from perfmodel.spec import BASE_WEIGHT_BYTES, OPTIMIZERS, Cluster, Device, Job, Layout, Model, StateOffload
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
 
@@ -82,6 +82,12 @@ def held_dtype_bytes(job: Job) -> int:
     NVIDIA/benchmarks/llama2_70b_lora/implementations/nemo/conf/megatron_gpt_peft_tuning_config.yaml, and NeMo 2
     scripts/performance/llm/finetune_*.py)."""
     return 1 if job.frozen and job.dtype == "fp8" else stored_dtype_bytes(job)
+
+
+def layer_weight_share(job: Job) -> float:
+    """Bytes of a layer's weight over those of one that is stored in the products' type (`Job.base_weights`). Their
+    norms and adapters, which are next to none of them, count as narrow too."""
+    return BASE_WEIGHT_BYTES[job.base_weights] / stored_dtype_bytes(job) if job.base_weights else 1.0
 
 
 def gradient_dtype_bytes(job: Job) -> int:
@@ -170,6 +176,12 @@ def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.n
     return dict(zip(STATES, (blocks.dense_params(pipelined), blocks.expert_params), strict=True))
 
 
+def stored_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
+    """Those of `state_params` as so many weights of the products' type as take the same bytes."""
+    share = np.where(blocks.layers, layer_weight_share(job), 1.0)
+    return {group: params * share for group, params in state_params(blocks, pipelined).items()}
+
+
 def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
     """Those of `state_params` that have gradients."""
     trained = state_params(blocks, pipelined)
@@ -239,7 +251,7 @@ def host_block_s(
     pipelined = layout.pp > 1
     held, trained = (
         shard_params(layout, params, spec.replicas)
-        for params in (state_params(blocks, pipelined), trained_params(blocks, pipelined, setting.job))
+        for params in (stored_params(blocks, pipelined, setting.job), trained_params(blocks, pipelined, setting.job))
     )
     return np.stack([held * seconds.gather, trained * seconds.reduce, trained * seconds.update])
 

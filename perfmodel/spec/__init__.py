@@ -14,7 +14,9 @@ from perfmodel.spec._framework import (
     partition_by_cost,
 )
 from perfmodel.spec._job import (
+    BASE_WEIGHT_BYTES,
     OPTIMIZERS,
+    AdapterModule,
     CudaGraphs,
     Dispatcher,
     EagerKernel,

@@ -37,6 +37,17 @@ Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
 once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
 `hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep` branch)."""
+AdapterModule = Literal["linear_qkv", "q_proj", "k_proj", "v_proj", "linear_proj", "linear_fc1", "gate_proj", "up_proj",
+                        "linear_fc2"]  # fmt: skip
+"""Products that adapters stand beside, by the names of Megatron-Core (and of Hugging Face where these are parts of a
+product here): queries, keys and values together or each by itself; attention's output; the first product of a dense
+feed-forward, whole or its gate and value each by itself; the last."""
+_PARTS_OF_PRODUCTS: Final = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_fc1": ("gate_proj", "up_proj")}
+BaseWeights = Literal["", "nf4", "int8"]
+"""How frozen weights of layers lie in memory. `nf4`: 4 bits, and for every 64 of them a scale of 8 bits, of which 256
+share one of 32 (QLoRA, Dettmers et al., arXiv 2305.14314, section 3); `int8`: 8 bits, a scale per row (LLM.int8())."""
+BASE_WEIGHT_BYTES: Final[Mapping[str, float]] = {"nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
+"""Per weight."""
 Head = Literal["vocabulary", "token_labels", "sequence_label"]
 """What the last block predicts. `vocabulary`: words; `token_labels`: two numbers for every token, as for the start and
 the end of an answer (SQuAD) or a tag; `sequence_label`: a class of every sequence, from its pooled first token."""
@@ -190,7 +201,14 @@ class Job:
     frozen_embedding: bool = False
     """The embedding's tables alone are not trained, nor a head that is tied to them."""
     adapter_rank: int = 0
-    """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
+    """Rank of adapters beside frozen products (LoRA); 0: what is trained instead is left out."""
+    adapter_modules: tuple[AdapterModule, ...] = ("linear_qkv", "linear_proj")
+    """Products that adapters stand beside. Those of experts and of latent attention's inputs have none."""
+    adapter_dropout: bool = True
+    """Adapters drop some of their input, each by a mask of its own; otherwise they take it as it is."""
+    base_weights: BaseWeights = ""
+    """How frozen weights of the layers are stored; every product first brings its weight to 16 bits. Empty: in the
+    type of the products."""
     adapter_all_to_all: bool = False
     """Adapters of row-parallel products bring their result from parts of its columns to parts of the sequence by an
     all-to-all, instead of gathering it whole (NeMo `LoRA`, `a2a_experimental`)."""
@@ -242,6 +260,7 @@ class Job:
         whole("job", {name: getattr(self, name) for name in none_or_more}, least=0)
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
+        self._check_adapters()
         if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
             raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
         if unknown := set(self.wide_modules) - set(get_args(WideModule)):
@@ -269,6 +288,22 @@ class Job:
         capacity = self.expert_capacity_factor
         if capacity is not None and not 0 < capacity < inf:
             raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
+
+    def _check_adapters(self) -> None:
+        """Refuse adapters beside a product and a part of it, and stored weights that are trained or cast anyway."""
+        if unknown := set(self.adapter_modules) - set(get_args(AdapterModule)):
+            raise UnknownNameError("adapter module", str(min(unknown)), get_args(AdapterModule))
+        for product, parts in _PARTS_OF_PRODUCTS.items():
+            if product in self.adapter_modules and (doubled := set(parts) & set(self.adapter_modules)):
+                raise LayoutError(f"job: adapter_modules has {product} and its part {min(doubled)}; give one of them")
+        if self.base_weights not in get_args(BaseWeights):
+            known = ", ".join(filter(None, get_args(BaseWeights)))
+            raise LayoutError(f"job: base_weights must be {known} or empty; got {self.base_weights!r}")
+        if self.base_weights and not (self.frozen and dtype_bytes(self.dtype) >= 2):
+            raise LayoutError(
+                f"job: base_weights={self.base_weights} is of frozen weights that products of at least 16 bits use; "
+                "set frozen and such a dtype, or leave it out"
+            )
 
     def _check_lengths(self) -> None:
         """Refuse moments that no lengths of at most `seq_len` tokens have."""

@@ -4,9 +4,9 @@ context-parallel ranks; output projection."""
 from dataclasses import replace
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp
-from perfmodel.spec import LatentAttention, Transformer
+from perfmodel.spec import AdapterModule, LatentAttention, Transformer
 from perfmodel.workload._context_parallel import context_parallel
-from perfmodel.workload._linear import adapter, column_linear, linear, row_linear
+from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
@@ -36,7 +36,8 @@ def self_attention(
             return _absorbed_attention(model, local, model.latent_attention)
         return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
-    width = (heads * (2 if model.attention_gate else 1) + 2 * kv) * d
+    projections = _projections(model, local)
+    (_, width), *_ = projections
     return [
         column_linear(
             local,
@@ -44,9 +45,9 @@ def self_attention(
             local.hidden,
             bias=model.bias or model.qkv_bias,
             kept_output=_kept_share(local),
-            shares_input=local.job.adapter_rank > 0,
+            shares_input=local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
         ),
-        *adapter(local, width, local.hidden),
+        *adapters(local, projections, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
@@ -63,6 +64,13 @@ def self_attention(
         *attention_gate(model, local, heads * d),
         *_output(model, local, heads * d, reduced=reduced),
     ]
+
+
+def _projections(model: Transformer, local: Local) -> list[tuple[AdapterModule, int]]:
+    """The projection of queries, keys and values, and its parts, each with its outputs on this device."""
+    queries = local.heads * model.head_dim * (2 if model.attention_gate else 1)
+    keys = local.kv_heads * model.head_dim
+    return [("linear_qkv", queries + 2 * keys), ("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
 
 
 def _kept_share(local: Local) -> float:
@@ -168,7 +176,7 @@ def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> 
 
 
 def _output(model: Transformer, local: Local, width: int, *, reduced: bool = True) -> list[Piece]:
-    beside = adapter(local, local.hidden, width, row_parallel=True)
+    beside = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     sinks = [Piece(params=local.heads)] if model.attention_sinks else []
     return [*sinks, row_linear(local, local.hidden, width, bias=model.bias, communicates=reduced), *beside]
 

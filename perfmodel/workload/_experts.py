@@ -17,7 +17,7 @@ from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide
 from perfmodel.workload._piece import Again, Piece, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import activation, gate
-from perfmodel.workload._quantisation import quantised
+from perfmodel.workload._quantisation import quantised, widened
 
 
 def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
@@ -243,6 +243,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
             ),
         )
     quantised = _quantisation(local, routing, () if one_kernel else (inner,), () if one_kernel else (wide,))
+    made_wide = widened(local.precision, routing.local_experts * (wide + inner), hidden)
     biased = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate
     biases = wide + hidden if model.bias else 0
@@ -253,9 +254,10 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     act = Again(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
         again=(act,),
-        forward=(*quantised[0], *forward, *biased[0]),
+        forward=(*made_wide, *quantised[0], *forward, *biased[0]),
         backward_input=(
             *biased[1],
+            *made_wide,
             *quantised[1],
             replace(second, pass_="dgrad"),
             *(() if one_kernel else between.backward_input),

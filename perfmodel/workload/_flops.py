@@ -8,6 +8,7 @@ the second is not computed, and not counted.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -179,19 +180,27 @@ def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
 
 
 def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
-    """Multiply-adds of a sequence in adapters: beside the projection of queries, keys and values of self-attention, and
-    beside every attention's output projection.
+    """Multiply-adds of a sequence in adapters, beside products of self-attention and dense feed-forwards, and beside
+    the output of every attention.
 
-    Latent attention has the second only, and so has cross-attention (over the `s_out` tokens of the decoder).
+    Latent attention has the last alone, and so has cross-attention (over the `s_out` tokens of the decoder).
     """
     h, d, (_, d_v) = model.hidden, model.head_dim, _head_dims(model)
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
-    projected = (model.heads * (2 if model.attention_gate else 1) + 2 * model.kv_heads) * d
-    beside_input = 0 if model.latent_attention else h + projected
-    beside_output = model.heads * d_v + h
-    of_self_attention = beside_input + beside_output
-    per_rank = (letters["*"] + letters["W"]) * job.tokens_per_sequence * of_self_attention
-    per_rank += model.decoder_layers * s_out * (of_self_attention + beside_output)
+    queries, keys = model.heads * (2 if model.attention_gate else 1) * d, model.kv_heads * d
+    inputs = {"linear_qkv": queries + 2 * keys, "q_proj": queries, "k_proj": keys, "v_proj": keys}
+    first = {"linear_fc1": model.ffn_hidden * (2 if model.gated_ffn else 1), "up_proj": model.ffn_hidden}
+    if model.gated_ffn:
+        first["gate_proj"] = model.ffn_hidden
+
+    def beside(products: Mapping[str, int], k: int) -> int:
+        return sum(k + n for name, n in products.items() if name in job.adapter_modules)
+
+    of_output = beside({"linear_proj": h}, model.heads * d_v)
+    of_attention = of_output + (0 if model.latent_attention else beside(inputs, h))
+    of_feed_forward = beside(first, h) + beside({"linear_fc2": h}, model.ffn_hidden)
+    per_rank = job.tokens_per_sequence * ((letters["*"] + letters["W"]) * of_attention + letters["-"] * of_feed_forward)
+    per_rank += model.decoder_layers * s_out * (of_attention + of_output + of_feed_forward)
     return float(job.adapter_rank * per_rank)
 
 

@@ -4,11 +4,15 @@ Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) a
 parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from perfmodel.ops import Gemm, KernelOp
+from perfmodel.spec import AdapterModule
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import Piece, memory
-from perfmodel.workload._quantisation import gathered_bytes, kept_bytes, quantised, quantised_again
+from perfmodel.workload._quantisation import gathered_bytes, kept_bytes, quantised, quantised_again, widened
 
 
 def linear(
@@ -33,7 +37,7 @@ def linear(
     dtype = precision.dtype
     # the weight gradient needs only the quantised input, where it is not quantised again
     input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
-    weight = quantised_again(precision, n, k)
+    weight = (*widened(precision, n, k), *quantised_again(precision, n, k))
     return Piece(
         forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
@@ -128,8 +132,26 @@ def row_linear(local: Local, n: int, k: int, *, bias: bool = False, communicates
     )
 
 
-def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tuple[Piece, ...]:
-    """The low-rank adapter beside a frozen product of [tokens, k] by [k, n]; none where the job has no rank for it.
+def adapters(
+    local: Local, products: Sequence[tuple[AdapterModule, int]], k: int, *, row_parallel: bool = False
+) -> list[Piece]:
+    """The adapters beside a frozen product of `k` columns, or beside parts of it, of those that the job asks for.
+
+    Without dropout they share their input, which the first of them keeps.
+
+    Args:
+        products: names of the product and its parts, with their outputs on this device.
+        row_parallel: the frozen product is.
+    """
+    asked = [n for name, n in products if local.adapts(name)]
+    pieces = [_adapter(local, n, k, row_parallel=row_parallel) for n in asked]
+    if local.job.adapter_dropout:
+        return pieces
+    return [replace(piece, saved_bytes=piece.saved_bytes if i == 0 else 0.0) for i, piece in enumerate(pieces)]
+
+
+def _adapter(local: Local, n: int, k: int, *, row_parallel: bool) -> Piece:
+    """A low-rank adapter beside a frozen product of [tokens, k] by [k, n].
 
     y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
     (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`;
@@ -147,9 +169,8 @@ def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tupl
         row_parallel: the frozen product is.
     """
     rank, rows, tp = local.job.adapter_rank, local.tokens, local.tp
-    if not rank:
-        return ()
     precision = local.precision
+    drops = local.job.adapter_dropout
     out = local.norm_tokens if row_parallel else rows
     columns = n // tp if row_parallel else n
     inner = rank if row_parallel else -(-rank // tp)
@@ -160,7 +181,7 @@ def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tupl
     there, back, moved, moved_back = _adapter_result(local, n) if row_parallel else ((), (), (), ())
     sent, summed = _adapter_sums(local, k, row_parallel=row_parallel)
     forward = (
-        memory(precision, "dropout", rows, k),
+        *((memory(precision, "dropout", rows, k),) if drops else ()),
         product(rows, inner, k, "fwd"),
         product(rows, columns, rank, "fwd"),
         *moved,
@@ -174,19 +195,17 @@ def adapter(local: Local, n: int, k: int, *, row_parallel: bool = False) -> tupl
         product(columns, rank, rows, "wgrad"),
         product(rows, k, inner, "dgrad"),
         product(inner, k, rows, "wgrad"),
-        memory(precision, "dropout", rows, k, backward=True),
+        *((memory(precision, "dropout", rows, k, backward=True),) if drops else ()),
         memory(precision, "add", rows, k, 2),
     )
-    kept_bytes = float(rows) * k * (local.act_bytes + 1)  # the input as it was dropped from, and the mask
-    return (
-        Piece(
-            forward=forward,
-            backward_input=backward,
-            forward_comm=(*sent, *there),
-            backward_comm=(*back, *summed),
-            saved_bytes=kept_bytes,
-            params=inner * k + rank * columns,
-        ),
+    kept_bytes = float(rows) * k * (local.act_bytes + drops)  # the input as it was dropped from, and the mask
+    return Piece(
+        forward=forward,
+        backward_input=backward,
+        forward_comm=(*sent, *there),
+        backward_comm=(*back, *summed),
+        saved_bytes=kept_bytes,
+        params=inner * k + rank * columns,
     )
 
 

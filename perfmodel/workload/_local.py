@@ -5,7 +5,7 @@ from math import ceil, sqrt
 from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Job, Model, Transformer, WideModule
+from perfmodel.spec import AdapterModule, Job, Model, Transformer, WideModule
 from perfmodel.units import divisors, dtype_bytes
 from perfmodel.workload._block import Shard
 
@@ -28,6 +28,8 @@ class Precision:
     """Weight gradients are added to an fp32 buffer by the product itself."""
     frozen: bool = False
     """Weights have no gradients."""
+    base: str = ""
+    """How weights are stored that are brought to 16 bits for every product (`Job.base_weights`)."""
 
     @property
     def wide_dtype(self) -> str:
@@ -46,6 +48,7 @@ class Precision:
             act_bytes=dtype_bytes(act),
             accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.adds_half_gradients,
             frozen=job.frozen,
+            base=job.base_weights,
         )
 
 
@@ -75,8 +78,8 @@ class Local:
 
     @property
     def unquantised(self) -> "Local":
-        """The same with products that are not quantised."""
-        return replace(self, precision=replace(self.precision, dtype=self.precision.wide_dtype))
+        """The same with products that are not quantised, of weights that are stored as they are used."""
+        return replace(self, precision=replace(self.precision, dtype=self.precision.wide_dtype, base=""))
 
     def of(self, module: WideModule) -> "Local":
         """The same for products that the job may keep wider than others (`Job.wide_modules`)."""
@@ -94,6 +97,10 @@ class Local:
     @property
     def tp(self) -> int:
         return self.shard.tp
+
+    def adapts(self, *modules: AdapterModule) -> bool:
+        """Whether adapters stand beside any of these products."""
+        return self.job.adapter_rank > 0 and not set(modules).isdisjoint(self.job.adapter_modules)
 
     @property
     def keys(self) -> int:

@@ -10,6 +10,7 @@ to nothing, and maxima are exchanged in one small reduction a step.
 from typing import Final
 
 from perfmodel.ops import MemoryBound, Op
+from perfmodel.spec import BASE_WEIGHT_BYTES
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import memory
@@ -71,6 +72,16 @@ def cast_for_attention(local: Local, rows: int, hidden: int) -> tuple[MemoryBoun
     around it exchange stays in 16 bits (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
     `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed."""
     return (memory(local.precision, QUANTISING, rows, hidden),) if local.job.fp8_attention else ()
+
+
+def widened(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
+    """The kernel that brings a stored weight of [rows, hidden] to 16 bits before a product (bitsandbytes
+    `dequantize_4bit` in `MatMul4Bit`, forward and backward): it reads the narrow weight and writes the wide one, priced
+    as a pass that reads and writes 16 bits."""
+    if not precision.base:
+        return ()
+    share = (BASE_WEIGHT_BYTES[precision.base] + precision.act_bytes) / (2 * precision.act_bytes)
+    return (memory(precision, "mul_scalar", max(1, round(rows * share)), hidden),)
 
 
 def is_cast(op: Op) -> bool:

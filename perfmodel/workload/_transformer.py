@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Job, Transformer
+from perfmodel.spec import AdapterModule, Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
 from perfmodel.workload._embedding_head import (
@@ -15,7 +15,7 @@ from perfmodel.workload._embedding_head import (
     token_lookup,
 )
 from perfmodel.workload._experts import expert_feed_forward, route
-from perfmodel.workload._linear import column_linear, row_linear
+from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
@@ -245,9 +245,22 @@ def feed_forward(model: Transformer, local: Local, *, own_input: bool = True) ->
         own_input: False where attention has the same input, and gathers and keeps it.
     """
     width = local.ffn * (2 if model.gated_ffn else 1)
+    first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
+    if model.gated_ffn:
+        first.append(("gate_proj", local.ffn))
     pieces = [
-        column_linear(local, width, local.hidden, bias=model.bias, kept_input=own_input, communicates=own_input),
+        column_linear(
+            local,
+            width,
+            local.hidden,
+            bias=model.bias,
+            kept_input=own_input,
+            communicates=own_input,
+            shares_input=local.adapts("linear_fc1", "up_proj", "gate_proj"),
+        ),
+        *adapters(local, first, local.hidden),
         *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
+        *adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True),
         row_linear(local, local.hidden, local.ffn, bias=model.bias),
     ]
     *others, last = recomputed("mlp", pieces)

@@ -131,6 +131,7 @@ def _alike(one: Any, other: Any) -> bool:
         ("layout.recompute_full_layers", "3-3-3-3", "layout", "recompute_full_layers", (3, 3, 3, 3)),
         ("job.optimizer", "muon", "job", "optimizer", "muon"),
         ("job.masked_head", 1, "job", "masked_head", True),
+        ("job.adapter_modules", '["q_proj", "v_proj"]', "job", "adapter_modules", ("q_proj", "v_proj")),
         ("job.head", "token_labels", "job", "head", "token_labels"),
         ("job.mean_tokens", 246.5, "job", "mean_tokens", 246.5),
         ("job.rms_tokens", 300, "job", "rms_tokens", 300),

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.catalog import framework, model
+from perfmodel.errors import PerfModelError
 from perfmodel.ops import Gemm
 from perfmodel.prediction import predict
 from perfmodel.spec import Job
-from perfmodel.workload import Shard, blocks
+from perfmodel.workload import Shard, blocks, step_flops
 
 NET, RANK, TOKENS = model("llama3-8b"), 16, 8192
 FULL_BYTES = TOKENS * NET.hidden * 2
@@ -100,3 +101,92 @@ def test_ranks_that_have_just_met_wait_for_none_of_them():
     ]  # fmt: skip
     assert waits_s[0] == pytest.approx(waits_s[1])
     assert waits_s[0] > 0
+
+
+def _trained(modules, **job):
+    """Parameters of adapters of a layer, and FLOPs of their forward products."""
+    job = {"adapter_rank": RANK, "adapter_modules": modules} | job
+    bare, adapted = layer(tp=1), layer(tp=1, **job)
+    flops = [sum(op.flops * n for op, n in block.forward if isinstance(op, Gemm)) for block in (bare, adapted)]
+    return adapted.params - bare.params, flops[1] - flops[0]
+
+
+HIDDEN, KEYS, FFN = NET.hidden, NET.kv_heads * NET.head_dim, NET.ffn_hidden
+SIDES = {
+    "linear_qkv": 2 * HIDDEN + 2 * KEYS, "q_proj": 2 * HIDDEN, "k_proj": HIDDEN + KEYS, "v_proj": HIDDEN + KEYS,
+    "linear_proj": 2 * HIDDEN, "linear_fc1": HIDDEN + 2 * FFN, "gate_proj": HIDDEN + FFN, "up_proj": HIDDEN + FFN,
+    "linear_fc2": FFN + HIDDEN,
+}  # fmt: skip
+"""Inputs and outputs of every product of a layer."""
+
+
+@pytest.mark.parametrize("modules", [(name,) for name in SIDES] + [("q_proj", "v_proj"), ("linear_proj", "linear_fc2")])
+def test_adapters_stand_beside_the_products_that_are_named(modules):
+    """Each has a matrix of its rank on either side, which every token passes."""
+    params, flops = _trained(modules)
+    sides = sum(SIDES[name] for name in modules)
+    assert params == RANK * sides
+    assert flops == 2 * TOKENS * params
+    job = Job(global_batch=1, seq_len=TOKENS, frozen=True, adapter_rank=RANK, adapter_modules=modules)
+    assert step_flops(NET, job).adapters_forward == pytest.approx(NET.layers * flops)
+
+
+def test_adapters_without_dropout_keep_their_shared_input_once():
+    three = ("q_proj", "k_proj", "v_proj")
+
+    def kept_bytes(modules, drops):
+        job = {"adapter_rank": RANK, "adapter_modules": modules, "adapter_dropout": drops}
+        return layer(tp=1, **job).activation_bytes.none - layer(tp=1).activation_bytes.none
+
+    assert kept_bytes(three, False) == kept_bytes(three[:1], False) == FULL_BYTES
+    assert kept_bytes(three, True) == 3 * kept_bytes(three[:1], True) == 3 * 1.5 * FULL_BYTES
+    names = [op.op for op, _ in layer(tp=1, adapter_rank=RANK, adapter_dropout=False).forward]
+    assert "dropout" not in names
+
+
+@pytest.mark.parametrize(("base", "n_bytes"), [("nf4", 4.127 / 8), ("int8", 1.0)])
+def test_stored_weights_take_their_bytes_and_a_pass_before_every_product(base, n_bytes):
+    """Embedding and head stay as they are; ZeRO 3 gathers weights as they are stored."""
+    job = Job(global_batch=8, seq_len=2048, frozen=True, adapter_rank=RANK)
+    narrow = replace(job, base_weights=base)
+    of_layers = NET.layers * layer(tp=1).params
+    outside = 2 * NET.vocab * NET.hidden
+    found = {
+        each.base_weights: predict("llama3-8b", "dgx-a100", "dp=8", global_batch=8, job=each) for each in (job, narrow)
+    }
+    assert found[base].memory.weights == pytest.approx(2 * outside + n_bytes * of_layers, rel=0.01)
+    assert found[""].memory.weights == pytest.approx(2 * (outside + of_layers), rel=0.01)
+    assert found[base].step_time_s > found[""].step_time_s
+    sharded = [
+        predict("llama3-8b", "dgx-a100", "dp=8,zero=3", global_batch=8, job=each).memory for each in (job, narrow)
+    ]
+    assert sharded[1].buffers < sharded[0].buffers
+    # what comes out wide is read as often as products read their weights
+    block = layer(tp=1, base_weights=base)
+    passes = [op for op, n in (*block.forward, *block.backward_input) for _ in range(n) if op.op == "mul_scalar"]
+    assert sum(op.rows * op.hidden for op in passes) == pytest.approx(
+        2 * layer(tp=1).params * (n_bytes + 2) / 4, rel=0.01
+    )
+
+
+def test_a_gather_of_stored_weights_sends_their_bytes():
+    def step_s(cluster, **job):
+        job = Job(global_batch=64, seq_len=512, frozen=True, adapter_rank=RANK, **job)
+        return predict("llama2-70b", cluster, "dp=64,zero=3", global_batch=64, job=job).step_time_s
+
+    assert step_s("generic", base_weights="nf4") < 0.7 * step_s("generic")
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"adapter_modules": ("linear_qkv", "k_proj")}, "linear_qkv and its part k_proj"),
+        ({"adapter_modules": ("lm_head",)}, "adapter module"),
+        ({"base_weights": "nf4"}, "set frozen"),
+        ({"base_weights": "int3", "frozen": True}, "base_weights must be nf4, int8"),
+        ({"base_weights": "nf4", "frozen": True, "dtype": "fp8"}, "at least 16 bits"),
+    ],
+)
+def test_what_adapters_cannot_be_is_refused(job, message):
+    with pytest.raises(PerfModelError, match=message):
+        Job(global_batch=1, seq_len=TOKENS, **job)

@@ -17,7 +17,7 @@ from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transform
 JOB_FIELDS: Final = (
     "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "expert_dispatcher", "expert_capacity_factor",
     "cuda_graphs", "recompute_modules", "fp8_activation_inputs", "fp8_recipe", "frozen", "adapter_rank",
-    "bucket_bytes",
+    "adapter_modules", "bucket_bytes",
 )  # fmt: skip
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))

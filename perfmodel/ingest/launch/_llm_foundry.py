@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._adapters import adapter_modules
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import (
     FLAG,
@@ -61,7 +62,8 @@ _GATED: Final = ("mptglu", "te_ln_glu")
 
 def _adapters(found: Mapping[str, Any]) -> Fields:
     """LoRA by the peft library (`peft_config`): all other weights are frozen."""
-    return {"frozen": True, "adapter_rank": WHOLE.read(found.get("model.peft_config.r", 8))}
+    rank = WHOLE.read(found.get("model.peft_config.r", 8))
+    return {"frozen": True, "adapter_rank": rank} | adapter_modules(found.get("model.peft_config.target_modules"))
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
@@ -153,7 +155,8 @@ LLM_FOUNDRY: Final = LaunchFormat(
                    "model.ffn_config.ffn_type", "model.ffn_config.ffn_hidden_size", "model.ffn_config.moe_num_experts",
                    "model.ffn_config.moe_top_k", "model.ffn_config.mlp_type"),
              read=_model, write=_write_model),
-        Rule(keys=("model.peft_config.peft_type", "model.peft_config.r"), fields=("adapter_rank",), read=_adapters),
+        Rule(keys=("model.peft_config.peft_type", "model.peft_config.r", "model.peft_config.target_modules"),
+             fields=("adapter_rank",), read=_adapters),
         key("model.vocab_size", "model.vocab", default=50368),
     ),
     always={"overlap_grad_reduce": True, "overlap_param_gather": True, "model.tied_embeddings": True},

@@ -7,6 +7,7 @@ Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `minds
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._adapters import adapter_modules
 from perfmodel.ingest.launch._megatron_model import idle_layers, stated
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
 
@@ -72,22 +73,12 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
 
 
-_OF_ATTENTION: Final = ("linear_qkv", "query_key_value", "linear_proj", "dense", "linear_q", "linear_kv")
-"""Products of attention by the names of Megatron-Core and of the generation before."""
-
-
 def _adapters(arguments: Mapping[str, Any]) -> Fields:
     """LoRA of MindSpeed-LLM: all weights are frozen but those of adapters."""
     rank = WHOLE_OR_NONE.read(arguments["lora-r"])
     if not rank:
         return {}
-    says: Fields = {"frozen": True, "adapter_rank": rank}
-    targets = arguments.get("lora-target-modules")
-    names = targets if isinstance(targets, list) else str(targets or "").split()
-    others = [name for name in names if name not in _OF_ATTENTION]
-    if others:
-        says["note.adapters"] = f"adapters of {', '.join(others)} are left out; those of attention are counted"
-    return says
+    return {"frozen": True, "adapter_rank": rank} | adapter_modules(arguments.get("lora-target-modules"))
 
 
 _STATE_TYPES: Final = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")

@@ -1,0 +1,53 @@
+"""Which products adapters stand beside, by the names that launch files call them."""
+
+from collections.abc import Iterable
+from typing import Final, get_args
+
+from perfmodel.ingest.launch._table import Fields
+from perfmodel.spec import AdapterModule
+
+_BY_NAME: Final[dict[str, tuple[AdapterModule, ...]]] = {
+    # Megatron-Core, and the generation before it
+    "linear_qkv": ("linear_qkv",), "query_key_value": ("linear_qkv",), "dense": ("linear_proj",),
+    "linear_q": ("q_proj",), "linear_kv": ("k_proj", "v_proj"), "dense_h_to_4h": ("linear_fc1",),
+    "dense_4h_to_h": ("linear_fc2",),
+    # MPT
+    "Wqkv": ("linear_qkv",), "out_proj": ("linear_proj",),
+    # Hugging Face
+    "o_proj": ("linear_proj",), "down_proj": ("linear_fc2",),
+}  # fmt: skip
+_ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
+    "q_proj", "k_proj", "v_proj", "linear_proj", "gate_proj", "up_proj", "linear_fc2",
+)  # fmt: skip
+"""What peft's `all-linear` is in a Llama."""
+
+
+def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
+    """The field `adapter_modules` of adapters beside products of these names, and a note on names that stand for no
+    product here; nothing where no names are given.
+
+    A product that is named with its parts stands for them.
+    """
+    if isinstance(targets, str):
+        targets = targets.replace(",", " ").split()
+    names = list(targets or ())
+    if not names:
+        return {}
+    modules: list[AdapterModule] = []
+    unknown = []
+    for name in names:
+        plain = str(name).rpartition(".")[2]
+        if plain == "all-linear":
+            modules += _ALL_LINEAR
+        elif plain in _BY_NAME:
+            modules += _BY_NAME[plain]
+        elif plain in get_args(AdapterModule):
+            modules.append(plain)  # pyright: ignore[reportArgumentType]
+        else:
+            unknown.append(str(name))
+    says: Fields = {}
+    if modules:
+        says["adapter_modules"] = tuple(dict.fromkeys(modules))
+    if unknown:
+        says["note.adapters"] = f"adapters of {', '.join(unknown)} are left out, which is no product of a layer here"
+    return says
