@@ -147,3 +147,18 @@ def test_first_looks_of_the_second_collection_are_as_they_were_given(data_dir: P
     assert score["mean_over_sources"] == pytest.approx(0.403, abs=0.01)
     assert score["median_row"] == pytest.approx(0.189, abs=5e-4)
     assert score["inside"] == pytest.approx(0.46, abs=0.005)
+
+
+def test_rows_that_leave_nothing_open_and_those_told_not_to_fit_are_counted() -> None:
+    predictions = predicted(2.0)(RUNS).assign(open_deviation=[0.0, 0.3, 0.01], fits_probability=[0.05, 1.0, 0.5])
+    look = Look.of(RUNS, predictions)
+    assert look.described().source.tolist() == ["a", "b"]
+    assert look.unlikely_to_fit() == 1
+    # first looks do not say either
+    unknown = Look.of(RUNS, predicted(2.0)(RUNS))
+    assert len(unknown.described().source) == 0 and unknown.unlikely_to_fit() == 0
+
+
+def test_the_narrower_half_has_the_narrowest_intervals() -> None:
+    predictions = predicted(2.0)(RUNS).assign(hi_s=[4.0, 8.0, 16.0])
+    assert Look.of(RUNS, predictions).narrower_half().hi_s.tolist() == [4.0, 8.0]

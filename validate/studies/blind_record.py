@@ -8,14 +8,14 @@ predicts what its rows say, and the answers are kept with the commit.
 import subprocess
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from studies.reliability import WidthDecile, deciles_table, interval_scores, width_deciles
 from studies.tables import percent, rows_table
 
@@ -28,6 +28,12 @@ WITHOUT_A_LOOK: Final = "published"
 RECORDED: Final = ("case_id", "source", "commit", "predicted_iter_time_s", "lo_s", "hi_s", "skipped_reason")
 EVERY_SOURCE: Final = ("*",)
 _TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
+_KNOWN_OF_TODAY: Final = ("open_deviation", "fits_probability")
+"""Columns of predictions that the first looks do not have."""
+DESCRIBED: Final = 0.02
+"""Standard deviation of the log step time between all that a run may have been, up to which it is fully described."""
+UNLIKELY: Final = 0.1
+"""Probability to fit below which a run that ran contradicts its prediction."""
 
 
 def collections(data: Path) -> list[Path]:
@@ -184,29 +190,53 @@ class Look:
     predicted_s: Float[np.ndarray, " runs"]
     lo_s: Float[np.ndarray, " runs"]
     hi_s: Float[np.ndarray, " runs"]
+    open_deviation: Float[np.ndarray, " runs"]
+    """Of the log step time between all that a run may have been; NaN where nobody recorded it."""
+    fits_probability: Float[np.ndarray, " runs"]
+    """NaN where nobody recorded it."""
 
     @classmethod
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
         """Of rows and their predictions, in the same order."""
-        times = [np.asarray(pd.to_numeric(predictions[name]), float) for name in _TIMES]
-        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *times)
+        unknown = np.full(len(runs), np.nan)
+        columns = [
+            np.asarray(pd.to_numeric(predictions[name]), float) if name in predictions else unknown
+            for name in (*_TIMES, *_KNOWN_OF_TODAY)
+        ]
+        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *columns)
 
     def take(self, chosen: np.ndarray) -> "Look":
         """Some of the rows."""
-        arrays = (self.source, self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
-        return Look(*(array[chosen] for array in arrays))
+        return Look(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     @classmethod
     def joined(cls, looks: Sequence["Look"]) -> "Look":
-        names = ("source", "measured_s", "predicted_s", "lo_s", "hi_s")
-        return cls(*(np.concatenate([getattr(look, name) for look in looks]) for name in names))
+        return cls(*(np.concatenate([getattr(look, field.name) for look in looks]) for field in fields(cls)))
+
+    @property
+    def compared(self) -> Bool[np.ndarray, " runs"]:
+        """Whether a row was measured and is predicted."""
+        return np.isfinite(self.measured_s) & np.isfinite(self.predicted_s)
+
+    def described(self) -> "Look":
+        """Rows that leave nothing open which would move the step time."""
+        return self.take(self.open_deviation <= DESCRIBED)
+
+    def narrower_half(self) -> "Look":
+        """The half of the rows whose intervals say most."""
+        compared = self.take(self.compared)
+        ratio = compared.hi_s / compared.lo_s
+        return compared.take(ratio <= np.median(ratio)) if len(ratio) else compared
+
+    def unlikely_to_fit(self) -> int:
+        """Rows that ran although their probability to fit is below `UNLIKELY`."""
+        return int((self.compared & (self.fits_probability < UNLIKELY)).sum())
 
     def score(self) -> dict[str, Any]:
         """Rows that were measured and those of them that are predicted, sources, the mean over sources of their mean
         relative errors, the error of the median row, the share of rows inside their 90 % intervals, the mean over
         sources of that share, and by what factor the ends of the median row's interval are apart."""
-        timed = np.isfinite(self.measured_s)
-        counted = timed & np.isfinite(self.predicted_s)
+        timed, counted = np.isfinite(self.measured_s), self.compared
         frame = pd.DataFrame(
             {
                 "source": self.source[counted],
@@ -249,6 +279,10 @@ def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, An
         figures[which] = look.score()
         if figures[which]["predicted"]:
             figures[which]["intervals"] = look.scores_of_intervals()
+    now = today.take(blind)
+    figures["described"] = now.described().score()
+    figures["narrower_half"] = now.narrower_half().score()
+    figures["unlikely_to_fit"] = now.unlikely_to_fit()
     return figures | {"sources": sources}
 
 
@@ -278,6 +312,7 @@ def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today:
              "inside, mean over sources", "ends apart", "interval score", "one fixed interval"),
             summary,
         ),
+        _details(figures),
         "## Source by source",
         "Mean error of the rows that are predicted, of all that were measured, and the share of them inside their "
         "interval. The median row's ends are a factor `ends apart` from one another. Changed after the first look at "
@@ -292,8 +327,29 @@ def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today:
         deciles_table(today.deciles()),
     ]  # fmt: skip
     if not figures["today"]["predicted"]:
-        parts = parts[:-3]
+        parts = [parts[0], *parts[2:-3]]
     return "\n\n".join(parts) + "\n"
+
+
+def _details(figures: Mapping[str, Any]) -> str:
+    """Today's figures of the rows that are described best, and of whether runs that ran were told to fit."""
+    described, narrow = figures["described"], figures["narrower_half"]
+    sentences = []
+    if described["predicted"]:
+        sentences.append(
+            f"{described['predicted']} rows are fully described: what they leave open moves their step time by a "
+            f"standard deviation of at most {percent(DESCRIBED)}. Their mean error over {described['sources']} sources "
+            f"is {percent(described['mean_over_sources'])}, that of the median row {percent(described['median_row'])}."
+        )
+    if narrow["predicted"]:
+        sentences.append(
+            f"In the half of the rows with the narrowest intervals the ends of the median row's are a factor "
+            f"{narrow['ratio']:.2f} apart, and {percent(narrow['inside'])} lie inside."
+        )
+    sentences.append(
+        f"{figures['unlikely_to_fit']} rows ran although they are given a probability to fit below {UNLIKELY}."
+    )
+    return "Today: " + " ".join(sentences)
 
 
 def _summary_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
