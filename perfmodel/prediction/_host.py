@@ -68,6 +68,7 @@ def host_update_s(setting: Setting, ranks: int) -> float:
         return ranks / framework.host_updates_per_s
     n_bytes = host_bytes_per_parameter(setting.job, eager=framework.eager_host_updates)
     bandwidth = _REACHED_SHARE * node_memory_bandwidth(setting.cluster.device, ranks)
-    if framework.host_threads:
+    # Launchers limit the threads of processes that share a node; one alone takes all cores.
+    if framework.host_threads and ranks > 1:
         bandwidth = min(bandwidth, ranks * framework.host_threads * _THREAD_BYTES_PER_S)
     return ranks * n_bytes / bandwidth

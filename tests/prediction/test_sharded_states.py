@@ -168,6 +168,8 @@ def test_few_threads_update_as_fast_as_they_stream():
     seconds = [_update_s("dgx-h100", 8, Framework(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
     assert seconds[0] == pytest.approx(2 * seconds[1])
     assert seconds[2] == seconds[3] == seconds[4]
+    # a process that has a node to itself takes all of its cores
+    assert _update_s("dgx-h100", 1, Framework(host_threads=1)) == _update_s("dgx-h100", 1, Framework())
     assert _update_s("dgx-h100", 8, Framework(host_updates_per_s=1e9)) == 8e-9
     with pytest.raises(PerfModelError, match="host_threads"):
         Framework(host_threads=-1)
