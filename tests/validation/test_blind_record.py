@@ -156,7 +156,8 @@ def test_rows_that_leave_nothing_open_and_those_told_not_to_fit_are_counted() ->
     assert look.unlikely_to_fit() == 1
     # first looks do not say either
     unknown = Look.of(RUNS, predicted(2.0)(RUNS))
-    assert len(unknown.described().source) == 0 and unknown.unlikely_to_fit() == 0
+    assert len(unknown.described().source) == 0
+    assert unknown.unlikely_to_fit() == 0
 
 
 def test_the_narrower_half_has_the_narrowest_intervals() -> None:
