@@ -24,7 +24,7 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
-from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s
+from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s, host_takes_part
 from perfmodel.program import PAIRED, Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
@@ -201,11 +201,11 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
 
 
 def _host_state_s(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
-    """What states in host memory add to every class: copies beside gathers and reductions, and updates on the host."""
+    """What the host adds to every class: copies beside gathers and reductions, and updates of states that it holds."""
     structure = bundle.program.structure
     out = np.zeros((len(bundle.layouts), structure.n_classes))
     for row, composed_layout, layout in zip(out, bundle.composed, bundle.layouts, strict=True):
-        if layout.offload_states != "none":
+        if host_takes_part(problem.setting, layout):
             of_block_s = host_block_s(problem.setting, layout, composed_layout.events, bundle.spec)
             row += host_state_s(
                 of_block_s,

@@ -78,6 +78,7 @@ STEP_TERMS: Final = (
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
     StepTerm("modules recomputed", _job(recompute_modules=())),
     StepTerm("gradients reduced on all ranks", _job(all_reduce_gradients=False)),
+    StepTerm("parts of weights copied one by one", _framework(partition_copy_s=0.0)),
     StepTerm("updates by the host", _framework(host_updates_per_s=inf)),
     StepTerm("contention in the network", _levels(contention=0.0, rank_latency_s=0.0)),
     StepTerm("network at scale", _levels(slows_at_scale=False)),

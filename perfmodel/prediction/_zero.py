@@ -25,7 +25,17 @@ from perfmodel.prediction._phases import in_classes
 from perfmodel.prediction._placement import Group, Placement
 from perfmodel.prediction._problem import Setting
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.spec import BASE_WEIGHT_BYTES, OPTIMIZERS, Cluster, Device, Job, Layout, Model, StateOffload
+from perfmodel.spec import (
+    BASE_WEIGHT_BYTES,
+    OPTIMIZERS,
+    Cluster,
+    Device,
+    Job,
+    Layout,
+    Model,
+    StateOffload,
+    Transformer,
+)
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
 
@@ -246,14 +256,60 @@ def shard_params(
 def host_block_s(
     setting: Setting, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
 ) -> Float[np.ndarray, "3 blocks"]:
-    """What states on the host add for every block: to a gather, a reduction and an update (`HostSeconds`)."""
+    """What the host adds for every block to a gather, a reduction and an update: copies and updates of states that lie
+    there (`HostSeconds`), and the parts of weights that it copies one by one (`Framework.partition_copy_s`)."""
     seconds = host_seconds(setting, layout, spec.grad_reduce != "none")
     pipelined = layout.pp > 1
     held, trained = (
         shard_params(layout, params, spec.replicas)
         for params in (stored_params(blocks, pipelined, setting.job), trained_params(blocks, pipelined, setting.job))
     )
-    return np.stack([held * seconds.gather, trained * seconds.reduce, trained * seconds.update])
+    gathered, reduced = _partition_copies(setting.model, layout, blocks, spec)
+    copy_s = setting.framework.partition_copy_s
+    return np.stack(
+        [
+            held * seconds.gather + gathered * copy_s,
+            trained * seconds.reduce + reduced * copy_s,
+            trained * seconds.update,
+        ]
+    )
+
+
+def host_takes_part(setting: Setting, layout: Layout) -> bool:
+    """Whether `host_block_s` is anything but zero."""
+    return layout.offload_states != "none" or (layout.zero == 3 and setting.framework.partition_copy_s > 0)
+
+
+def _partition_copies(
+    model: Model, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
+) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, " blocks"]]:
+    """Parts of parameters that ZeRO 3 puts together in a gather and takes apart in a reduction of every block: one for
+    each rank that they are sharded over.
+
+    Matrices are gathered and reduced. Biases and norms are reduced as well, but stay whole on every rank
+    (`stage3_param_persistence_threshold` of DeepSpeed, 100,000 elements by default).
+    """
+    gathered, reduced = np.zeros(len(blocks.blocks)), np.zeros(len(blocks.blocks))
+    if layout.zero != 3:
+        return gathered, reduced
+    for group in STATES:
+        shards = StatePlace.of(group, layout, layout.replicate, spec.replicas).shards.size
+        if shards == 1:
+            continue
+        for i, block in enumerate(blocks.blocks):
+            matrices = block.weight_shapes(experts=group == "expert_dp").total()
+            vectors = _layer_vectors(model, matrices) if blocks.layers[i] and group == "dp" else 0
+            gathered[i] += shards * matrices
+            reduced[i] += shards * (matrices + vectors)
+    return gathered, reduced
+
+
+def _layer_vectors(model: Model, matrices: int) -> int:
+    """Biases of a layer's matrices, and the scales and shifts of its two norms."""
+    if not isinstance(model, Transformer):
+        return 0
+    shifted = model.norm == "layer_norm" and (model.bias if model.norm_bias is None else model.norm_bias)
+    return matrices * model.bias + 2 * (2 if shifted else 1)
 
 
 def host_state_s(

@@ -201,3 +201,29 @@ def test_the_notation_holds_all_of_it():
     layout = Layout(dp=32, zero=3, replicate=4, prefetch=2, offload_states="weights")
     assert layout.label == "tp=1,pp=1,dp=32,zero=3,replicate=4,prefetch=2,offload_states=weights"
     assert Layout.parse(str(layout)) == layout
+
+
+@pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
+def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> None:
+    """DeepSpeed of 2021 cut and copied each rank's part of each weight by itself: the host's time grows with ranks."""
+    listing = Framework(overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6)
+    buffers = replace(listing, partition_copy_s=0.0)
+
+    def step_s(framework: Framework, dp: int, zero: int) -> float:
+        layout = Layout(dp=dp, zero=zero, recompute="full", overlap_param_gather=False, overlap_grad_reduce=False)
+        job = Job(global_batch=dp, seq_len=2048)
+        problem = step_problem(catalog.model(model), catalog.cluster("dgx-a100"), job, framework=framework)
+        return explain(problem, layout).step_time_s
+
+    def copies_s(dp: int, zero: int = 3) -> float:
+        return step_s(listing, dp, zero) - step_s(buffers, dp, zero)
+
+    assert copies_s(8, zero=0) == copies_s(8, zero=1) == copies_s(8, zero=2) == 0
+    assert copies_s(64) == pytest.approx(8 * copies_s(8), rel=1e-6)
+    # A layer gathers its matrices twice and reduces them, its biases and its norms once.
+    transformer = catalog.model(model)
+    matrices = 4
+    vectors = 4 * transformer.bias + (4 if transformer.norm == "layer_norm" else 2)
+    layers = transformer.layers * 8 * (3 * matrices + vectors) * 10e-6
+    # The head is the only product outside layers.
+    assert copies_s(8) == pytest.approx(layers + 8 * 3 * 10e-6, rel=0.01)
