@@ -119,9 +119,9 @@ class Framework(Stated):
     fused_batch_norm: bool = False
     """All as in `Job`."""
     partition_copy_s: float = 0.0
-    """Host time to cut out and copy the part of one weight that one rank holds, where ZeRO 3 hands its collectives lists
-    of such parts; 0 where each weight is one buffer. A gather and a reduction take it for every weight and rank, with
-    the device idle, which more ranks so slow down."""
+    """Host time to cut out and copy the part of one weight that one rank holds, where ZeRO 3 hands its collectives
+    lists of such parts; 0 where each weight is one buffer. A gather and a reduction take it for every weight and rank
+    while the device idles, so that more ranks make a layer slower."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
     communication), where the device's collectives are kernels at all."""

@@ -14,13 +14,16 @@ ASKED = (
     "colossalai", "fsdp", "fsdp-compile", "internevo", "llm-foundry", "maxtext", "megatron-bridge", "megatron-core",
     "megatron-deepspeed", "megatron-deepspeed-gaudi", "megatron-lm", "mxnet", "nanotron", "nemo", "oneflow",
     "paddlepaddle", "pax", "pax-te", "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "deepspeed-gaudi",
-    "torchtitan", "generic",
+    "torchtitan", "generic", "accelerate", "trl", "axolotl", "llama-factory", "ms-swift", "torchtune", "litgpt",
+    "lightning-thunder", "olmo-core", "open_lm", "levanter", "axlearn", "t5x", "gpt-neox", "fast-llm", "nemo-automodel",
+    "xtuner", "llm.c", "hf-trainer", "primus", "mindspeed", "verl", "paddlenlp",
 )  # fmt: skip
 EVERY = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
 
 
 def test_the_catalog_has_what_runs_name() -> None:
-    assert set(ASKED) <= set(catalog.frameworks())
+    names = set(catalog.frameworks())
+    assert {catalog.framework(name).name for name in ASKED} <= names
 
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda f: f.label)
@@ -72,6 +75,11 @@ def test_the_nearest_earlier_version_counts(name: str, since: int) -> None:
         ("ddp", "pytorch@2026"),
         ("torch", "pytorch@2026"),
         ("libai@2021", "oneflow@2021"),
+        ("HF Trainer", "accelerate@2026"),
+        ("hf-trainer@2024", "accelerate@2023"),
+        ("thunder", "lightning-thunder@2024"),
+        ("open-lm@2024", "open_lm@2023"),
+        ("PaddleNLP", "paddlepaddle@2023"),
     ],
 )
 def test_what_people_call_a_framework(name: str, label: str) -> None:
@@ -237,3 +245,11 @@ def test_torch_prefers_cudnn_attention_from_2026_on(name: str) -> None:
     """`sdp_utils.cpp` of PyTorch 2.13; FlashAttention-2 came first in 2.9."""
     assert catalog.framework(f"{name}@2025").attention == "flash-2"
     assert catalog.framework(f"{name}@2026").attention == "fastest"
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "fsdp"])
+def test_transformers_loops_over_experts_until_they_are_one_grouped_product(name: str) -> None:
+    loop, grouped = catalog.framework(f"{name}@2025"), catalog.framework(f"{name}@2026")
+    # The loop issues eleven operators for each expert, and a layer has two grouped products.
+    assert loop.grouped_launch_s == pytest.approx(11 / 2 * loop.host_op_s, rel=0.02)
+    assert grouped.grouped_launch_s == 0
