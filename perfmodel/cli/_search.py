@@ -13,6 +13,7 @@ from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.cli._programs import add_values, search_program
 from perfmodel.cli._search_flags import add_search, options_of, run_of, space_of, tariff_of
 from perfmodel.cli._show import emit, note, written
+from perfmodel.cli._yours import advice, own_layout
 from perfmodel.display import progress
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Problem
@@ -39,6 +40,10 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "-v", "--verbose", action="store_true", help="also how it was searched, why others are out, where the step goes"
     )
+    command.add_argument(
+        "--script", action="store_true",
+        help="end with the launch script of the recommended layout, for the framework of --framework or --from",
+    )  # fmt: skip
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument(
         "--export", type=Path, metavar="FILE",
@@ -58,8 +63,20 @@ def _execute(arguments: argparse.Namespace) -> int:
         return _pareto(arguments)
     if arguments.export:
         _take_framework_of_export(arguments)
+    if arguments.script:
+        _require_launch_format(arguments)
     result = _searched(arguments)
     report, problem, run = result.to_dict(), problem_of(arguments, quiet=True), ()
+    own = own_layout(arguments)
+    change = None if own is None else advice(arguments, problem, own, result)
+    if own is not None:
+        report["yours"] = own.prediction.to_dict() if own.prediction else {"reasons": [own.why_not]}
+    if change is not None:
+        report["change"] = change.to_dict()
+    script: str | None = None
+    if arguments.script and result.layouts:
+        script = _launch_text(arguments, result, arguments.framework, like=None)
+        report["launch_script"] = script
     for row, p in zip(report["layouts"], result.layouts, strict=True):
         if training := run_of(arguments, problem.replace(global_batch=p.global_batch), p):
             row |= training.to_dict()
@@ -72,11 +89,21 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.json or (result.complete and not result.impossible) or result.layouts:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
         show = partial(_show_search.search, result, command, files, run, verbose=arguments.verbose)
-        emit(arguments, report, show)
+
+        def show_with_own() -> None:
+            if own is not None:
+                print(own.line)
+            show()
+
+        emit(arguments, report, show_with_own)
     if result.complete and result.layouts:
         more = _write_recommended(arguments, result)
         if not arguments.json:
             written(more)
+    if script is not None and not arguments.json:
+        print(f"launch script:\n\n{script.rstrip()}")
+    if change is not None and not arguments.json:
+        print("\n".join(change.lines))
     if result.impossible:
         raise PerfModelError(str(result.impossible))
     if not result.complete:
@@ -139,19 +166,41 @@ def _export_framework(arguments: argparse.Namespace) -> str:
     return format_of_path(path).frameworks[0]
 
 
+def _require_launch_format(arguments: argparse.Namespace) -> None:
+    """Refuse a script for a framework that nobody names, or that has no launch files.
+
+    Raises:
+        PerfModelError: naming what is missing.
+    """
+    from perfmodel.ingest.launch import launch_format
+
+    if arguments.framework is None:
+        raise PerfModelError("search: --script needs --framework or --from: whose launch script?")
+    launch_format(arguments.framework)
+
+
 def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
-    """Write the recommended layout, or else the first that the framework can run; says why others were passed over.
+    """Write the launch file of `_launch_text` where --export asks for it."""
+    from perfmodel.ingest.launch import launch_format, write_launch
+
+    framework = _export_framework(arguments)
+    launch: Launch | None = arguments.launch
+    like = launch.path if launch is not None and launch.format == launch_format(framework).name else None
+    write_launch(arguments.export, _launch_text(arguments, result, framework, like))
+
+
+def _launch_text(arguments: argparse.Namespace, result: "SearchResult", framework: str, like: str | None) -> str:
+    """The launch file of the recommended layout, or else of the first that the framework can run; says why others were
+    passed over.
 
     Raises:
         LaunchFileError: it can run none of them; with the reason for the first.
     """
-    from perfmodel.ingest.launch import export_launch, launch_format, write_launch
+    from perfmodel.ingest.launch import export_launch
 
     problem = problem_of(arguments, quiet=True)
-    node, framework = problem.cluster.devices_per_node, _export_framework(arguments)
+    node = problem.cluster.devices_per_node
     refused: list[str] = []
-    launch: Launch | None = arguments.launch
-    like = launch.path if launch is not None and launch.format == launch_format(framework).name else None
     ranked = [p for p in result.layouts if p is not result.first_to_try]
     for p in [result.first_to_try, *ranked]:
         job = replace(problem.job, global_batch=p.global_batch)
@@ -165,8 +214,7 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
         note(f"passed over: {line}" for line in refused[:MOST_NAMED])
         if refused:
             note([f"exported: {p.layout_notation}"])
-        write_launch(arguments.export, text)
-        return
+        return text
     raise LaunchFileError(
         f"search: {framework} can run none of the {len(result.layouts)} best layouts: {refused[0]}; take a larger "
         "--top, or --fix"

@@ -1,14 +1,19 @@
 """`--from` and `--export`: commands that read launch files, and write them."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 from test_cli import run
 
-from perfmodel.ingest.launch import comparable, read_launch
+from perfmodel import catalog
+from perfmodel.cli import main
+from perfmodel.ingest.launch import changed_settings, comparable, parse_launch, read_launch
 from perfmodel.spec import Layout
+
+FILES = Path(__file__).parents[1] / "ingest" / "launch_files"
 
 MEGATRON = """\
 #!/bin/bash
@@ -178,3 +183,59 @@ def test_the_ranking_is_printed_though_a_file_cannot_be_written(tmp_path: Path, 
     assert str(blocked) in err
     assert "recommended: tp=" in out
     assert "next: perfmodel predict" in out
+
+
+# ---- the user's own layout beside the recommended one ----
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("torchtitan_8b.toml", r"- parallelism\.\w+ = "),
+        ("nanotron_3d.yaml", r"- parallelism\.\w+: "),
+        ("nemo_llama.yaml", r"- model\.\w+: "),
+    ],
+)
+def test_a_search_begins_with_the_own_layout_and_ends_with_what_to_change(
+    name: str, changed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["search", "--from", str(FILES / name), "--cluster", "dgx-h100", "--devices", "16", "--top", "2"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"yours: [\d.]+ m?s per step \(90 %: .* to .*\), needs [\d.]+ of [\d.]+ GiB", lines[0])
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    gain = 1 - report["recommended"]["step_time_s"] / report["yours"]["step_time_s"]
+    assert report["change"]["gain"] == pytest.approx(gain)
+    if gain < 0.005:
+        assert lines[-1].startswith("keep yours")
+        return
+    assert any(re.match(rf"  {changed}", line) for line in lines)
+    assert any(line.startswith("change, which saves") for line in lines)
+    for setting in report["change"]["settings"]:
+        assert setting["before"] != setting["after"]
+
+
+def test_settings_that_change_are_lines_of_the_file() -> None:
+    model = catalog.model("llama3-8b")
+    framework = catalog.framework("megatron-core")
+    job = framework.job(model, catalog.cluster("dgx-h100").device, global_batch=64)
+    before, _ = framework.layout("tp=4,dp=4", model)
+    after, _ = framework.layout("tp=2,dp=8,zero=1", model)
+    found = changed_settings((before, job), (after, job), "megatron-core", model=model, devices_per_node=8)
+    diff = [line for change in found for line in change.diff]
+    assert "- --tensor-model-parallel-size 4" in diff
+    assert "+ --tensor-model-parallel-size 2" in diff
+    assert "+ --use-distributed-optimizer" in diff
+    assert not changed_settings((after, job), (after, job), "megatron-core", model=model, devices_per_node=8)
+
+
+def test_a_search_ends_with_the_launch_script(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "16", "--global-batch", "64", "--top", "1"]
+    assert main(["search", *words, "--framework", "megatron-core", "--script"]) == 0
+    out = capsys.readouterr().out
+    script = out.partition("launch script:\n\n")[2]
+    assert script.startswith("#!")
+    assert parse_launch(script, "best.sh").layout is not None
+    assert main(["search", *words, "--script"]) == 2
+    assert "--script needs --framework or --from" in capsys.readouterr().err

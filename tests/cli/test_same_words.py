@@ -14,7 +14,13 @@ from perfmodel.planning.layouts import SEARCH_WORDS
 COMMANDS = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser()) if one.prog != "perfmodel"}
 OF_THE_SHELL = {"help", "json", "verbose", "job_file", "set", "out", "png", "html", "trace"}
 """How results are printed and written (`to_dict`, `to_frame`, the functions of `viz`), and where words come from."""
-WRITTEN_BY = {"launch_file": "read_launch", "export": "export_launch", "trace": "write_trace", "png": "write_gantt"}
+WRITTEN_BY = {
+    "script": "export_launch",
+    "launch_file": "read_launch",
+    "export": "export_launch",
+    "trace": "write_trace",
+    "png": "write_gantt",
+}
 OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "kernels", "words"}
 """Arguments of Python that are objects, or that flags say one by one."""
 RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
@@ -54,7 +60,7 @@ def test_a_search_is_said_alike():
     assert said - flags("search") == {"distinct", "every"}
     python = said | PROBLEM | takes(pm.search) | takes(pm.read_launch)
     others = flags("search") - python - OF_A_RUN - OF_WEIGHTS - OF_A_PROGRAM
-    assert others == {"launch_file", "export", "pareto"}
+    assert others == {"launch_file", "export", "script", "pareto"}
     assert all(hasattr(pm, WRITTEN_BY.get(word, word)) for word in others | set(WRITTEN_BY))
     assert takes(pm.search) - OBJECTS - {"set"} <= {"settings", "calibration"}
 

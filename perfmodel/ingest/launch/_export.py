@@ -76,10 +76,7 @@ def export_launch(
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
     layout = _without_own_cut(form, layout, model)
-    plain_name = framework.partition("@")[0].strip().lower()
-    fields = _fields(layout, model, job, devices_per_node) | {
-        "framework": plain_name if plain_name in form.frameworks else form.frameworks[0]
-    }
+    fields = _fields_for(form, framework, layout, model, job, devices_per_node)
     comments = [f"written by perfmodel: {layout.label}"]
     if kept := {name: getattr(layout, name) for name in form.elsewhere}:
         comments.append("perfmodel: " + ",".join(f"{name}={value}" for name, value in kept.items()))
@@ -100,6 +97,29 @@ def export_launch(
         values = plain
         comments.append(f"model {model.name}: this file does not state it; set it yourself")
     return _written(form, values, comments, where, layout, model, job)
+
+
+def launch_values(
+    layout: Layout, framework: str, *, model: Model | str | None, job: Job | None, devices_per_node: int
+) -> dict[str, Any]:
+    """The settings of the file that `export_launch` writes, by name.
+
+    Raises:
+        UnknownNameError, LaunchFileError: as `export_launch`.
+    """
+    form = launch_format(framework)
+    model = catalog.model(model) if isinstance(model, str) else model
+    layout = _without_own_cut(form, layout, model)
+    return dict(form.write(_fields_for(form, framework, layout, model, job, devices_per_node)))
+
+
+def _fields_for(
+    form: LaunchFormat, framework: str, layout: Layout, model: Model | None, job: Job | None, devices_per_node: int
+) -> Fields:
+    """The fields of a file, with the framework that it names where its format serves several."""
+    plain_name = framework.partition("@")[0].strip().lower()
+    named = plain_name if plain_name in form.frameworks else form.frameworks[0]
+    return _fields(layout, model, job, devices_per_node) | {"framework": named}
 
 
 def _written(

@@ -1,0 +1,101 @@
+"""The layout of a user's own launch file beside what a search found: how good it is, and what to change."""
+
+import argparse
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.cli._predict import predicted
+from perfmodel.cli._show_search import memory_words
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Problem
+from perfmodel.units import duration
+
+if TYPE_CHECKING:
+    from perfmodel.ingest.launch import Launch, SettingChange
+    from perfmodel.planning.layouts import SearchResult
+    from perfmodel.prediction import Prediction
+
+_SAME: Final = 0.005
+"""A gain below this share is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLayout:
+    """The layout of the launch file of --from."""
+
+    prediction: "Prediction | None"
+    why_not: str = ""
+    """Why it has no prediction."""
+
+    @property
+    def line(self) -> str:
+        """Time with its interval and memory, then the layout."""
+        p = self.prediction
+        if p is None:
+            return f"yours: {self.why_not}"
+        interval = f"90 %: {duration(p.step_time_lo_s)} to {duration(p.step_time_hi_s)}"
+        return f"yours: {duration(p.step_time_s)} per step ({interval}), {memory_words(p)}\n  {p.layout_notation}"
+
+
+def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:
+    """The prediction of the launch file's own layout, with the flags that win over the file; None without one."""
+    launch: Launch | None = arguments.launch
+    if launch is None or launch.layout is None:
+        return None
+    try:
+        return OwnLayout(prediction=predicted(arguments, launch.layout, quiet=True))
+    except PerfModelError as error:
+        return OwnLayout(prediction=None, why_not=str(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """From a user's layout to the recommended one."""
+
+    gain: float
+    """Share of the time of a sequence that the change saves."""
+    before_s: float
+    after_s: float
+    settings: tuple["SettingChange", ...]
+    why_no_settings: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """What to change, and what it gains."""
+        if abs(self.gain) < _SAME:
+            return ["keep yours: it is as fast as the recommended layout"]
+        if self.gain < 0:
+            return [f"keep yours: the recommended layout takes {-self.gain:.1%} longer"]
+        saved = f"saves {self.gain:.1%} of the time ({duration(self.before_s)} to {duration(self.after_s)} per step)"
+        if not self.settings:
+            return [f"the recommended layout {saved}; {self.why_no_settings}"]
+        return [f"change, which {saved}:", *(f"  {line}" for change in self.settings for line in change.diff)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"gain": self.gain, "settings": [asdict(change) for change in self.settings]}
+
+
+def advice(arguments: argparse.Namespace, problem: Problem, own: OwnLayout, result: "SearchResult") -> Advice | None:
+    """What to change in the launch file; None where its own layout has no prediction, or nothing was found."""
+    from perfmodel.ingest.launch import changed_settings
+
+    if own.prediction is None or not result.layouts:
+        return None
+    before, after = own.prediction, result.first_to_try
+    gain = 1 - after.step_time_s / after.global_batch / (before.step_time_s / before.global_batch)
+    settings, why = (), ""
+    launch: Launch = arguments.launch
+    try:
+        settings = changed_settings(
+            (before.layout, replace(problem.job, global_batch=before.global_batch)),
+            (after.layout, replace(problem.job, global_batch=after.global_batch)),
+            launch.framework,
+            model=problem.model,
+            devices_per_node=problem.cluster.devices_per_node,
+        )
+    except PerfModelError as error:
+        why = str(error)
+    return Advice(
+        gain=gain, before_s=before.step_time_s, after_s=after.step_time_s, settings=settings, why_no_settings=why
+    )

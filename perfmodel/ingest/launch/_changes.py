@@ -1,0 +1,69 @@
+"""What has to change in a launch file so that it runs another layout, in the settings of its framework."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perfmodel.ingest.launch._export import launch_values
+from perfmodel.ingest.launch._read import launch_format
+from perfmodel.spec import Job, Layout, Model
+
+_SEPARATORS: Final = {"toml": " = ", "yaml": ": ", "json": ": "}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingChange:
+    """A setting of a launch file before and after; None where it is not there."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+    @property
+    def diff(self) -> tuple[str, ...]:
+        """Lines of a diff."""
+        removed = () if self.before is None else (f"- {self.before}",)
+        return removed if self.after is None else (*removed, f"+ {self.after}")
+
+
+def changed_settings(
+    before: tuple[Layout, Job],
+    after: tuple[Layout, Job],
+    framework: str,
+    *,
+    model: Model | str | None = None,
+    devices_per_node: int,
+) -> tuple[SettingChange, ...]:
+    """The settings that differ between the launch files of two layouts with their jobs, as lines of such a file.
+
+    Raises:
+        UnknownNameError: no launch files of this framework are known.
+        LaunchFileError: the framework cannot run one of the layouts.
+    """
+    form = launch_format(framework)
+    values = [
+        launch_values(layout, framework, model=model, job=job, devices_per_node=devices_per_node)
+        for layout, job in (before, after)
+    ]
+    changes = []
+    for name in dict.fromkeys(name for one in values for name in one):
+        lines = [_line(name, one, form.syntax) for one in values]
+        if lines[0] != lines[1]:
+            changes.append(SettingChange(name=name, before=lines[0], after=lines[1]))
+    return tuple(changes)
+
+
+def _line(name: str, values: Mapping[str, Any], syntax: str) -> str | None:
+    """A setting as a line of the file; None where the file does not have it."""
+    if name not in values:
+        return None
+    value = values[name]
+    if syntax == "arguments":
+        if value is False:
+            return None
+        return f"--{name}" if value is True else f"--{name} {value}"
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, str) and syntax == "toml":
+        value = f'"{value}"'
+    return f"{name}{_SEPARATORS[syntax]}{value}"
