@@ -107,7 +107,7 @@ from perfmodel.prediction._site_constants import (
     sustained_from,
 )
 from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
-from perfmodel.prediction._stages import by_layer, is_layer, layer_count, segment_sizes, stage_blocks
+from perfmodel.prediction._stages import by_layer, layer_count, segment_sizes, stage_blocks
 from perfmodel.prediction._step_costs import beside_loss, layout_coordinates
 from perfmodel.prediction._teams import (
     keys_share_a_team,

@@ -26,7 +26,6 @@ from perfmodel.prediction._overlap import (
 )
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
-from perfmodel.prediction._stages import is_layer
 from perfmodel.spec import Device, Framework, Job
 from perfmodel.workload import BlockOps, Comm, is_cast
 
@@ -67,7 +66,7 @@ class ShardBlocks:
     @cached_property
     def layers(self) -> Bool[np.ndarray, " blocks"]:
         """Which blocks are layers, that is, can be recomputed."""
-        return np.array([is_layer(block) for block in self.blocks])
+        return np.array([block.is_layer for block in self.blocks])
 
     @cached_property
     def kinds(self) -> tuple[tuple[bool, int], ...]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._shard import sliced_job
-from perfmodel.prediction._stages import is_layer, layer_count
+from perfmodel.prediction._stages import layer_count
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Problem, Transformer
 from perfmodel.workload import BlockOps, Shard, blocks
@@ -114,7 +114,7 @@ def check_offloaded_layers(layers: int, offloaded: int) -> None:
 
 def stages_without_layer(found: Sequence[tuple[BlockOps, int]]) -> int:
     """Ends of the model that can be a stage without a layer: an embedding, a head."""
-    return (not is_layer(found[0][0])) + (not is_layer(found[-1][0]))
+    return (not found[0][0].is_layer) + (not found[-1][0].is_layer)
 
 
 def _suggest_dp(layout: Layout, devices: int) -> str:

@@ -14,7 +14,7 @@ from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._sends import across, hops, transfers
-from perfmodel.prediction._stages import by_layer, is_layer, segment_sizes
+from perfmodel.prediction._stages import by_layer, segment_sizes
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 
@@ -133,7 +133,7 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
         if memory is None or stage in (1, spec.stages - 1):  # those in between are alike
             start, end = np.nonzero(possible)
             counts = np.diff(upto[start[:, None] + bounds[end - start]], axis=1)
-            again = counts * [is_layer(block) * full for block in table.blocks]
+            again = counts * [block.is_layer * full for block in table.blocks]
             if stage == 0:
                 counts[:, 0] += before
             if stage == spec.stages - 1:

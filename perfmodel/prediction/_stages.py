@@ -12,14 +12,9 @@ from perfmodel.spec import PerStage
 from perfmodel.workload import BlockOps
 
 
-def is_layer(block: BlockOps) -> bool:
-    """Embeddings and heads ride along with the neighbouring layer; all else is partitioned."""
-    return "embedding" not in block.name and "head" not in block.name
-
-
 def layer_count(blocks: Sequence[tuple[BlockOps, int]]) -> int:
     """Layers that a pipeline can be cut between."""
-    return sum(n for block, n in blocks if is_layer(block))
+    return sum(n for block, n in blocks if block.is_layer)
 
 
 def stage_blocks(
@@ -67,7 +62,7 @@ def by_layer(
     them, from none to all; and those that stand after the last layer."""
     order = [i for i, (_, n) in enumerate(blocks) for _ in range(n)]
     one = np.eye(len(blocks))[order]
-    starts = [at for at, i in enumerate(order) if is_layer(blocks[i][0])]
+    starts = [at for at, i in enumerate(order) if blocks[i][0].is_layer]
     end = starts[-1] + 1
     upto = np.zeros((len(starts) + 1, len(blocks)))
     upto[1:] = np.add.reduceat(one[:end], starts, axis=0).cumsum(axis=0)

@@ -129,7 +129,10 @@ class BlockOps:
     """
 
     name: str
+    """As shown to people; nothing is decided by it."""
     forward: Kernels
+    is_layer: bool = True
+    """Whether a pipeline may be cut before and after it; embeddings and heads ride along with a neighbouring layer."""
     backward_input: Kernels = ()
     backward_weight: Kernels = ()
     recompute_selective: Kernels = ()

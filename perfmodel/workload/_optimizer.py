@@ -44,7 +44,7 @@ def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[Ke
     """
     found: Counter[KernelOp] = Counter()
     steps = OPTIMIZERS[job.optimizer].newton_schulz
-    if not steps or block.name.endswith(("embedding", "head")):
+    if not steps or not block.is_layer:
         return found
     for shape, count in block.weight_shapes(experts=experts).items():
         a, b = sorted(shape)

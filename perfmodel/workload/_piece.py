@@ -87,6 +87,7 @@ def assemble(
     pieces: Sequence[Piece],
     *,
     train: bool,
+    is_layer: bool = True,
     input_bytes: float | None = None,
     workspace_bytes: float = 0.0,
     boundary_bytes: float = 0.0,
@@ -99,6 +100,7 @@ def assemble(
 
     Args:
         train: False leaves out everything but the forward pass.
+        is_layer: see `BlockOps`.
         input_bytes: what full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
         stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
@@ -113,6 +115,7 @@ def assemble(
     saved = sum(p.saved_bytes for p in pieces) if train else 0.0
     return BlockOps(
         name=name,
+        is_layer=is_layer,
         forward=forward,
         backward_input=_kernels(p.backward_input for p in reversed(pieces)) if train else (),
         backward_weight=_kernels(p.backward_weight for p in reversed(pieces)) if train else (),

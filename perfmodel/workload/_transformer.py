@@ -37,7 +37,7 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
     def weights(block: BlockOps) -> int:
         layer = WEIGHTS_OF_A_LAYER - (model.parallel_blocks == "one_norm")
-        return 1 if block.name.endswith(("embedding", "head")) else layer
+        return layer if block.is_layer else 1
 
     return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in found)
 
@@ -144,6 +144,7 @@ def _further_token(model: Transformer, local: Local) -> BlockOps:
             *head_pieces(model, local, owner=False),
         ],
         train=local.job.mode == "train",
+        is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
         tied_params=0 if model.tied_embeddings else local.vocab * local.hidden,
     )
@@ -189,6 +190,7 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
         name,
         pieces,
         train=local.job.mode == "train",
+        is_layer=False,
         workspace_bytes=local.hidden_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
@@ -202,6 +204,7 @@ def _head(model: Transformer, local: Local) -> BlockOps:
         "head",
         head_pieces(model, local),
         train=local.job.mode == "train",
+        is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
         tied_params=local.vocab * local.hidden if model.tied_embeddings and local.job.head == "vocabulary" else 0,
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._placement import Placement
-from perfmodel.prediction._stages import is_layer, layer_count, stage_blocks
+from perfmodel.prediction._stages import layer_count, stage_blocks
 from perfmodel.schedule import even_split
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import Shard, blocks
@@ -33,7 +33,15 @@ def test_a_remainder_spares_first_and_last_stage():
 
 
 def kinds(pairs):
-    return [(is_layer(block), n) for block, n in pairs]
+    return [(block.is_layer, n) for block, n in pairs]
+
+
+@pytest.mark.parametrize("name", ["head.1", "patch_embedding"])
+def test_names_of_layers_decide_nothing(name):
+    net = catalog.model("vgg-16")
+    renamed = replace(net, stack=(replace(net.stack[0], name=name), *net.stack[1:]))
+    job = Job(global_batch=8, seq_len=1)
+    assert kinds(blocks(renamed, job, Shard())) == kinds(blocks(net, job, Shard()))
 
 
 @given(st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5))

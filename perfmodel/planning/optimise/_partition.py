@@ -32,7 +32,6 @@ from perfmodel.prediction import (
     evaluate,
     explain,
     fitting,
-    is_layer,
     layout_of,
     lower_bounds_s,
     one_stage_per_rank,
@@ -273,7 +272,7 @@ def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[s
 
 def layers_per_stage(bundle: Bundle) -> tuple[int, ...]:
     """The partition that a bundle's layouts have, given or not."""
-    layers = [is_layer(block) for block in bundle.tables[0].blocks]
+    layers = [block.is_layer for block in bundle.tables[0].blocks]
     return tuple(bundle.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
 
 
