@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
 from math import prod
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -28,6 +28,16 @@ _SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
 
 
+ABLATIONS: Final[tuple[str, ...]] = (
+    "step_overhead",
+    "kernels_slowed_by_communication",
+    "data_parallel_communication_exposed",
+    "pipeline_communication_exposed",
+    "host_copies_exposed",
+)
+"""Activities in the order in which they are taken out of a step, one after another: what the step shortens by is the
+cost of each. The first two are no events of their own but parts of the optimizer and of passes."""
+
 _COMMUNICATION = tuple(dict.fromkeys(d.name for d in DIMENSIONS if d.shards_blocks))
 """Dimensions whose collectives run inside passes."""
 
@@ -46,9 +56,12 @@ class Part(IntEnum):
 
 
 _PART_OF_PHASE = {
-    Phase.FORWARD: Part.FORWARD, Phase.BACKWARD_INPUT: Part.BACKWARD, Phase.BACKWARD_WEIGHT: Part.BACKWARD,
-    Phase.RECOMPUTE_SELECTIVE: Part.RECOMPUTE, Phase.RECOMPUTE_FULL: Part.RECOMPUTE,
-}  # fmt: skip
+    Phase.FORWARD: Part.FORWARD,
+    Phase.BACKWARD_INPUT: Part.BACKWARD,
+    Phase.BACKWARD_WEIGHT: Part.BACKWARD,
+    Phase.RECOMPUTE_SELECTIVE: Part.RECOMPUTE,
+    Phase.RECOMPUTE_FULL: Part.RECOMPUTE,
+}
 _PLACE_OF = {name: Part.RECOMPUTE + 1 + i for i, name in enumerate(_COMMUNICATION)}
 _PLACE_OF_GROUP = {d.key: _PLACE_OF[d.name] for d in DIMENSIONS if d.shards_blocks}
 
@@ -95,17 +108,29 @@ def step_account(
     bundle = parts[0][0].bundle
     layout, spec = bundle.layouts[0], bundle.spec
     on_kinds = problem.kinds or (problem,)
-    slowest, like = map(max, zip(*(_whole_step_factors(one, layout) for one in on_kinds), strict=True))
-    usual = 1 / (slowest * max(1.0, like))
-    taken = [_Program.of(*each) for each in zip(parts, programs, strict=True)]
-    passes_s = np.sum([p.passes_s for p in taken], axis=0)
-    optimizer_s = np.sum([p.optimizer_s for p in taken], axis=0)
+
+    # Stragglers, and what runs showed beyond all parameters, lengthen every part of the step alike.
+    factors = [_whole_step_factors(on_kind, layout) for on_kind in on_kinds]
+    slowest = max(stragglers for stragglers, _ in factors)
+    beyond = max(beyond for _, beyond in factors)
+    usual = 1 / (slowest * max(1.0, beyond))
+
+    taken_apart = [_Program.of(*each) for each in zip(parts, programs, strict=True)]
+    passes_s = np.sum([program.passes_s for program in taken_apart], axis=0)
+    optimizer_s = np.sum([program.optimizer_s for program in taken_apart], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
-    lengths_s = [step_s]
-    for left in range(5):
-        shorter_s = _length_s(taken, left) if _changes(taken, left) else lengths_s[-1]
-        lengths_s.append(min(shorter_s, lengths_s[-1]))  # a difference of streams may not shorten
-    overhead_s, slowed_s, dp_s, sends_s, copies_s = (a - b for a, b in pairwise(lengths_s))
+
+    # Take out one activity after another; what the step shortens by is what the activity costs.
+    exposed_s: dict[str, float] = {}
+    step_without_s: dict[str, float] = {}
+    remaining_s = step_s
+    for activity in ABLATIONS:
+        shortened_s = remaining_s
+        if any(activity in program.felt for program in taken_apart):
+            # Of a stream the step is a difference of makespans, which may grow; a cost may not be negative.
+            shortened_s = min(_step_without_s(taken_apart, activity), remaining_s)
+        exposed_s[activity] = remaining_s - shortened_s
+        step_without_s[activity] = remaining_s = shortened_s
 
     mean_s = (passes_s.mean(axis=0) * usual).tolist()
     training = problem.job.mode == "train"
@@ -118,19 +143,24 @@ def step_account(
     result |= {f"{name}_communication": mean_s[place] for name, place in _PLACE_OF.items()}
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
     result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
-    result["kernels_slowed_by_communication"] = mean_s[Part.SLOWED] + slowed_s * usual
+    result["kernels_slowed_by_communication"] = (
+        mean_s[Part.SLOWED] + exposed_s["kernels_slowed_by_communication"] * usual
+    )
     result["optimizer"] = float(optimizer_s.mean()) * usual
-    result["data_parallel_communication_exposed"] = dp_s * usual
-    result["pipeline_communication_exposed"] = sends_s * usual
+    result["data_parallel_communication_exposed"] = exposed_s["data_parallel_communication_exposed"] * usual
+    result["pipeline_communication_exposed"] = exposed_s["pipeline_communication_exposed"] * usual
     if spec.offload or offloads_layers(problem, layout):
-        result["host_copies_exposed"] = copies_s * usual
+        result["host_copies_exposed"] = exposed_s["host_copies_exposed"] * usual
     if any(map(has_whole_step_costs, on_kinds)):
-        result["step_overhead"] = overhead_s
-        result["stragglers"] = lengths_s[1] * usual * (slowest - 1)
-        result["beyond_all_parameters"] = lengths_s[1] * usual * slowest * (max(1.0, like) - 1)
-    result["bubble"] = max(0.0, lengths_s[-1] - busy_s) * usual
-    alone_s = np.sum([p.alone_s for p in taken], axis=0)
-    return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, like)))
+        without_overhead_s = step_without_s["step_overhead"]
+        result["step_overhead"] = exposed_s["step_overhead"]
+        result["stragglers"] = without_overhead_s * usual * (slowest - 1)
+        result["beyond_all_parameters"] = without_overhead_s * usual * slowest * (max(1.0, beyond) - 1)
+
+    # Idle time of the compute stream when none of these activities takes any time.
+    result["bubble"] = max(0.0, remaining_s - busy_s) * usual
+    alone_s = np.sum([program.alone_s for program in taken_apart], axis=0)
+    return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, beyond)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +169,10 @@ class _Program:
 
     prepared: Prepared
     weight: float
-    durations_s: tuple[Float[np.ndarray, " classes"], ...]
-    """Without the step's overhead; also without what reductions and gathers cost the passes beside them; without
-    these; without transfers; without copies."""
-    whole_s: Float[np.ndarray, " classes"]
+    durations_s: dict[str, Float[np.ndarray, " classes"]]
+    """For each of `ABLATIONS` durations of the classes without it and without those before it."""
+    felt: frozenset[str]
+    """Activities without which any class takes another time."""
     passes_s: Float[np.ndarray, "ranks parts"]
     """Weighted seconds of a step on every rank's compute stream by `Part`."""
     optimizer_s: Float[np.ndarray, " ranks"]
@@ -151,48 +181,59 @@ class _Program:
 
     @classmethod
     def of(cls, parts: Sequence[OnKind], durations: WeightedDurations) -> "_Program":
-        program, whole_s, weight = durations
+        program, all_s, weight = durations
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
-        left = [whole_s.copy()]
+        without_overhead_s = all_s.copy()
         parts_s = alone_s = waits_s = 0.0
         for part in parts:
-            own, events = part.problem, part.events[0]
-            factor = prod(_whole_step_factors(own, part.bundle.layouts[0]))
+            problem, events = part.problem, part.events[0]
+            factor = prod(_whole_step_factors(problem, part.bundle.layouts[0]))
             parts_s = parts_s + _of_passes(part, _phase_parts) * factor
             waits_s = waits_s + part.copy_waits_s * factor
-            left[0] -= part.only(optimizer * own.host.step_overhead_s)
+            without_overhead_s -= part.only(optimizer * problem.host.step_overhead_s)
             lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
             kernels_s = _of_passes(part, _alone_s).sum(axis=1)
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
-        slowed = any(beside_loss(part.problem) for part in parts)
-        passes_s = np.sum(parts_s, axis=1) + waits_s
-        left.append(np.where(_of_kinds(PHASES)[kind], passes_s, left[0]) if slowed else left[0])
-        for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
-            left.append(np.where(_of_kinds(kinds)[kind], 0.0, left[-1]))
-        left[-1] = left[-1] - waits_s
+
+        # Passes take as long as their parts, but for what reductions and gathers beside them cost.
+        without_slowing_s = without_overhead_s
+        if any(beside_loss(part.problem) for part in parts):
+            passes_s = np.sum(parts_s, axis=1) + waits_s
+            without_slowing_s = np.where(_of_kinds(PHASES)[kind], passes_s, without_overhead_s)
+        without_dp_s = np.where(_of_kinds(_DP_KINDS)[kind], 0.0, without_slowing_s)
+        without_sends_s = np.where(_of_kinds(_SEND_KINDS)[kind], 0.0, without_dp_s)
+        without_copies_s = np.where(_of_kinds(_COPY_KINDS)[kind], 0.0, without_sends_s) - waits_s
+        in_turn = (without_overhead_s, without_slowing_s, without_dp_s, without_sends_s, without_copies_s)
+        durations_s: dict[str, Float[np.ndarray, " classes"]] = dict(zip(ABLATIONS, in_turn, strict=True))
+
+        felt = set()
+        before_s = all_s
+        for activity, after_s in durations_s.items():
+            if (after_s != before_s).any():
+                felt.add(activity)
+            before_s = after_s
+
         count = weight * program.rank_count
-        updates_s = np.where(optimizer, left[0], 0.0)
-        return cls(program, weight, tuple(left), whole_s, count @ parts_s, count @ updates_s, count @ alone_s)
+        updates_s = np.where(optimizer, without_overhead_s, 0.0)
+        return cls(program, weight, durations_s, frozenset(felt), count @ parts_s, count @ updates_s, count @ alone_s)
 
 
-def _length_s(programs: list[_Program], left: int) -> float:
-    """The step with what is left in it."""
-    spans = (p.weight * float(makespan(p.prepared.compiled, p.durations_s[left])) for p in programs)
-    busy_s = rank_busy_s((p.prepared, p.durations_s[left], p.weight) for p in programs)
-    return max(sum(spans), float(busy_s.max()))
-
-
-def _changes(programs: list[_Program], left: int) -> bool:
-    """Whether taking away the next kind changes any duration at all."""
-    return any((p.durations_s[left] != (p.durations_s[left - 1] if left else p.whole_s)).any() for p in programs)
+def _step_without_s(programs: list[_Program], activity: str) -> float:
+    """The step time without an activity and without those before it in `ABLATIONS`."""
+    weighted_s = (
+        program.weight * float(makespan(program.prepared.compiled, program.durations_s[activity]))
+        for program in programs
+    )
+    busy_s = rank_busy_s((program.prepared, program.durations_s[activity], program.weight) for program in programs)
+    return max(sum(weighted_s), float(busy_s.max()))
 
 
 def _of_kinds(kinds: Iterable[Kind]) -> Bool[np.ndarray, " Kind"]:
     """Which kinds of classes are among some."""
-    found = np.zeros(len(Kind), bool)
-    found[list(kinds)] = True
-    return found
+    is_among = np.zeros(len(Kind), bool)
+    is_among[list(kinds)] = True
+    return is_among
 
 
 def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
@@ -206,15 +247,16 @@ def _of_passes(
 ) -> Float[np.ndarray, "classes parts"]:
     """Seconds of every class of passes on one kind of nodes by part, from those of the phases of blocks (and whether
     passes are paired)."""
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    for table, paired, classes in part.passes:
+    filled: list[tuple[np.ndarray, np.ndarray]] = []
+    for table, paired, passes in part.passes:
         by_phase = of_phases(part.problem, table, paired)
         by_phase = by_phase.reshape(-1, by_phase.shape[-1])
-        found += [(where, counts.reshape(-1, len(by_phase)) @ by_phase) for where, counts in classes]
-    out = np.zeros((prepared(part.bundle.spec).structure.n_classes, found[0][1].shape[1]))
-    for where, seconds in found:
-        out[where] = seconds
-    return part.only(out)
+        for classes, counts in passes:
+            filled.append((classes, counts.reshape(-1, len(by_phase)) @ by_phase))
+    seconds = np.zeros((prepared(part.bundle.spec).structure.n_classes, filled[0][1].shape[1]))
+    for classes, of_classes in filled:
+        seconds[classes] = of_classes
+    return part.only(seconds)
 
 
 @session_cached

@@ -19,6 +19,8 @@ from perfmodel.ops import FAMILIES, Collective, Op, family_with_bmm
 from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
 
+TINY_S: Final = 1e-300
+"""Below every time."""
 SCHEMA: Final = "end-to-end/3"
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
@@ -96,14 +98,20 @@ class Adjustment:
         """Times of events after the factors: latency e^alpha + (time - latency) e^beta (Hockney 1994, each
         term scaled by itself)."""
         factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
-        names = [factors_of(op) for op in ops]
-        alpha, beta = (np.array([factor[pair[i]] for pair in names]) for i in (0, 1))
-        share = np.minimum(latency_s / np.maximum(times.time_s, 1e-300), 1.0)
-        by = alpha * share + beta * (1 - share)
-        told = (
-            END_TO_END if (pair[1] in self.informed) else was for pair, was in zip(names, times.provenance, strict=True)
-        )
-        return EventTimes(times.time_s * by, times.lo_s * by, times.hi_s * by, tuple(told))
+        parameters = [factors_of(op) for op in ops]
+        latency_factor = np.array([factor[latency] for latency, _ in parameters])
+        throughput_factor = np.array([factor[throughput] for _, throughput in parameters])
+
+        # An empty message takes no time at all, hence the floor.
+        latency_share = np.minimum(latency_s / np.maximum(times.time_s, TINY_S), 1.0)
+        scale = latency_factor * latency_share + throughput_factor * (1 - latency_share)
+
+        # Times that rest on a parameter which runs narrowed are theirs.
+        provenance = list(times.provenance)
+        for i, (_, throughput) in enumerate(parameters):
+            if throughput in self.informed:
+                provenance[i] = END_TO_END
+        return replace(times.scaled(scale), provenance=tuple(provenance))
 
     def framework(self, framework: Framework) -> Framework:
         """Host costs and losses after the parameters."""
