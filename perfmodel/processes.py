@@ -1,25 +1,108 @@
-"""Processes that end with the one that started them, whatever ends it."""
+"""Processes that end with the one that started them, whatever ends it.
+
+A process that was killed cannot end what it started, so the kernel of Linux does: it sends a signal to a process when
+its parent ends. Our own ranks ask for that themselves (`end_with_parent`). Programs of others, such as a launcher or a
+shell script, run under a supervisor that asks for it (`supervised`) and ends their whole process group.
+"""
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
+from multiprocessing import parent_process
+from types import FrameType
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 """`prctl` of Linux: the signal that a process gets when its parent ends."""
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that a supervisor leaves to the program: whoever sends them sends them to the group."""
+NOT_FOUND: Final = 127
+"""Exit status of a program that cannot be started, as shells have it."""
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent ends, even by SIGKILL, which nobody can handle.
+def end_with_parent(parent: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, even by SIGKILL, which nobody can handle.
 
     Does nothing but on Linux; elsewhere a child notices by its pipe.
 
     Args:
         parent: process id of the parent as it was told; a process whose parent has ended meanwhile ends at once.
+        number: the signal.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
-        os._exit(1)
+        os.kill(os.getpid(), number)
+
+
+def end_with_spawner() -> None:
+    """In a process of `multiprocessing`: end with the process that started it, even if that has ended already."""
+    spawner = parent_process()
+    end_with_parent(None if spawner is None else spawner.pid)
+
+
+def supervised(command: Sequence[str]) -> tuple[str, ...]:
+    """The command to start a program with, in a process group of its own, so that all of it ends with this process.
+
+    The supervisor ends as the program does, by its exit status or its signal. It needs no more than the interpreter's
+    own modules. Anywhere but on Linux the program starts by itself.
+    """
+    if sys.platform != "linux":
+        return tuple(command)
+    # without the folders of packages, which a rank may have put things into
+    return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
+
+
+def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return what it printed; nothing that it started is left behind.
+
+    Raises:
+        subprocess.TimeoutExpired: it takes longer.
+    """
+    with subprocess.Popen(
+        supervised(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _supervise(parent: int, command: Sequence[str]) -> None:
+    """Run a program, and end the process group when the parent ends."""
+
+    def end_if_orphaned(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    for number in _FORWARDED:
+        signal.signal(number, end_if_orphaned)
+    program = os.fork()
+    if program == 0:
+        for number in _FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+        end_with_parent()
+        try:
+            os.execvp(command[0], list(command))
+        except OSError as error:
+            os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+            os._exit(NOT_FOUND)
+    end_with_parent(parent, signal.SIGTERM)
+    _, status = os.waitpid(program, 0)
+    if os.WIFSIGNALED(status):
+        # end by the same signal, so that whoever waits sees what ended the program
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+if __name__ == "__main__":
+    _supervise(int(sys.argv[1]), sys.argv[2:])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.processes import end_with_parent
+from perfmodel.processes import end_with_spawner
 from perfmodel.units import positive
 
 _CLONE_NEWUTS: Final = 0x04000000
@@ -226,7 +226,7 @@ _GROUP_BIT: Final = 1
 
 def serve_switch(pipe: Connection, taps: Sequence[str], latency_s: float) -> None:
     """Make the devices, answer "ready", and forward between them until the pipe closes."""
-    end_with_parent()
+    end_with_spawner()
     handles = [_open_tap(name) for name in taps]
     pipe.send("ready")
     forward(pipe, handles, latency_s)

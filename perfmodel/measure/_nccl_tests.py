@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from perfmodel.ingest._nccl_tests import COLLECTIVES
 from perfmodel.measure._backend import check_device
 from perfmodel.measure._rows import SOURCE, Point, Row, collective_columns, present
 from perfmodel.ops import Collective
+from perfmodel.processes import run_supervised
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,10 +131,10 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
 
 def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
     shown = shlex.join(command)
+    if shutil.which(command[0]) is None:
+        raise CalibrationError(f"{command[0]}: no such program; set launcher and folder of [nccl_tests]")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except FileNotFoundError:
-        raise CalibrationError(f"{command[0]}: no such program; set launcher and folder of [nccl_tests]") from None
+        done = run_supervised(command, timeout_s)
     except subprocess.TimeoutExpired:
         raise CalibrationError(f"no end after {timeout_s:g} s: {shown}") from None
     if done.returncode:

@@ -17,7 +17,7 @@ from perfmodel.measure._hosts import Host
 from perfmodel.measure._launch import forget_launcher
 from perfmodel.measure._meter import Meter, Reading
 from perfmodel.ops import JAX_DTYPES, Collective
-from perfmodel.processes import end_with_parent
+from perfmodel.processes import end_with_spawner
 from perfmodel.units import dtype_bytes
 
 
@@ -49,7 +49,7 @@ def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> 
     A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or `("stop",)`;
     an answer is `("ok", value)` or `("error", text)`.
     """
-    end_with_parent()
+    end_with_spawner()
     forget_launcher()
     # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:

@@ -22,6 +22,7 @@ from perfmodel.execution.emulation._record import record_of
 from perfmodel.execution.emulation._run import EmulatedRun, read_run
 from perfmodel.execution.emulation._wire import PEER, end, failure_of, peers
 from perfmodel.measure import Host, free_port
+from perfmodel.processes import supervised
 
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 2.0
@@ -156,7 +157,7 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
         command = (sys.executable, "-m", f"{__package__}._on_host", host.namespace, host.address, *command)
     with _on_core(core), errors.open("wb") as kept:
         return subprocess.Popen(
-            command,
+            supervised(command),
             env={**os.environ, **{name: str(value) for name, value in names.items()}, "PYTHONPATH": path},
             stdout=sink,
             stderr=kept if emulation.quiet else None,
