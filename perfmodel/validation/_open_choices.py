@@ -247,6 +247,37 @@ def _reads_words_both_ways(case: Case) -> bool:
     return isinstance(case.model, Transformer) and case.model.pooler_and_mlm_head and case.job.mode == "train"
 
 
+_LENGTHS_OF_BERT: Final = ((128, 0.9), (512, 0.1))
+"""Tokens per sequence and the share of the steps of BERT's pre-training that have so many (Devlin et al., arXiv
+1810.04805, appendix A.2)."""
+
+
+class EncoderLength(OpenChoice):
+    """Tokens per sequence of an encoder of text, where a run leaves them to its model: those of BERT's two phases."""
+
+    name = "seq_len"
+    tunable = False
+
+    def matters(self, case: Case) -> bool:
+        return _reads_words_both_ways(case) and self.name in case.assumed and case.model.seq_len == 512
+
+    def stated(self, case: Case) -> bool:
+        return self.name not in case.assumed
+
+    def value(self, case: Case) -> str:
+        return str(case.job.seq_len)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        phases = "phases of BERT"
+        return [
+            Variant(value=str(length), counted_as=phases, share=share, job={"seq_len": length})
+            for length, share in _LENGTHS_OF_BERT
+        ]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
 class EncoderHead(OpenChoice):
     """What an encoder of text predicts: the word at every token, at masked tokens alone, or labels of a task.
 
@@ -427,6 +458,7 @@ def _on_or_off(choice: bool) -> str:
 
 
 OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
+    EncoderLength(),
     Sharding(),
     Recompute(),
     SequenceParallel(),

@@ -205,3 +205,16 @@ def test_encoders_of_text_leave_padding_and_head_open(framework, columns, left_o
     row = ROW | plain | encoder | columns
     names = {effect.name for effect in predict_run(row).effects}
     assert names & {"padding", "encoder_head"} == left_open
+
+
+def test_encoders_of_unstated_length_may_have_either_of_berts_lengths():
+    """A batch that only fits at the shorter one had it."""
+    plain = {"tp": 1, "dp": 16, "zero_stage": 0, "sequence_parallel": 0, "launch_and_overlap": ""}
+    encoder = {"model": "bert-large", "seq_len": None, "framework": "oneflow@2020", "dtype": "fp16"}
+    run = predict_run(ROW | plain | encoder)
+    lengths = {case.job.seq_len: weight for case, weight in zip(run.completions, run.weights, strict=True)}
+    assert set(lengths) == {128, 512}
+    stated = predict_run(ROW | plain | encoder | {"seq_len": 512})
+    assert {case.job.seq_len for case in stated.completions} == {512}
+    decoder = predict_run(ROW | plain | encoder | {"model": "gpt2-345m"})
+    assert {case.job.seq_len for case in decoder.completions} == {1024}
