@@ -4,9 +4,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_json
-from perfmodel.cli._show import emit, new_console
-from perfmodel.cli._table import table
+from perfmodel.cli._show import emit
 from perfmodel.cli._vocabulary import VOCABULARY, glossary, vocabulary
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, add_json, add_layout, problem_of, require_measured
-from perfmodel.cli._show import new_console, reporting, written
-from perfmodel.cli._table import table
+from perfmodel.cli._show import reporting, written
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, predict_command, price_of, problem_on, token_count
 from perfmodel.cli._search_flags import add_min_fit, add_reliability, add_space, reliability_of, space_of
-from perfmodel.cli._show import emit, new_console
-from perfmodel.cli._show_search import failures, interval, memory_words
-from perfmodel.display import progress
+from perfmodel.cli._show import emit
+from perfmodel.display import new_console, progress
 from perfmodel.units import counted, duration, figure
 
 if TYPE_CHECKING:
@@ -80,6 +79,9 @@ def _next_command(arguments: argparse.Namespace, result: "ClusterComparison") ->
 
 def show(result: "ClusterComparison", command: str) -> None:
     """Two lines of figures and one of layout per cluster, what they rest on, and the `command` for the best."""
+    from perfmodel.planning.training_run import failures
+    from perfmodel.prediction import memory_words
+
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
     of = f", {counted(tokens)} tokens" if tokens else ""
@@ -118,6 +120,8 @@ def _rests_on(plan: "ClusterPlan") -> str:
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
+    from perfmodel.planning.layouts import interval
+
     p, run = plan.prediction, plan.run
     energy = "-"
     if run.energy_per_million_tokens_j is not None:

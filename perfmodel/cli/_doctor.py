@@ -12,8 +12,8 @@ from typing import Any
 
 import perfmodel
 from perfmodel.cli._flags import add_json
-from perfmodel.cli._show import new_console, reporting
-from perfmodel.cli._table import table
+from perfmodel.cli._show import reporting
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 
 _PACKAGES = (

@@ -9,9 +9,8 @@ from typing import Any
 from perfmodel.cli._compare import add_profile
 from perfmodel.cli._files import add_job_file, flags_of, lacking
 from perfmodel.cli._flags import add_json, add_problem, problem_of
-from perfmodel.cli._show import emit, error_figure, error_head, new_console, written
-from perfmodel.cli._table import table
-from perfmodel.display import Report, progress
+from perfmodel.cli._show import emit, error_figure, error_head, written
+from perfmodel.display import Report, new_console, progress, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.cli._files import flags_of, lacking
 from perfmodel.cli._flags import add_calibration, job_flags, problem_of
 from perfmodel.cli._search_flags import add_space, space_of
-from perfmodel.cli._show import emit, new_console
-from perfmodel.cli._show_search import layout_last
-from perfmodel.display import progress
+from perfmodel.cli._show import emit
+from perfmodel.display import new_console, progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
 from perfmodel.units import duration
@@ -126,6 +125,8 @@ def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, st
 
 
 def _show(report: dict[str, Any], result: "SearchResult") -> None:
+    from perfmodel.planning.layouts import layout_last
+
     console = new_console()
     best, rows = result.layouts[0], report["measurements"]
     now_s, first = report["regret_now_s"], report["layouts"][0]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_calibration, add_json
-from perfmodel.cli._show import new_console, reporting, written
-from perfmodel.cli._table import table
+from perfmodel.cli._show import reporting, written
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure, scaled
 

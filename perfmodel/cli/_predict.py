@@ -1,19 +1,17 @@
 """`perfmodel predict` and `perfmodel timeline`: one layout in figures, and what every device does when."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, stated_job, token_count
 from perfmodel.cli._search_flags import add_reliability, run_of
-from perfmodel.cli._show import breakdown, emit, new_console, note, written
-from perfmodel.cli._show_search import memory_words, run_lines
-from perfmodel.cli._table import table
+from perfmodel.cli._show import emit, note, written
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
-from perfmodel.units import GIB, duration
+from perfmodel.units import duration
 
 if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
@@ -188,6 +186,9 @@ def _show_open(run: "RunPrediction") -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    from perfmodel.planning.training_run import run_lines
+    from perfmodel.prediction import print_prediction
+
     if arguments.open:
         return _predict_open(arguments)
     result = predicted(arguments)
@@ -199,7 +200,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         result.to_dict() | (run.to_dict() if run else {}) | {"not_stated": names},
-        lambda: _show(result, lines),
+        lambda: print_prediction(new_console(), result, lines),
     )
     return 0
 
@@ -217,57 +218,3 @@ def _timeline(arguments: argparse.Namespace) -> int:
     files = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
     emit(arguments, result.to_dict() | {"written": files}, lambda: written(files))
     return 0
-
-
-def _show(result: "Prediction", more: Sequence[str] = ()) -> None:
-    """Summary, `more` lines, breakdown, memory and the head of the critical path."""
-    console = new_console()
-    console.print(
-        f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
-        f"sequence {result.seq_len}\nlayout {result.layout_notation}"
-    )
-    console.print(
-        f"step time {duration(result.step_time_s)} (90 %: {duration(result.step_time_lo_s)} to "
-        f"{duration(result.step_time_hi_s)}), "
-        f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
-        f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
-    )
-    console.print(f"memory: {memory_words(result)}")
-    for line in (*more, *result.reasons, *result.warnings):
-        console.print(line)
-    breakdown(console, result)
-    console.print(
-        table(
-            f"memory as {result.framework} reports it",
-            ("part", "GiB"),
-            [(k.replace("peak", "reported peak"), f"{v / GIB:.2f}") for k, v in result.memory.to_dict().items()],
-        )
-    )
-    if result.kinds:
-        console.print(table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result)))
-    console.print(
-        table(
-            "critical path",
-            ("event", "count", "time", "share"),
-            [
-                (e.event, f"{e.count:.0f}", duration(e.time_s), f"{e.time_s / result.step_time_s:.1%}")
-                for e in result.critical_path[:15]
-            ],
-        )
-    )
-    shares = ", ".join(f"{k} {v:.0%}" for k, v in result.provenance.items() if v >= 0.005)
-    console.print(f"where the times come from (shares of the critical path): {shares}")
-
-
-def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
-    """Kind of nodes, device and memory of every pipeline rank."""
-    return [
-        (
-            str(rank),
-            kind["kind"],
-            kind["device"],
-            f"{stage.peak / GIB:.2f}",
-            f"{kind['memory_capacity_bytes'] / GIB:.0f}",
-        )
-        for rank, (kind, stage) in enumerate(zip(result.kinds, result.memory_per_stage, strict=True))
-    ]

@@ -8,8 +8,8 @@ from perfmodel.cli._compare import add_profile
 from perfmodel.cli._files import of_calibration
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._search_flags import add_search, options_of, reliability_of, space_of
-from perfmodel.cli._show import emit, new_console, written
-from perfmodel.cli._table import table
+from perfmodel.cli._show import emit, written
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration
 

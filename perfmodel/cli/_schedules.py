@@ -16,8 +16,8 @@ from perfmodel.cli._equal_stages import (
 )
 from perfmodel.cli._files import add_from, add_job_file, lacking
 from perfmodel.cli._flags import add_dtype, add_framework, add_json, add_seq_len, layout_of, problem_on
-from perfmodel.cli._show import new_console, reporting, written
-from perfmodel.cli._table import table
+from perfmodel.cli._show import reporting, written
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration, figure

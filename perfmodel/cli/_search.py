@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli import _show_search
 from perfmodel.cli._files import MOST_NAMED
 from perfmodel.cli._flags import add_job, predict_command, problem_of, whole_numbers
 from perfmodel.cli._predict import predicted, write_pictures
@@ -14,7 +13,7 @@ from perfmodel.cli._programs import add_values, search_program
 from perfmodel.cli._search_flags import add_search, options_of, run_of, space_of, tariff_of
 from perfmodel.cli._show import emit, note, written
 from perfmodel.cli._yours import advice, own_layout
-from perfmodel.display import progress
+from perfmodel.display import new_console, progress
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Problem
 
@@ -57,6 +56,9 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.planning.layouts import print_search
+    from perfmodel.planning.training_run import run_lines
+
     if arguments.program:
         return search_program(arguments)
     if arguments.pareto:
@@ -82,18 +84,19 @@ def _execute(arguments: argparse.Namespace) -> int:
             row |= training.to_dict()
     if result.layouts and (training := _training_of_recommended(arguments, problem, result)):
         report["recommended"] |= training.to_dict()
-        run = _show_search.run_lines(training)
+        run = run_lines(training)
 
     # The ranking comes first: nothing that goes wrong with a file may lose it.
     files = _written(arguments, report)
     if arguments.json or (result.complete and not result.impossible) or result.layouts:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
-        show = partial(_show_search.search, result, command, files, run, verbose=arguments.verbose)
+        show = partial(print_search, new_console(), result, command, run, verbose=arguments.verbose)
 
         def show_with_own() -> None:
             if own is not None:
                 print(own.line)
             show()
+            written(files)
 
         emit(arguments, report, show_with_own)
     if result.complete and result.layouts:
@@ -258,7 +261,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
     if not front.layouts:
         raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
     files = _written(arguments, front.to_dict())
-    emit(arguments, front.to_dict(), lambda: _show_search.pareto(front, files))
+    emit(arguments, front.to_dict(), lambda: (layouts.print_pareto(new_console(), front), written(files)))
     return 0
 
 

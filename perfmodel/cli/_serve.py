@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
 from perfmodel.cli._flags import add_calibration, add_json, sequence_length
-from perfmodel.cli._show import emit, new_console
-from perfmodel.cli._show_search import layout_last
-from perfmodel.cli._table import table
+from perfmodel.cli._show import emit
+from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 from perfmodel.units import GIB, dtype_name, duration, parse_seconds
@@ -136,6 +135,8 @@ def _show(found: "Serving") -> None:
 
 
 def _show_sweep(swept: "ServingSweep") -> None:
+    from perfmodel.planning.layouts import layout_last
+
     console, best = new_console(), swept.best
     requests = best.requests
     console.print(

@@ -1,21 +1,15 @@
 """What a command has to say: as one JSON object, or as text for people, quiet, aligned, with units."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._table import FittedTable, table
 from perfmodel.display import json_text
-from perfmodel.units import duration
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from perfmodel.ingest.launch import Launch
-    from perfmodel.prediction import Prediction
 
 
 def note(lines: Iterable[str]) -> None:
@@ -77,31 +71,3 @@ def error_figure(name: str, value: float | None) -> str:
     if name in ("n", "rows", "kept_out", "series", "kept"):
         return f"{value:,}"
     return f"{value:.2f}" if name == "spearman" else f"{100 * value:.1f} %"
-
-
-def breakdown(console: "Console", result: "Prediction", title: str = "where the step goes") -> None:
-    """Parts of the step that are not next to nothing."""
-    rows = [
-        (name.replace("_", " "), duration(seconds), f"{seconds / result.step_time_s:.1%}")
-        for name, seconds in result.breakdown_s.items()
-        if seconds > 5e-4 * result.step_time_s
-    ]
-    console.print(table(title, ("mean over pipeline ranks", "time", "share"), rows))
-
-
-def new_console() -> "Console":
-    """Where results are printed."""
-    from rich.console import Console
-
-    class WholeTables(Console):
-        """Prints tables as they lay themselves out, names longer than a line included."""
-
-        def print(self, *objects: Any, **how: Any) -> None:
-            if any(isinstance(one, FittedTable) for one in objects):
-                how |= {"soft_wrap": True}
-            super().print(*objects, **how)
-
-    # wide enough for most tables when the output goes to a file, unless somebody says otherwise
-    console = WholeTables(highlight=False)
-    said = console.is_terminal or "COLUMNS" in os.environ
-    return console if said else WholeTables(highlight=False, width=150)

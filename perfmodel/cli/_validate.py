@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
-from perfmodel.cli._show import emit, error_figure, error_head, new_console, reporting
-from perfmodel.cli._table import table
-from perfmodel.display import progress
+from perfmodel.cli._show import emit, error_figure, error_head, reporting
+from perfmodel.display import new_console, progress, table
 from perfmodel.units import duration
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import Any
 
 from perfmodel.cli._flags import add_job, add_layout, layout_of, price_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._search_flags import add_space, space_of
-from perfmodel.cli._show import new_console, note, reporting, written
-from perfmodel.cli._table import table
-from perfmodel.display import progress
+from perfmodel.cli._show import note, reporting, written
+from perfmodel.display import new_console, progress, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, duration, figure
 

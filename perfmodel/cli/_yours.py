@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._predict import predicted
-from perfmodel.cli._show_search import memory_words
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
 from perfmodel.units import duration
@@ -30,6 +29,8 @@ class OwnLayout:
     @property
     def line(self) -> str:
         """Time with its interval and memory, then the layout."""
+        from perfmodel.prediction import memory_words
+
         p = self.prediction
         if p is None:
             return f"yours: {self.why_not}"

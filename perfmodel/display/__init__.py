@@ -1,5 +1,6 @@
 """How results look: colours of events, HTML tables, the interactive timeline, progress. Knows plain values only."""
 
+from perfmodel.display._console import new_console, printed_text
 from perfmodel.display._html import folded, frame_html, paragraph, prediction_html, search_html, whatif_html
 from perfmodel.display._page import calibration_page, decision_page, inline_frame, timeline_page
 from perfmodel.display._palette import (
@@ -20,5 +21,6 @@ from perfmodel.display._palette import (
 from perfmodel.display._plain import PlainStream
 from perfmodel.display._progress import Report, progress, shows_progress
 from perfmodel.display._repr import json_text, short_repr, shorten_reprs
+from perfmodel.display._table import FittedTable, table
 
 shorten_reprs(__name__)

@@ -11,7 +11,7 @@ from perfmodel.planning.goodput import Goodput, Reliability, goodput
 from perfmodel.planning.layouts import MILLION, Goal, Interval, Tariff
 from perfmodel.prediction import Prediction, step_problem_of
 from perfmodel.spec import Problem
-from perfmodel.units import positive
+from perfmodel.units import counted, figure, long_duration, positive, scaled
 
 DAY_S = 86400.0
 JOULES_PER_MWH = 3.6e9
@@ -109,4 +109,41 @@ def training_run(
         energy_j=None if millions is None or energy_j is None else millions * energy_j,
         energy_per_million_tokens_j=energy_j,
         energy_is_bound=is_bound,
+    )
+
+
+def run_lines(run: TrainingRun) -> list[str]:
+    """Days with their interval and goodput, then money and energy."""
+    if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
+        return []
+    days = f"{long_duration(run.days * 86400)} for all tokens"
+    priced = "no price is known; give --price"
+    if run.cost_usd is not None:
+        priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
+    energy = []
+    if run.energy_mwh is not None:
+        energy = [f"{'at most ' * run.energy_is_bound}{figure(run.energy_mwh, 3)} MWh"]
+    return [
+        f"{days} ({counted(run.tokens)}; 90 %: {figure(run.days_lo, 3)} to {figure(run.days_hi, 3)} days), "
+        f"{', '.join([priced, *energy])}",
+        f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
+    ]
+
+
+def failures(goodput: Goodput) -> str:
+    """What interrupts a run, in one line."""
+    told = (
+        f"expect a failure every {long_duration(goodput.mtbf_s)}; each costs {long_duration(goodput.restart_s)} to "
+        "restart"
+    )
+    if not goodput.checkpoint_bytes:
+        return told
+    by_stage = ""
+    if goodput.stages:
+        sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
+        by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
+    size = scaled(goodput.checkpoint_bytes, "B")
+    return (
+        f"{told} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "
+        f"{long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )

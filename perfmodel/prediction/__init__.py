@@ -118,6 +118,7 @@ from perfmodel.prediction._teams import (
     teams_of,
 )
 from perfmodel.prediction._terms import STEP_TERMS, StepTerm, without
+from perfmodel.prediction._text import memory_words, print_breakdown, print_prediction
 from perfmodel.prediction._zero import checkpoint_bytes
 
 shorten_reprs(__name__)

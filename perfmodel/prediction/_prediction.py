@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.display import prediction_html
+from perfmodel.display import prediction_html, printed_text
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.spec import Layout
@@ -210,6 +210,12 @@ class Prediction:
 
         frame = pd.DataFrame([vars(e) for e in self.critical_path], columns=["event", "count", "time_s"])
         return frame.assign(share=frame["time_s"] / self.step_time_s)
+
+    def __str__(self) -> str:
+        """What `perfmodel predict` prints."""
+        from perfmodel.prediction._text import print_prediction
+
+        return printed_text(lambda console: print_prediction(console, self))
 
     def _repr_html_(self) -> str:
         shown = ""

@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.cli import main
+from perfmodel.display import new_console, table
 from perfmodel.errors import UnknownNameError
 
 
@@ -51,9 +52,7 @@ def test_unknown_names_get_the_nearest_or_examples():
 
 def test_brackets_are_printed_as_they_are(capsys):
     """Names of extras stand in brackets, which the table's markup would swallow."""
-    from perfmodel.cli import _show
-
-    _show.new_console().print(_show.table("", ("what", "value"), [("extras", "pip install 'perfmodel[viz]'")]))
+    new_console().print(table("", ("what", "value"), [("extras", "pip install 'perfmodel[viz]'")]))
     assert "perfmodel[viz]" in capsys.readouterr().out
 
 

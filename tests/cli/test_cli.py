@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from perfmodel.cli import _show_search, main
+from perfmodel.cli import _search, main
 from perfmodel.spec import Layout
 
 JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32"]
@@ -65,7 +65,7 @@ def test_pictures_of_all_layouts_are_drawn(capsys, tmp_path, picture):
 @pytest.mark.parametrize("width", [80, 150])
 def test_a_search_is_read_and_gone_on_from_in_any_terminal(capsys, monkeypatch, width):
     console = Console(width=width, highlight=False)
-    monkeypatch.setattr(_show_search, "new_console", lambda: console)
+    monkeypatch.setattr(_search, "new_console", lambda: console)
     argv = ["search", *JOB, "--devices", "16", "--top", "4", "--tokens", "3e11", "--fix", "pp=2"]
     status, out, _ = run(capsys, *argv)
     assert status == 0

@@ -33,5 +33,6 @@ from perfmodel.planning.layouts._telling import (
     telling,
     weighed,
 )
+from perfmodel.planning.layouts._text import interval, layout_last, print_pareto, print_search
 
 shorten_reprs(__name__)

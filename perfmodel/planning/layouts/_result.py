@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.display import search_html
+from perfmodel.display import printed_text, search_html
 from perfmodel.errors import Rejection
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._impossible import Impossible
@@ -188,6 +188,27 @@ class SearchResult:
             f"interrupted: {self.unresolved:,} layouts are open, none with a better {self.objective} than "
             f"{self.lower_bound:.4g}; the best so far is within {self.gap:.2%} of the best"
         )
+
+    @property
+    def best(self) -> Prediction:
+        """The best layout, which may fit with a small probability; `first_to_try` is the recommended one.
+
+        Raises:
+            IndexError: there is no layout.
+        """
+        return self.layouts[0]
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def __getitem__(self, place: int) -> Prediction:
+        return self.layouts[place]
+
+    def __str__(self) -> str:
+        """What `perfmodel search` prints, without the command that comes next there."""
+        from perfmodel.planning.layouts._text import print_search
+
+        return printed_text(lambda console: print_search(console, self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""

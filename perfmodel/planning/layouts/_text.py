@@ -4,16 +4,14 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from perfmodel.cli._show import breakdown, new_console, written
-from perfmodel.cli._table import table
-from perfmodel.units import GIB, counted, duration, figure, fit_words, long_duration, scaled
+from perfmodel.display import table
+from perfmodel.prediction import memory_words, print_breakdown
+from perfmodel.units import GIB, duration, figure, long_duration, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from perfmodel.planning.goodput import Goodput
     from perfmodel.planning.layouts import ParetoFront, SearchResult
-    from perfmodel.planning.training_run import TrainingRun
     from perfmodel.prediction import Prediction
 
 Column = Callable[[int, "Prediction"], str]
@@ -35,17 +33,15 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
 """Objectives and quantities, without the unit in their name -> head of a column, and how its figures are written."""
 
 
-def search(
-    result: "SearchResult", command: str, files: Sequence[str], run: Sequence[str] = (), *, verbose: bool = False
+def print_search(
+    console: "Console", result: "SearchResult", command: str = "", run: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
     """The ranked table, the winner and the next command; `verbose`: also how it was found and why others were not.
 
     Args:
-        command: makes the winner's prediction again.
-        files: were written.
+        command: makes the winner's prediction again; empty where none does.
         run: lines of the winner's whole run.
     """
-    console = new_console()
     if result.layouts:
         _heading(console, result)
         _ranking(console, result)
@@ -61,13 +57,11 @@ def search(
     if verbose or not result.layouts:
         _account(console, result)
     if verbose and result.layouts:
-        breakdown(console, result.layouts[0], "where the best layout's step goes")
-    written(files)
+        print_breakdown(console, result.layouts[0], "where the best layout's step goes")
 
 
-def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
+def print_pareto(console: "Console", front: "ParetoFront") -> None:
     """A row per layout, by the first objective."""
-    console = new_console()
     rows = [
         (*(_quantity(name)[1](value) for name, value in zip(front.objectives, row, strict=True)), p.layout_notation)
         for row, p in zip(front.values.tolist(), front.layouts, strict=True)
@@ -78,7 +72,6 @@ def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
         f"{front.evaluated:,} layouts scored by full schedule evaluation, {front.feasible:,} fit, "
         f"in {front.seconds:.1f} s; exact"
     )
-    written(files)
 
 
 def _heading(console: "Console", result: "SearchResult") -> None:
@@ -170,19 +163,14 @@ def _winner(console: "Console", result: "SearchResult", command: str, run: Seque
         console.print(f"{better}, but riskier: {riskier.layout_notation}", soft_wrap=True, markup=False)
         for line in _facts(riskier):
             console.print(f"  {line}", markup=False)
-    console.print(f"next: {command}", soft_wrap=True, markup=False)
+    if command:
+        console.print(f"next: {command}", soft_wrap=True, markup=False)
 
 
 def _facts(p: "Prediction") -> tuple[str, str]:
     """Lines on step time and throughput, and on the memory of a layout, as `predict` has them."""
     tokens_per_s = p.tokens_per_s_per_device * p.devices
     return f"{duration(p.step_time_s)} per step, {tokens_per_s:,.0f} tokens/s", memory_words(p)
-
-
-def memory_words(p: "Prediction") -> str:
-    """What a layout needs of its fullest device, and whether that fits."""
-    needed, capacity = p.memory_needed_bytes / GIB, p.memory_capacity_bytes / GIB
-    return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"
 
 
 def _account(console: "Console", result: "SearchResult") -> None:
@@ -229,40 +217,3 @@ def interval(lo_s: float, hi_s: float) -> str:
     """Both ends in the unit of the upper one."""
     upper, unit = duration(hi_s).split()
     return f"{lo_s * float(upper) / hi_s:.4g}-{upper} {unit}"
-
-
-def run_lines(run: "TrainingRun") -> list[str]:
-    """Days with their interval and goodput, then money and energy."""
-    if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
-        return []
-    days = f"{long_duration(run.days * 86400)} for all tokens"
-    priced = "no price is known; give --price"
-    if run.cost_usd is not None:
-        priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
-    energy = []
-    if run.energy_mwh is not None:
-        energy = [f"{'at most ' * run.energy_is_bound}{figure(run.energy_mwh, 3)} MWh"]
-    return [
-        f"{days} ({counted(run.tokens)}; 90 %: {figure(run.days_lo, 3)} to {figure(run.days_hi, 3)} days), "
-        f"{', '.join([priced, *energy])}",
-        f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
-    ]
-
-
-def failures(goodput: "Goodput") -> str:
-    """What interrupts a run, in one line."""
-    told = (
-        f"expect a failure every {long_duration(goodput.mtbf_s)}; each costs {long_duration(goodput.restart_s)} to "
-        "restart"
-    )
-    if not goodput.checkpoint_bytes:
-        return told
-    by_stage = ""
-    if goodput.stages:
-        sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
-        by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
-    size = scaled(goodput.checkpoint_bytes, "B")
-    return (
-        f"{told} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "
-        f"{long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
-    )

@@ -1,0 +1,36 @@
+"""Where results are printed as text: a terminal, a file, or a string that holds the same."""
+
+import io
+import os
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+from perfmodel.display._table import FittedTable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def new_console(file: IO[str] | None = None) -> "Console":
+    """Where results are printed: standard output, or a file."""
+    from rich.console import Console
+
+    class WholeTables(Console):
+        """Prints tables as they lay themselves out, names longer than a line included."""
+
+        def print(self, *objects: Any, **how: Any) -> None:
+            if any(isinstance(one, FittedTable) for one in objects):
+                how |= {"soft_wrap": True}
+            super().print(*objects, **how)
+
+    # wide enough for most tables when the output goes to a file, unless somebody says otherwise
+    console = WholeTables(highlight=False, file=file)
+    said = console.is_terminal or "COLUMNS" in os.environ
+    return console if said else WholeTables(highlight=False, file=file, width=150)
+
+
+def printed_text(show: Callable[["Console"], object]) -> str:
+    """What a function prints, as the shell shows it when its output goes to a file."""
+    out = io.StringIO()
+    show(new_console(out))
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))

@@ -1,0 +1,81 @@
+"""A prediction as text for people."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perfmodel.display import table
+from perfmodel.units import GIB, duration, fit_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from perfmodel.prediction._prediction import Prediction
+
+
+def print_prediction(console: "Console", result: "Prediction", more: Sequence[str] = ()) -> None:
+    """Summary, `more` lines, breakdown, memory and the head of the critical path."""
+    console.print(
+        f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
+        f"sequence {result.seq_len}\nlayout {result.layout_notation}"
+    )
+    console.print(
+        f"step time {duration(result.step_time_s)} (90 %: {duration(result.step_time_lo_s)} to "
+        f"{duration(result.step_time_hi_s)}), "
+        f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
+        f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
+    )
+    console.print(f"memory: {memory_words(result)}")
+    for line in (*more, *result.reasons, *result.warnings):
+        console.print(line)
+    print_breakdown(console, result)
+    console.print(
+        table(
+            f"memory as {result.framework} reports it",
+            ("part", "GiB"),
+            [(k.replace("peak", "reported peak"), f"{v / GIB:.2f}") for k, v in result.memory.to_dict().items()],
+        )
+    )
+    if result.kinds:
+        console.print(table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result)))
+    console.print(
+        table(
+            "critical path",
+            ("event", "count", "time", "share"),
+            [
+                (e.event, f"{e.count:.0f}", duration(e.time_s), f"{e.time_s / result.step_time_s:.1%}")
+                for e in result.critical_path[:15]
+            ],
+        )
+    )
+    shares = ", ".join(f"{k} {v:.0%}" for k, v in result.provenance.items() if v >= 0.005)
+    console.print(f"where the times come from (shares of the critical path): {shares}")
+
+
+def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
+    """Kind of nodes, device and memory of every pipeline rank."""
+    return [
+        (
+            str(rank),
+            kind["kind"],
+            kind["device"],
+            f"{stage.peak / GIB:.2f}",
+            f"{kind['memory_capacity_bytes'] / GIB:.0f}",
+        )
+        for rank, (kind, stage) in enumerate(zip(result.kinds, result.memory_per_stage, strict=True))
+    ]
+
+
+def print_breakdown(console: "Console", result: "Prediction", title: str = "where the step goes") -> None:
+    """Parts of the step that are not next to nothing."""
+    rows = [
+        (name.replace("_", " "), duration(seconds), f"{seconds / result.step_time_s:.1%}")
+        for name, seconds in result.breakdown_s.items()
+        if seconds > 5e-4 * result.step_time_s
+    ]
+    console.print(table(title, ("mean over pipeline ranks", "time", "share"), rows))
+
+
+def memory_words(p: "Prediction") -> str:
+    """What a layout needs of its fullest device, and whether that fits."""
+    needed, capacity = p.memory_needed_bytes / GIB, p.memory_capacity_bytes / GIB
+    return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"
