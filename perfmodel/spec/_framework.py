@@ -104,6 +104,9 @@ class Framework(Stated):
     """Both as in `Layout`, where a launch does not say."""
     zero_overlaps: bool = True
     """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
+    sharding_overlaps: bool = False
+    """Sharded gradients (ZeRO 2 and 3) are always reduced beside the backward, and sharded weights (ZeRO 3) always
+    gathered beside the layers before, whatever `overlap_grad_reduce` and `overlap_param_gather` are otherwise."""
     tp_overlaps: bool = True
     """False: the same with tensor parallelism, where all collectives share the stream of the kernels."""
     tp_overlap: bool = False
@@ -301,8 +304,11 @@ class Framework(Stated):
         found |= self.degree_defaults(said.get("cp", 1), said.get("ep", 1))
         if said.get("recompute_full_layers") is not None:
             found["recompute"] = "none"
-        overlaps = self.hides(said.get("zero", found["zero"]), said.get("tp", 1))
-        found |= {name: getattr(self, name) and overlaps for name in ("overlap_grad_reduce", "overlap_param_gather")}
+        zero = said.get("zero", found["zero"])
+        overlaps = self.hides(zero, said.get("tp", 1))
+        reduces = self.overlap_grad_reduce or (self.sharding_overlaps and zero >= 2)
+        gathers = self.overlap_param_gather or (self.sharding_overlaps and zero == 3)
+        found |= {"overlap_grad_reduce": reduces and overlaps, "overlap_param_gather": gathers and overlaps}
         return {name: value for name, value in found.items() if name not in said}
 
     def hides(self, zero: int, tp: int) -> bool:

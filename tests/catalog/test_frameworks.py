@@ -253,3 +253,14 @@ def test_transformers_loops_over_experts_until_they_are_one_grouped_product(name
     # The loop issues eleven operators for each expert, and a layer has two grouped products.
     assert loop.grouped_launch_s == pytest.approx(11 / 2 * loop.host_op_s, rel=0.02)
     assert grouped.grouped_launch_s == 0
+
+
+@pytest.mark.parametrize(
+    ("zero", "reduces", "gathers"), [(0, False, False), (1, False, False), (2, True, False), (3, True, True)]
+)
+def test_what_megatron_shards_it_exchanges_beside_kernels(zero: int, reduces: bool, gathers: bool) -> None:
+    """`arguments.py`: the sharding strategies of its FSDP turn the overlaps on, which are off by default."""
+    layout = catalog.framework("megatron-core@2025").layout(f"dp=8,zero={zero}")[0]
+    assert (layout.overlap_grad_reduce, layout.overlap_param_gather) == (reduces, gathers)
+    stated = catalog.framework("megatron-core@2025").layout(f"dp=8,zero={zero},overlap_param_gather=false")[0]
+    assert not stated.overlap_param_gather
