@@ -22,7 +22,15 @@ from perfmodel.catalog._problem import (
 )
 from perfmodel.catalog._recipes import ExchangeLibrary, ExchangeRates, exchange_library, plain_fp8, recipe
 from perfmodel.catalog._toml import checked, checked_fields
-from perfmodel.catalog._words import DEVICES_PER_NODE, NVL72_DEVICES, cluster_for, stated_network
+from perfmodel.catalog._words import (
+    ADAPTERS_NOT_STATED,
+    DEVICES_PER_NODE,
+    NVL72_DEVICES,
+    REFERENCE_NETWORK,
+    cluster_for,
+    devices_of_adapters,
+    stated_network,
+)
 from perfmodel.display import shorten_reprs
 
 shorten_reprs(__name__)

@@ -38,6 +38,9 @@ class Network:
     gbit_per_s: float | None = None
     """One way, of one adapter (of a whole node where `adapters` is None and `per` is `node`); None: not told."""
     per: Per = "node"
+    is_adapter_rate: bool = False
+    """Whether the rate may be that of one of several adapters: one that adapters have, and the words say neither how
+    many there are nor what the rate is per."""
     absent: bool = False
     """Whether the words say that there is none: a single node."""
     domain: int = 0
@@ -65,7 +68,7 @@ class Network:
             per, rate = self.per, f"{self.adapters}x {rate}"
         else:
             per = "adapter" if self.per == "device" else self.per
-        return f"{rack}{rate} {self.name}".rstrip() + f" per {per}"
+        return f"{rack}{rate} {self.name}".rstrip() + ("" if self.is_adapter_rate else f" per {per}")
 
     def gbit_per_s_per_device(self, devices_per_node: int, devices_per_rack: int = 0) -> float | None:
         """Rate that each device gets when all communicate; None where no rate is told.
@@ -101,22 +104,25 @@ class Network:
         repeats = self.gbit_per_s is not None and count in (None, self.adapters)
         if (count is None and gbit_per_s is None) or (repeats and gbit_per_s in (None, self.gbit_per_s)):
             return self
+        told = replace(self, is_adapter_rate=False)
         counted_per_node = self.adapters is not None and self.per == "node"
         if gbit_per_s is None:
             if self.gbit_per_s is None or self.family == "AWS EFA":
-                return replace(self, adapters=count, per="node")
+                return replace(told, adapters=count, per="node")
             is_total = self.per != "device" and self.adapters is None
             each = self.gbit_per_s / count if is_total and count else self.gbit_per_s
-            return _with_generation(replace(self, adapters=count, gbit_per_s=each, per="node"))
+            return _with_generation(replace(told, adapters=count, gbit_per_s=each, per="node"))
         if count is None:
             count = self.adapters
             per: Per = "node" if counted_per_node else "device"
-            return _with_generation(replace(self, adapters=count, gbit_per_s=gbit_per_s, per=per))
-        return _with_generation(replace(self, adapters=count, gbit_per_s=gbit_per_s, per="node"))
+            return _with_generation(replace(told, adapters=count, gbit_per_s=gbit_per_s, per=per))
+        return _with_generation(replace(told, adapters=count, gbit_per_s=gbit_per_s, per="node"))
 
 
 # --- what names stand for ------------------------------------------------------------------------------
 
+_ADAPTER_GBIT: Final = frozenset({1, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800})
+"""Rates of Ethernet and InfiniBand adapters."""
 _INFINIBAND_GBIT: Final = {
     "SDR": 10,
     "DDR": 20,
@@ -433,7 +439,7 @@ def _fabric(described: Sequence[_Adapters]) -> _Adapters | None:
 
 def _network(fabric: _Adapters, text: str) -> Network:
     """The network of one set of adapters."""
-    count, rate, link = fabric.count, fabric.gbit_per_s, fabric.link_gbit_per_s
+    count, rate, link, is_adapter_rate = fabric.count, fabric.gbit_per_s, fabric.link_gbit_per_s, False
     by_word: dict[str, Per] = {"device": "device", "rack": "rack"}
     per = by_word.get(fabric.per, "node")
     if rate is None and fabric.family in _TCPX_NODE_GBIT and count is None:
@@ -448,6 +454,7 @@ def _network(fabric: _Adapters, text: str) -> Network:
             count = 1
         elif fabric.per == "adapter" or (fabric.per == "" and not fabric.is_total and rate == link):
             per = "device"
+        is_adapter_rate = per == "node" and fabric.per == "" and not fabric.is_total and rate in _ADAPTER_GBIT
     elif rate is not None and count is not None:
         rate = _rate_of_each(fabric, count, rate, text)
     network = Network(
@@ -456,6 +463,7 @@ def _network(fabric: _Adapters, text: str) -> Network:
         adapters=count,
         gbit_per_s=None if rate is None else float(rate),
         per=per,
+        is_adapter_rate=is_adapter_rate,
     )
     return _with_generation(network)
 

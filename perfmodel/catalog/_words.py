@@ -75,6 +75,12 @@ _SHARED = {
 """Share of the nominal rate, contention, and latency per rank of networks that collectives were measured on."""
 
 
+REFERENCE_NETWORK = "reference system of the device"
+"""Source of a network of which nobody states the rate."""
+ADAPTERS_NOT_STATED = "rate of one adapter stated, taken for the node's"
+"""Source of a network of which a rate is stated and not how many adapters have it."""
+
+
 def cluster_for(
     device_name: str,
     devices_per_node: int | None,
@@ -130,6 +136,12 @@ def cluster_for(
         levels=(inner,) if outer is None else (inner, outer),
         source="from the words of a published table",
     )
+
+
+def devices_of_adapters(cluster: Cluster) -> int:
+    """Devices that share the network adapters of a node; of a tray, in a rack of NVLink."""
+    size = cluster.levels[0].size
+    return size if size <= LARGEST_NVLINK_NODE else NVL_TRAY_DEVICES
 
 
 def network_level(
@@ -249,13 +261,13 @@ def _outer_level(found: Device, network: Network, node: int, domain: int) -> Net
     if network.per == "node" and network.adapters is not None and network.adapters > 2 * node < domain:
         network = replace(network, per="rack")
     gbit = network.gbit_per_s_per_device(node, domain)
-    source = "stated by the table"
+    source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
     if gbit is None and network.family == "AWS EFA":
         gbit = _EFA_NODE_GBIT.get(found.architecture, 400) / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
         source = "AWS EC2 instance pages"
     elif gbit is None:
         gbit = float(_reference_gbit(found))
-        source = "reference system of the device"
+        source = REFERENCE_NETWORK
         if network.adapters is not None:
             network = replace(network, gbit_per_s=gbit)
             gbit = network.gbit_per_s_per_device(node, domain) or gbit

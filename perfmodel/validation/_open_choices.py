@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, Final
 
-from perfmodel.catalog import cluster_for
+from perfmodel.catalog import ADAPTERS_NOT_STATED, REFERENCE_NETWORK, cluster_for, devices_of_adapters
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Transformer
 from perfmodel.validation._case_rows import Case
@@ -406,14 +406,12 @@ class CudaGraphs(OpenChoice):
         return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers")]
 
 
-_REFERENCE: Final = "reference system of the device"
-"""Source of a network of which nobody states the rate (`perfmodel.catalog.cluster_for`)."""
 _RATES: Final = ("1", "1/2", "1/4", "1/8")
-"""Rate of the network between nodes, relative to the maker's reference system."""
+"""Rate of the network between nodes, relative to the maker's reference system, which has an adapter for each device."""
 
 
 class Network(OpenChoice):
-    """Rate of the network between nodes, where the run names no network or none of known rate."""
+    """Rate of the network between nodes, where the run names none of known rate, or not how many adapters have it."""
 
     name = "network"
     tunable = False
@@ -425,7 +423,7 @@ class Network(OpenChoice):
         return len(levels) > 1 and not case.cluster.kinds and case.layout.devices > levels[0].size
 
     def stated(self, case: Case) -> bool:
-        return case.cluster.levels[-1].source != _REFERENCE
+        return case.cluster.levels[-1].source not in (REFERENCE_NETWORK, ADAPTERS_NOT_STATED)
 
     def value(self, case: Case) -> str:
         """The nearest of `_RATES`."""
@@ -436,12 +434,18 @@ class Network(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         *inner, outer = case.cluster.levels
-        found = []
-        for rate in _RATES:
-            slower = replace(outer, bandwidth_bytes_per_s=outer.bandwidth_bytes_per_s * _ratio(rate), source="assumed")
-            cluster = replace(case.cluster, levels=(*inner, slower))
-            found.append(Variant(value=rate, cluster=cluster))
-        return found
+        rates = _RATES
+        fastest = outer.bandwidth_bytes_per_s
+        if outer.source == ADAPTERS_NOT_STATED:
+            # The rate is read as a node's: with an adapter for each device they would have it each.
+            sharing = devices_of_adapters(case.cluster)
+            rates = tuple(rate for rate in _RATES if _ratio(rate) * sharing >= 1)
+            fastest *= sharing
+        variants = []
+        for rate in rates:
+            level = replace(outer, bandwidth_bytes_per_s=fastest * _ratio(rate), source="assumed")
+            variants.append(Variant(value=rate, cluster=replace(case.cluster, levels=(*inner, level))))
+        return variants
 
     def usual(self, case: Case) -> str | None:
         return None

@@ -182,3 +182,16 @@ def test_columns_of_adapters_win_over_words_that_they_do_not_repeat():
     assert read_network("3x 100 GbE per card").with_adapters(3, 100) == read_network("3x 100 GbE per card")
     assert read_network("1600 Gb/s RoCE per node").with_adapters(8, None) == read_network("8x 200 Gb/s RoCE per node")
     assert read_network("InfiniBand").with_adapters(4, 200) == read_network("4x HDR")
+
+
+@given(
+    rate=st.sampled_from([25, 40, 100, 200, 400]),
+    name=st.sampled_from(["", "RoCE", "Ethernet"]),
+    more=st.sampled_from(["per node", "per GPU", "per NIC", "2x", "3.2 Tbps"]),
+)
+def test_a_rate_alone_may_be_that_of_one_of_several_adapters(rate, name, more):
+    assert read_network(f"{rate} Gb/s {name}").is_adapter_rate
+    said = {"2x": f"2x {rate} Gb/s {name}", "3.2 Tbps": f"3.2 Tbps {name}"}.get(more, f"{rate} Gb/s {name} {more}")
+    network = read_network(said)
+    assert not network.is_adapter_rate
+    assert not read_network(f"{rate} Gb/s {name}").with_adapters(4, None).is_adapter_rate

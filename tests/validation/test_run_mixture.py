@@ -53,6 +53,15 @@ def test_an_emptied_cell_is_integrated_over_and_named(cell, choice):
     assert width > 0.9 * np.log(whole.step_time_hi_s / whole.step_time_lo_s)
 
 
+def test_a_node_may_have_one_adapter_of_the_rate_that_is_told_or_several():
+    run = predict_run(ROW | {"inter_link": "100 Gb/s RoCE"})
+    rates = {case.cluster.levels[-1].bandwidth_bytes_per_s for case in run.completions}
+    assert rates <= {12.5e9 / parts for parts in (1, 2, 4, 8)}
+    assert len(rates) > 1
+    counted = predict_run(ROW | {"inter_link": "100 Gb/s RoCE", "nics_per_node": 2})
+    assert len(counted.completions) == 1
+
+
 def test_the_choice_that_moves_most_comes_first():
     run = predict_run(ROW | {"recompute": None, "flash_attention": None, "inter_link": None})
     variances = [effect.variance for effect in run.effects]
