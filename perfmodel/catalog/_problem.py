@@ -10,7 +10,7 @@ entry of the catalog. Paths are relative to the file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from perfmodel.catalog._clusters import cluster as named_cluster
 from perfmodel.catalog._clusters import cluster_from_toml, with_network
@@ -20,7 +20,7 @@ from perfmodel.catalog._models import model_from_toml, model_with
 from perfmodel.catalog._toml import checked_fields, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import parse_toml
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, written
+from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem, written, written_values
 
 JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
 """Keys of `[job]`, and words of a problem: what can be said of a job."""
@@ -226,6 +226,9 @@ def _layout(data: Mapping[str, Any], where: str) -> str:
 
 PROBLEM_WORDS: Final = ("devices", "job", "framework", *JOB_WORDS)
 """What `problem` takes beside model and cluster."""
+LAYOUT_WORDS: Final = tuple(f.name for f in fields(Layout))
+StatedLayout = Layout | str | Mapping[str, Any]
+"""A layout, its notation, or its fields by name."""
 Named = Problem | Model | JobFile | Path | str
 """What stands for a model or a whole problem."""
 
@@ -240,7 +243,7 @@ def problem(
     devices: int | None = None,
     job: Job | Mapping[str, Any] | None = None,
     framework: Framework | str | None = None,
-    **of_job: Any,
+    **of_job: Unpack[JobKeywords],
 ) -> Problem:
     """A problem of the words that `predict`, `search` and the like take.
 
@@ -262,7 +265,7 @@ def problem(
         UnknownNameError: for names that no catalog has, and words that no job has.
         PerfModelError: a word is missing, or given beside a whole problem.
     """
-    words = of_job | {
+    words: dict[str, Any] = {**of_job} | {
         "global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices, "job": job,
         "framework": framework,
     }  # fmt: skip
@@ -270,13 +273,23 @@ def problem(
 
 
 def problem_and_layout(
-    model: Named, cluster: Cluster | str | None = None, layout: Layout | str = "", **words: Any
+    model: Named, cluster: Cluster | str | None = None, layout: StatedLayout = "", **words: Any
 ) -> tuple[Problem, Layout | str]:
     """`problem`, and the layout: that of the job file where none is given.
 
+    Args:
+        model, cluster: as in `problem`.
+        layout: a `Layout`, its notation, or its fields by name.
+        words: as `problem` takes them; fields of `Layout` by name, instead of `layout`.
+
     Raises:
-        UnknownNameError, PerfModelError: as `problem`.
+        UnknownNameError, PerfModelError: as `problem`; a layout that is given twice.
     """
+    layout_fields = {word: words.pop(word) for word in list(words) if word in LAYOUT_WORDS}
+    layout_fields = {word: value for word, value in layout_fields.items() if value is not None}
+    if layout_fields and layout:
+        raise PerfModelError(f"the layout is given twice: as layout= and as {', '.join(layout_fields)}; leave one out")
+    layout = layout_in_words(layout_fields or layout)
     words = {word: value for word, value in words.items() if value is not None}
     if isinstance(model, Problem):
         if given := [*(("cluster",) if cluster is not None else ()), *words]:
@@ -309,6 +322,19 @@ def problem_and_layout(
         job = framework.job(found, cluster.device, **words)
         job = replace(job, assumed=(*job.assumed, *cluster.assumed))
     return Problem(model=found, cluster=cluster, job=job, framework=framework, devices=devices), layout
+
+
+def layout_in_words(layout: StatedLayout) -> Layout | str:
+    """A layout by its fields as its notation, in which what is not said is as the framework has it.
+
+    Raises:
+        UnknownNameError: a field that no layout has.
+    """
+    if isinstance(layout, (Layout, str)):
+        return layout
+    if unknown := next((name for name in layout if name not in LAYOUT_WORDS), None):
+        raise UnknownNameError("field of a layout", str(unknown), LAYOUT_WORDS)
+    return written_values(dict(layout))
 
 
 def unfiled(model: Named) -> JobFile | None:

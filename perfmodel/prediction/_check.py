@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._shard import sliced_job
 from perfmodel.prediction._stages import layer_count
@@ -12,17 +13,18 @@ from perfmodel.spec import Cluster, Job, Layout, Model, Problem, Transformer
 from perfmodel.workload import BlockOps, Shard, blocks
 
 
-def layout_of(problem: Problem, layout: Layout | str) -> tuple[Layout, tuple[str, ...]]:
+def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, tuple[str, ...]]:
     """A layout of a problem, checked; and sentences on what it left unsaid and what its framework cannot run.
 
     Args:
-        layout: a `Layout`, which is taken at its word, or its notation, in which what is not said is as the framework
-            has it.
+        layout: a `Layout`, which is taken at its word, or its notation or its fields by name, in which what is not
+            said is as the framework has it.
 
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse` and `check_layout`.
     """
     assumed = ""
+    layout = catalog.layout_in_words(layout)
     if isinstance(layout, str):
         layout, assumed = problem.framework.layout(layout, problem.model)
     check_layout(problem.model, problem.cluster, problem.job, layout, problem.devices)

@@ -1,10 +1,10 @@
 """The public prediction: one layout, fully explained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Unpack
 
 from perfmodel import catalog
 from perfmodel.errors import NoDataError
@@ -30,44 +30,58 @@ from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._site import Site
-from perfmodel.spec import Cluster, Device, Layout, Model, Problem, Transformer
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, StepKeywords, Transformer
 from perfmodel.timeline import times
 
 
 def predict(
     model: Problem | Model | str,
     cluster: Cluster | str | None = None,
-    layout: Layout | str = "",
+    layout: catalog.StatedLayout = "",
     *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
     calibration: Path | str | None = None,
     site: Site | None = None,
     timeline: bool = False,
     strict: bool = False,
-    **words: Any,
+    **fields: Unpack[StepKeywords],
 ) -> Prediction:
     """Predict one training (or inference) step.
 
         predict("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
-        predict(problem, layout="tp=8,pp=16,dp=8")
+        predict("gpt3-175b", "dgx-a100", tp=8, pp=16, dp=8, global_batch=1536)
+        predict(problem, layout={"tp": 8, "pp": 16, "dp": 8})
 
     Args:
         model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; or a whole `Problem`.
         cluster: catalog name, path of a TOML, or a `Cluster`.
-        layout: a `Layout`, or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`, in which what is not said is
-            as the framework has it.
+        layout: a `Layout`, or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`, or its fields by name. What the
+            last two do not say is as the framework has it.
+        global_batch: sequences (images) per step over all replicas.
+        seq_len: tokens per sequence (default: the model's).
+        dtype: element type (default: the first of bf16, fp16 and fp32 that the device has).
+        devices: against which the layout's degrees are checked.
+        job: a `Job`, or some of its fields by name.
+        framework: `name`, `name@year`, path of a TOML, or a `Framework` (default: `generic`).
         calibration: directory made by `perfmodel fit` that replaces the shipped one.
         site: constants of the place, instead of those of an unknown one.
         timeline: also keep start and end of every event (`Prediction.timeline`).
         strict: refuse to extrapolate.
-        words: of the problem, as `catalog.problem` takes them: `global_batch`, `seq_len`, `dtype`, `job`, `framework`,
-            and `devices`, against which the layout's degrees are checked.
+        fields: of the layout, in place of `layout` (`tp=8`), and of the job (`optimizer="muon"`), by name.
 
     Raises:
         UnknownNameError, LayoutError: for names or layouts that are not possible.
         PerfModelError: a word is missing.
         NoDataError: under `strict`, if part of the step rests on extrapolation.
     """
-    problem, layout = catalog.problem_and_layout(model, cluster, layout, **words)
+    stated = {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    stated |= {"job": job, "framework": framework}
+    problem, layout = catalog.problem_and_layout(model, cluster, layout, **stated, **fields)
     laid_out, assumed = layout_of(problem, layout)
     found = explain(step_problem_of(problem, calibration, site), laid_out, timeline=timeline, strict=strict)
     return replace(found, warnings=(*assumed, *found.warnings)) if assumed else found

@@ -26,6 +26,7 @@ from perfmodel.spec._job import (
     RecomputeModule,
     WideModule,
 )
+from perfmodel.spec._keywords import JobKeywords, LayoutKeywords, StepKeywords
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
 from perfmodel.spec._notation import (

@@ -21,7 +21,7 @@ WRITTEN_BY = {
     "trace": "write_trace",
     "png": "write_gantt",
 }
-OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "kernels", "words"}
+OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "kernels", "words", "fields", "of_job"}
 """Arguments of Python that are objects, or that flags say one by one."""
 RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
 """Words of Python by the flag that says them."""
@@ -62,7 +62,7 @@ def test_a_search_is_said_alike():
     others = flags("search") - python - OF_A_RUN - OF_WEIGHTS - OF_A_PROGRAM
     assert others == {"launch_file", "export", "script", "pareto"}
     assert all(hasattr(pm, WRITTEN_BY.get(word, word)) for word in others | set(WRITTEN_BY))
-    assert takes(pm.search) - OBJECTS - {"set"} <= {"settings", "calibration"}
+    assert takes(pm.search) - OBJECTS - PROBLEM - {"set"} <= {"settings", "calibration"}
 
 
 def test_words_of_a_problem_are_flags_or_keys():

@@ -6,6 +6,7 @@ from math import erf, exp, log, sqrt
 from pathlib import Path
 from typing import Any, Final
 
+from perfmodel.catalog import StatedLayout
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import PhaseTimer, TrainingLog, read_log
@@ -25,7 +26,7 @@ from perfmodel.planning.health._measurements import most_telling
 from perfmodel.planning.health._series import Stalls, StepSeries, step_series
 from perfmodel.planning.what_if import Scenario, step_s
 from perfmodel.prediction import GAUSS_90, Prediction, StepProblem, explain, layout_of, step_problem_of
-from perfmodel.spec import Layout, Problem
+from perfmodel.spec import Problem
 from perfmodel.units import GIB, duration
 
 NAMED_CAUSES: Final = 3
@@ -146,7 +147,7 @@ class RunHealth:
 
 def check_run(
     problem: Problem,
-    layout: Layout | str,
+    layout: StatedLayout,
     log: TrainingLog | Path | str,
     *,
     calibration: Path | str | None = None,
@@ -160,7 +161,7 @@ def check_run(
 
     Args:
         problem: what the launch script runs, and on which cluster.
-        layout: of the launch script.
+        layout: of the launch script, in any form that `predict` takes.
         log: what the job printed, or what `read_log` read of it.
         calibration: directory made by `perfmodel fit` that replaces the shipped one.
         save_every: steps between checkpoints, for logs that do not report them.

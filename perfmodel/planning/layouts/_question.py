@@ -17,8 +17,36 @@ from perfmodel.planning.layouts._space import SearchSpace, default_space, restri
 from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
-from perfmodel.spec import Cluster, Layout, Model, Problem, partition_by_cost
+from perfmodel.spec import Cluster, JobKeywords, Layout, Model, Problem, partition_by_cost
 from perfmodel.units import MIN_FIT
+
+
+class SearchKeywords(JobKeywords, total=False):
+    """Keywords of `search` beside those of the problem, for editors and type checkers; `tests/spec/test_keywords.py`
+    holds them to the fields of `SpaceWords`, `SearchOptions` and `Tariff`."""
+
+    fix: str
+    schedules: str | Sequence[str]
+    vary: str | Sequence[str]
+    fewer_devices: bool
+    method: str
+    objective: str | None
+    constraints: Sequence[str]
+    robust: str
+    batches: Sequence[int]
+    top: int
+    distinct: bool
+    every: bool
+    min_fit: float
+    strict: bool
+    workers: int
+    dask: str
+    resume: Path | str | None
+    price_per_device_hour: float | None
+    power_w: float | None
+    idle_power_w: float | None
+    tokens: float | None
+
 
 Context = tuple[Problem, Path | None, Scenario, PricesKernels | None, str]
 """Arguments of `model_of`; the last is the digest of the calibration's weights."""

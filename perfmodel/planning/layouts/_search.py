@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,6 +23,7 @@ from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import (
     SEARCH_WORDS,
     Question,
+    SearchKeywords,
     SearchOptions,
     Space,
     SpaceWords,
@@ -34,7 +35,7 @@ from perfmodel.planning.layouts._recommend import recommend
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.prediction import explain
-from perfmodel.spec import Cluster, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Model, Problem
 
 POOL = 64
 """Layouts, the best, whose stages may be worth cutting anew."""
@@ -55,7 +56,13 @@ def search(
     settings: Sequence[str] = (),
     kernels: PricesKernels | None = None,
     progress: Report | None = None,
-    **words: Any,
+    global_batch: int | Sequence[int] | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
+    **fields: Unpack[SearchKeywords],
 ) -> SearchResult:
     """Rank the layouts of a problem by predicted step time, or another objective.
 
@@ -74,10 +81,11 @@ def search(
         settings: of the machine, as `whatif` takes them (`"inter_node_bandwidth=2x"`).
         kernels: prices of kernels instead of the calibration's.
         progress: told what is being done.
-        words: the problem in words, as `catalog.problem` takes them (`devices`, `global_batch`, `seq_len`, `job`,
-            `framework`), of its space (`SpaceWords`: `fix`, `schedules`, `vary`, `fewer_devices`), and fields of
-            `SearchOptions` and `Tariff`, which go before those of `options`. Several batches given as `global_batch`
-            are its `batches`.
+        global_batch: sequences per step over all replicas; several are ranked together.
+        seq_len, dtype, job, framework: as in `predict`.
+        devices: to lay the model out on.
+        fields: of the job by name; of the space (`SpaceWords`: `fix`, `schedules`, `vary`, `fewer_devices`); and of
+            `SearchOptions` and `Tariff`, which go before those of `options`.
 
     Raises:
         LayoutError: if no layout is possible at all (the message counts the reasons).
@@ -85,6 +93,9 @@ def search(
         PerfModelError: no devices, no layouts to rank or no batch; a formula that is none; a price that nothing tells;
             a `resume` file of another search; no Dask, or no scheduler at the address.
     """
+    words: dict[str, Any] = {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    words |= {"job": job, "framework": framework}
+    words = {word: value for word, value in words.items() if value is not None} | {**fields}
     if (file := catalog.unfiled(model)) is not None:
         of_file = file_words(file)
         words = {w: v for w, v in of_file.items() if space is None or SEARCH_WORDS[w] is not SpaceWords} | words

@@ -1,9 +1,9 @@
 """Before and after, sensitivities, sweeps, and what of a delay is hidden."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -31,7 +31,7 @@ from perfmodel.prediction import (
     step_time_s,
 )
 from perfmodel.program import N_STREAMS, Stream
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, StepKeywords
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
@@ -118,19 +118,28 @@ class Curve:
 def whatif(
     model: "str | Model | Problem",
     cluster: "str | Cluster | None" = None,
-    layout: "str | Layout" = "",
+    layout: catalog.StatedLayout = "",
     settings: Sequence[str] = (),
     *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
     calibration: Path | str | None = None,
-    **words: Any,
+    **fields: Unpack[StepKeywords],
 ) -> WhatIf:
     """`in_scenario` of a problem and a layout, by name or as they are.
 
     Args:
-        model, cluster, layout, calibration, words: as in `perfmodel.predict`.
+        model, cluster, layout, global_batch, seq_len, dtype, devices, job, framework, calibration, fields: as in
+            `perfmodel.predict`.
         settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
     """
-    problem, layout = catalog.problem_and_layout(model, cluster, layout, **words)
+    stated = {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    stated |= {"job": job, "framework": framework}
+    problem, layout = catalog.problem_and_layout(model, cluster, layout, **stated, **fields)
     laid_out, _ = layout_of(problem, layout)
     return in_scenario(step_problem_of(problem, calibration), laid_out, Scenario.parse(settings))
 

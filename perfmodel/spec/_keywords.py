@@ -1,0 +1,98 @@
+"""Keywords of functions that take a problem or a layout in words, so that editors complete them and type checkers know
+them; `tests/spec/test_keywords.py` holds them to the fields of `Job` and `Layout`."""
+
+from typing import Literal, TypedDict
+
+from perfmodel.spec._job import (
+    AdapterModule,
+    BaseWeights,
+    CudaGraphs,
+    Dispatcher,
+    EagerKernel,
+    Fp8Recipe,
+    Head,
+    RecomputeModule,
+    WideModule,
+)
+from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
+from perfmodel.spec._notation import PerRank, PerStage
+
+
+class JobKeywords(TypedDict, total=False):
+    """Fields of `Job`, but for global batch, sequence length and element type."""
+
+    mean_tokens: float | None
+    rms_tokens: float | None
+    fp8_recipe: Fp8Recipe
+    mode: Literal["train", "inference"]
+    cached_tokens: int
+    flash_attention: bool
+    fp8_attention: bool
+    fp8_activation_inputs: bool
+    grad_dtype: str
+    fused_kernels: bool
+    eager_kernels: tuple[EagerKernel, ...]
+    keep_gathered: bool
+    half_gradients: bool
+    all_reduce_gradients: bool
+    bucket_bytes: float | None
+    whole_gradients_in_pipelines: bool
+    repeated_keys: bool
+    wide_modules: tuple[WideModule, ...]
+    wide_last_layers: int
+    head: Head
+    masked_head: bool
+    fused_batch_norm: bool
+    weighted_experts: bool
+    fused_experts: bool
+    expert_dispatcher: Dispatcher
+    expert_imbalance: float
+    expert_capacity_factor: float | None
+    cuda_graphs: CudaGraphs
+    blocking_launches: bool
+    frozen: bool
+    frozen_embedding: bool
+    adapter_rank: int
+    adapter_modules: tuple[AdapterModule, ...]
+    adapter_dropout: bool
+    base_weights: BaseWeights
+    adapter_all_to_all: bool
+    stops_recompute: bool
+    recompute_modules: tuple[RecomputeModule, ...]
+    optimizer: str
+
+
+class LayoutKeywords(TypedDict, total=False):
+    """Fields of `Layout`."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    cp_kind: ContextParallel
+    cp_balanced: bool
+    ep: int
+    etp: int | None
+    vpp: int
+    micro_batch: int
+    schedule: str
+    zero: int
+    recompute: Recompute
+    sequence_parallel: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    tp_overlap: bool
+    ep_overlap: bool
+    offload: bool
+    offload_layers: int
+    replicate: int
+    prefetch: int
+    offload_states: StateOffload
+    order: str
+    partition: PerStage
+    recompute_full_layers: PerStage
+    kinds: PerRank
+
+
+class StepKeywords(JobKeywords, LayoutKeywords, total=False):
+    """Fields of `Job` and of `Layout`."""
