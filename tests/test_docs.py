@@ -1,5 +1,6 @@
 """The documentation's code, page by page: Python runs, `shell` commands run, other commands at least parse."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -15,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 COPIED = {"accuracy", "notebooks", "reference"}
 """Folders that docs/conf.py makes."""
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name not in COPIED]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INCLUDED = re.compile(r"^```{literalinclude} (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def commands(text: str) -> list[list[str]]:
@@ -51,6 +53,29 @@ def test_commands_of_a_page_parse(page: Path) -> None:
         for argv in commands(block):
             if not any("..." in word for word in argv):
                 parser().parse_args(argv)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
+def test_code_that_a_page_includes_is_there(page: Path) -> None:
+    for file, options in INCLUDED.findall(page.read_text()):
+        source = (page.parent / file).read_text()
+        values = dict(re.findall(r"^:([a-z-]+): (.*)$", options, re.MULTILINE))
+        tree = ast.parse(source)
+        (function,) = [node for node in tree.body if getattr(node, "name", "") == values["pyobject"]]
+        code = ast.get_source_segment(source, function) or ""
+        for limit in ("start-after", "end-before"):
+            assert values.get(limit, "") in code, limit
+
+
+def test_files_that_contributing_names_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    rooms = {path.parent.name for path in (ROOT / "perfmodel").glob("*/__init__.py")}
+    assert rooms <= set(re.findall(r"`([a-z_]+)[.`]", tables))
+    for name in re.findall(r"`(perfmodel/[\w./]+)`", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(_\w+\.py)`", tables):
+        assert any((ROOT / "perfmodel" / room / name).is_file() for room in ("prediction", "schedule")), name
 
 
 def test_schedule_in_the_page_can_run() -> None:

@@ -11,7 +11,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles, weighted_programs
-from perfmodel.prediction._durations import durations_on, parts
+from perfmodel.prediction._durations import OnKind, durations_on, parts
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
@@ -28,7 +28,7 @@ from perfmodel.prediction._fits import (
 from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
-from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._programs import WeightedDurations, prepared
 from perfmodel.prediction._site import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, StepKeywords, Transformer
 from perfmodel.timeline import times
@@ -83,26 +83,45 @@ def predict(
     stated |= {"job": job, "framework": framework}
     problem, layout = catalog.problem_and_layout(model, cluster, layout, **stated, **fields)
     laid_out, assumed = layout_of(problem, layout)
-    found = explain(step_problem_of(problem, calibration, site), laid_out, timeline=timeline, strict=strict)
-    return replace(found, warnings=(*assumed, *found.warnings)) if assumed else found
+    step_problem = step_problem_of(problem, calibration, site)
+    prediction = explain(step_problem, laid_out, timeline=timeline, strict=strict)
+    if not assumed:
+        return prediction
+    return replace(prediction, warnings=(*assumed, *prediction.warnings))
 
 
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
-    """The full prediction of one layout of a problem."""
+    """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks through it."""
+    # What one rank computes in each block, how long that takes, and the program in which the blocks run.
     (bundle,) = bundles(problem, [layout])
-    kinds = [(parts(problem, one), weight) for one, weight in weighted_programs(bundle)]
-    programs = [(prepared(of[0].bundle.spec), durations_on(of)[0], weight) for of, weight in kinds]
-    (program, durations, _), (first, _) = programs[0], kinds[0]
+    layout = bundle.layouts[0]
+
+    # How long each class of the program's events takes. Without a flush between steps, a step is the difference
+    # between a longer and a shorter program.
+    parts_of_programs: list[list[OnKind]] = []
+    programs: list[WeightedDurations] = []
+    for weighted, weight in weighted_programs(bundle):
+        by_node_kind = parts(problem, weighted)
+        parts_of_programs.append(by_node_kind)
+        programs.append((prepared(weighted.spec), durations_on(by_node_kind)[0], weight))
+    program, durations_s, _ = programs[0]
+
+    # The longest path through the program, how often each class lies on it, and what the step consists of.
     step_s, gradient, compute_count = per_step(programs)
-    account = step_account(problem, [of for of, _ in kinds], programs, step_s)
-    path = CriticalPath(first, durations, gradient)
-    memory, layout = stage_memory(problem, bundle), bundle.layouts[0]
+    account = step_account(problem, parts_of_programs, programs, step_s)
+    path = CriticalPath(parts_of_programs[0], durations_s, gradient)
+    provenance = path.provenance_shares
+    shares = path.shares()
+    bubble = account.breakdown_s["bubble"] / step_s
+
+    # Memory of every stage, on the rank that has least to spare.
+    memory = stage_memory(problem, bundle)
     devices, usable = rank_devices(problem, layout), usable_of_ranks(problem, layout)
     binding = binding_rank(memory, usable)
     capacity, needed = devices[binding].memory_bytes, memory[binding].peak
-    provenance = path.provenance_shares
-    bubble = account.breakdown_s["bubble"] / step_s
-    shares = path.shares()
+    reasons = fit_reasons(memory, usable)
+
+    # How far the measured step may be from this one.
     degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
     (lower, upper), error_sources = step_interval(problem, layout, path, degrees)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
@@ -110,7 +129,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             f"{_without_measurement(provenance)} on {_names(devices)}; measure it (perfmodel calibrate) or drop "
             "--strict"
         )
-    reasons = fit_reasons(memory, usable)
+
     per_device = problem.flops / step_s / layout.devices
     return Prediction(
         model=problem.model.name,
@@ -128,7 +147,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         tflops_per_device=per_device / 1e12,
         mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
         bubble_fraction=bubble,
-        busy_fraction=float(durations @ compute_count) / (program.structure.devices * step_s),
+        busy_fraction=float(durations_s @ compute_count) / (program.structure.devices * step_s),
         memory_per_stage=reported_memory(problem, layout, memory),
         memory_capacity_bytes=capacity,
         kinds=tuple(
@@ -155,8 +174,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             *_warnings(provenance, devices),
         ),
         saved_bytes_per_stage=tuple(bundle.saved_bytes[0].tolist()),
-        timeline=times(program.compiled, durations) if timeline else None,
-        pass_parts=pass_parts(first, durations) if timeline else {},
+        timeline=times(program.compiled, durations_s) if timeline else None,
+        pass_parts=pass_parts(parts_of_programs[0], durations_s) if timeline else {},
     )
 
 
