@@ -125,8 +125,12 @@ def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
 
 
 def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
-    """Time of a generation of fused attention relative to the fastest measured on a device."""
-    if kernel == "fastest" or device.vendor != "NVIDIA":
+    """Time of a generation of fused attention relative to the fastest measured on a device.
+
+    AMD's kernels (composable kernel, Triton) follow the algorithm of FlashAttention-2, as the tables' do; the first
+    generation divides its work as badly there as on NVIDIA's devices.
+    """
+    if kernel == "fastest" or device.vendor not in ("NVIDIA", "AMD"):
         return 1.0
     if kernel == "flash-2-then-cudnn":
         return 1.0 if device.architecture == "Blackwell" else attention_slowdown("flash-2", device, op)

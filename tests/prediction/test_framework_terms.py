@@ -103,6 +103,16 @@ def test_older_attention_kernels_are_slower_and_hopper_widens_the_gap() -> None:
     assert over("flash-2", catalog.device("RTX-PRO-6000-Server")) == 1.0
 
 
+@pytest.mark.parametrize("name", ["MI250", "MI300X", "MI355X"])
+def test_the_first_generation_of_attention_is_slower_on_amd_too(name: str) -> None:
+    device = catalog.device(name)
+    for kernel in ("flash-2", "flash-2-then-cudnn", "fastest"):
+        assert attention_slowdown(kernel, device, HEADS) == 1.0
+    for kernel in ("flash-1", "flash-1-triton"):
+        assert attention_slowdown(kernel, device, HEADS) == attention_slowdown(kernel, A100, HEADS) > 1.0
+    assert attention_slowdown("flash-1", catalog.device("Gaudi2"), HEADS) == 1.0
+
+
 @pytest.mark.parametrize(("pass_", "head", "causal", "tflops"), [
     ("fwd", 128, True, (298, 319, 333, 335)), ("fwd", 128, False, (362, 368, 370, 370)),
     ("fwd", 64, True, (262, 284, 295, 299)), ("bwd", 128, False, (291, 310, 318, 322)),
