@@ -519,13 +519,14 @@ def _concerns(name: str, model: Model) -> bool:
 def partition_by_cost(model: Model, stages: int) -> PerStage:
     """Layers per stage where stages are balanced by multiplications as nanotron's `build_model` does it.
 
-    A layer costs 4 h^2 (with grouped keys and values too) + 3 h f, the head h V; a stage is closed by the first block
-    that carries the sum beyond its share. Where that leaves stages near the end without a layer (they hold the head or
-    the loss alone), each takes one from the stage before it. None (even stages) where there are too few for that.
+    A layer costs 4 h^2 (with grouped keys and values, and with heads of another size, too) + 3 h f, or 2 h f without a
+    gate; the head costs h V. A stage is closed by the first block that carries the sum beyond its share. Where that
+    leaves stages near the end without a layer (they hold the head or the loss alone), each takes one from the stage
+    before it. None (even stages) where there are too few for that.
     """
     if stages == 1 or not isinstance(model, Transformer):
         return None
-    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.hidden * model.ffn_hidden
+    layer = 4 * model.hidden**2 + (3 if model.gated_ffn else 2) * model.hidden * model.ffn_hidden
     sums = list(accumulate([layer] * model.layers + [model.hidden * model.vocab]))
     held, at = [0] * stages, 0
     for cost in sums[:-1]:

@@ -250,6 +250,8 @@ def test_stages_that_nanotron_cuts_so_by_itself_are_not_said(tp: int, pp: int) -
         for one in (layout.replace(partition=cut), layout)
     )
     assert said == unsaid
+    # no setting says it, but whoever reads the file sees which stages will run
+    assert f"partition={'-'.join(map(str, cut or ()))}" in said
     other = (cut[0] - 1, *cut[1:-1], cut[-1] + 1)
     with pytest.raises(LaunchFileError, match="it balances stages by itself"):
         pm.export_launch(layout.replace(partition=other), "nanotron", model="llama3-8b", job=job_of(layout, 8))

@@ -33,6 +33,40 @@ def test_stages_balanced_by_cost_count_the_head_as_four_layers(stages, layers):
     assert partition_by_cost(MODEL, stages) == layers
 
 
+def closed_by_thresholds(layer: int, layers: int, head: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage as nanotron's `build_model` goes through its blocks: embedding, layers, norm, head, cast."""
+    costs = [0, *[layer] * layers, 0, head, 0]
+    held, stage, cost = [0] * stages, 0, 0
+    for position, of_block in enumerate(costs):
+        cost += of_block
+        held[stage] += 1 <= position <= layers
+        stage += cost > sum(costs) * (stage + 1) / stages
+    return tuple(held)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"gated_ffn": False},
+        {"head_dim": 128, "heads": 32, "kv_heads": 8},
+        {"vocab": 32000, "layers": 24},
+        {"ffn_hidden": 2048, "gated_ffn": False},
+    ],
+)
+def test_stages_are_cut_as_the_loop_of_nanotron_cuts_them(change: dict[str, int]) -> None:
+    """Its layers cost 4 h^2 whatever the size of their heads, and 2 h f without a gate (`get_block_compute_costs`)."""
+    model = replace(MODEL, **change)
+    layer = 4 * model.hidden**2 + (3 if model.gated_ffn else 2) * model.hidden * model.ffn_hidden
+    compared = 0
+    for stages in (2, 3, 4, 6, 8):
+        loop = closed_by_thresholds(layer, model.layers, model.hidden * model.vocab, stages)
+        if all(loop[:-1]):
+            assert partition_by_cost(model, stages) == loop
+            compared += 1
+    assert compared >= 2
+
+
 @pytest.mark.parametrize(
     ("framework", "kind", "counter"),
     [

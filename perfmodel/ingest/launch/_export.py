@@ -77,7 +77,7 @@ def export_launch(
     model = catalog.model(model) if isinstance(model, str) else model
     layout = _without_own_cut(form, layout, model)
     fields = _fields_for(form, framework, layout, model, job, devices_per_node)
-    comments = [f"written by perfmodel: {layout.label}"]
+    comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
     if kept := {name: getattr(layout, name) for name in form.elsewhere}:
         comments.append("perfmodel: " + ",".join(f"{name}={value}" for name, value in kept.items()))
     where = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
@@ -149,6 +149,13 @@ def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) ->
     if layout.partition == partition_by_cost(model, layout.pp):
         return layout.replace(partition=None)
     return layout
+
+
+def _with_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
+    """The layout with the stages that the framework will cut by itself, where the layout leaves them open."""
+    if model is None or layout.partition is not None or not catalog.framework(form.frameworks[0]).stages_by_cost:
+        return layout
+    return layout.replace(partition=partition_by_cost(model, layout.pp))
 
 
 def write_launch(path: Path | str, text: str) -> None:
