@@ -89,6 +89,10 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
         values |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     if framework.startswith(("megatron", "nemo")) and values["zero"] > 1:
         values["pp"] = 1
+        # its FSDP overlaps what it shards, whatever the settings say
+        values["overlap_grad_reduce"] = True
+        if values["zero"] == 3:
+            values["overlap_param_gather"] = True
     if framework == "torchtitan" and values["zero"] == 0:  # DDP goes with no other parallelism
         values |= {"tp": 1, "pp": 1, "cp": 1}
     if framework == "fsdp" and 0 in (values["zero"], values["dp"] - 1):  # one device has nothing to shard
