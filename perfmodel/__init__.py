@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         search,
     )
     from perfmodel.planning.optimise import partition
-    from perfmodel.planning.serving import Serving, serve, serve_sweep
+    from perfmodel.planning.serving import Serving, engine_commands, serve, serve_sweep, starting_point
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
     from perfmodel.prediction.differentiable import step_time_function

@@ -1,6 +1,7 @@
 """`perfmodel serve`: prefill and decode of a served model; one server, or a sweep of layouts and batches."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
@@ -26,13 +27,17 @@ def add_command(commands: Any) -> None:
     add_job_file(command, layout=True)
     command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
     command.add_argument("--cluster", help="catalog name or TOML")
-    command.add_argument("--layout", help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1"')
+    command.add_argument(
+        "--layout",
+        help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1" (default: the smallest with room)',
+    )
     command.add_argument("--devices", type=int, metavar="N", help="devices that --sweep lays the model out on")
     command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument(
         "--batch", type=int, metavar="B",
-        help="requests in flight over all replicas (default: the most that fit and hold the limits)",
+        help="requests in flight over all replicas (default: the most that fit and hold the limits; without limits, "
+        "those of an interactive service: 1 s to the first token, 50 ms for each after it)",
     )  # fmt: skip
     command.add_argument(
         "--batching", default="continuous", choices=("continuous", "static"),
@@ -59,6 +64,10 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--sweep", action="store_true",
         help="all layouts and batches: tokens per second and user against tokens per second and device",
+    )  # fmt: skip
+    command.add_argument(
+        "--checkpoint", default="", metavar="PATH",
+        help="name or folder of the checkpoint, for the commands that start an engine (default: MODEL)",
     )  # fmt: skip
     require(command, "model", "cluster", "prompt_tokens", "output_tokens")
     add_calibration(command)
@@ -87,8 +96,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.devices is not None and "devices" in arguments.given:
         raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
-    found = serving.serve(arguments.model, arguments.cluster, arguments.layout or "", **words)
-    emit(arguments, found.to_dict(), lambda: _show(found))
+    start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **words)
+    commands = serving.engine_commands(start.serving, arguments.checkpoint or "MODEL")
+    report = start.serving.to_dict() | {"chosen": list(start.chosen), "engines": commands}
+    emit(arguments, report, lambda: _show(start.serving, start.chosen, commands))
     return 0
 
 
@@ -99,7 +110,10 @@ def _time(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _show(found: "Serving") -> None:
+def _show(found: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) -> None:
+    """The server, what was chosen for it, and the commands that start it."""
+    from perfmodel.planning.serving import folded
+
     console, requests, memory = new_console(), found.requests, found.memory
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     console.print(
@@ -132,6 +146,12 @@ def _show(found: "Serving") -> None:
         f"  weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, workspace "
         f"{memory.workspace_bytes / GIB:.1f}\nthe cache has room for {memory.most_requests:,} such requests"
     )
+    for sentence in chosen:
+        console.print(f"chosen: {sentence}")
+    replicas = f" (one of {found.layout.dp} replicas)" if found.layout.dp > 1 else ""
+    for engine, command in commands.items():
+        console.print(f"{engine}{replicas if engine == 'tensorrt-llm' else ''}:")
+        console.print(f"  {folded(command)}", soft_wrap=True, markup=False)
 
 
 def _show_sweep(swept: "ServingSweep") -> None:
