@@ -89,6 +89,7 @@ class Account:
       (`Layout.offload_layers`) are waited for inside passes.
     - `bubble`: what is left, idle time of the compute stream when none of these takes any time: what the order of the
       passes and the imbalance of the stages leave. A pipeline of one rank has none.
+    - `waiting_for_input`: by how much input pipelines with a stated rate take longer than all the rest.
     - `step_overhead`, `stragglers`, `beyond_all_parameters`: what measured runs showed beyond the events. Runs that
       are faster than their parameters say make every part shorter instead of the last of these negative.
     """

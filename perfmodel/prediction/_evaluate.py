@@ -62,7 +62,7 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
         time_s[list(one.lanes)] += weight * span_s
     for lanes, busy in busy_s.items():
         time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy.max(axis=1))
-    return BatchResult(time_s)
+    return BatchResult(np.maximum(time_s, problem.job.input_s))
 
 
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
@@ -92,7 +92,8 @@ def step_time_s(programs: Sequence[WeightedDurations]) -> float:
 
 def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step time of every layout in float64, one by one (`evaluate` is for thousands)."""
-    return np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
+    computed_s = np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
+    return np.maximum(computed_s, problem.job.input_s)
 
 
 def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:

@@ -26,7 +26,7 @@ from perfmodel.prediction._fits import (
     usable_of_ranks,
 )
 from perfmodel.prediction._interval import step_interval
-from perfmodel.prediction._prediction import Prediction
+from perfmodel.prediction._prediction import CriticalEvent, Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import WeightedDurations, prepared
 from perfmodel.prediction._site import Site
@@ -107,11 +107,18 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     program, durations_s, _ = programs[0]
 
     # The longest path through the program, how often each class lies on it, and what the step consists of.
-    step_s, gradient, compute_count = per_step(programs)
-    account = step_account(problem, parts_of_programs, programs, step_s)
+    computed_s, gradient, compute_count = per_step(programs)
+    account = step_account(problem, parts_of_programs, programs, computed_s)
     path = CriticalPath(parts_of_programs[0], durations_s, gradient)
     provenance = path.provenance_shares
     shares = path.shares()
+
+    # Input pipelines run ahead of the steps: whichever takes longer sets the pace.
+    input_s = problem.job.input_s
+    step_s = max(computed_s, input_s)
+    waiting_s = step_s - computed_s
+    if input_s:
+        account.breakdown_s["waiting_for_input"] = waiting_s
     bubble = account.breakdown_s["bubble"] / step_s
 
     # Memory of every stage, on the rank that has least to spare.
@@ -141,8 +148,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         global_batch=problem.job.global_batch,
         seq_len=problem.job.seq_len,
         step_time_s=step_s,
-        step_time_lo_s=max(step_s * lower, account.kernels_s),
-        step_time_hi_s=step_s * upper,
+        step_time_lo_s=max(computed_s * lower, account.kernels_s, input_s),
+        step_time_hi_s=max(computed_s * upper, input_s),
         tokens_per_s_per_device=problem.job.global_batch * problem.job.tokens_per_sequence / step_s / layout.devices,
         tflops_per_device=per_device / 1e12,
         mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
@@ -159,7 +166,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         memory_counted_bytes=counted_memory(problem, layout, memory),
         breakdown_s=account.breakdown_s,
         kernels_alone_s=account.kernels_s,
-        critical_path=path.events(),
+        critical_path=(*path.events(), *_waiting_for_input(waiting_s)),
         provenance=provenance,
         fits=not reasons,
         fits_probability=fit_probability(problem, layout, memory),
@@ -177,6 +184,11 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         timeline=times(program.compiled, durations_s) if timeline else None,
         pass_parts=pass_parts(parts_of_programs[0], durations_s) if timeline else {},
     )
+
+
+def _waiting_for_input(waiting_s: float) -> tuple[CriticalEvent, ...]:
+    """The event of a critical path that stands for what a step waits for its samples."""
+    return (CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s),) if waiting_s > 0 else ()
 
 
 def _names(devices: Sequence[Device]) -> str:

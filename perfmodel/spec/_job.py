@@ -124,6 +124,9 @@ class Job:
     documents are packed into one and do not see each other, of the root of the sum of their squared lengths.
     Attention takes time by this second moment, all else by `mean_tokens`. None: of lengths whose density follows a
     power law up to `seq_len` with that mean (`Job.attended_tokens`)."""
+    input_samples_per_s: float | None = None
+    """Sequences or images per second that the input pipelines of all devices together bring (reading, decoding,
+    augmenting). They run ahead of the steps, so that a step takes as long as the slower of both. None: enough."""
     dtype: str = "bf16"
     """Element type of the products; the first of bf16, fp16 and fp32 that the device has where nobody says it."""
     fp8_recipe: Fp8Recipe = ""
@@ -285,6 +288,9 @@ class Job:
         if not 1 <= self.expert_imbalance < inf:
             raise LayoutError(f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}")
         self._check_lengths()
+        rate = self.input_samples_per_s
+        if rate is not None and not 0 < rate < inf:
+            raise LayoutError(f"job: input_samples_per_s must be a number above 0, got {rate!r}")
         capacity = self.expert_capacity_factor
         if capacity is not None and not 0 < capacity < inf:
             raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
@@ -318,6 +324,11 @@ class Job:
             )
         if self.varied_lengths and self.cached_tokens:
             raise LayoutError("job: sequences of varied lengths have no cached_tokens; leave mean_tokens out")
+
+    @property
+    def input_s(self) -> float:
+        """Seconds in which input pipelines bring the samples of a step; 0 where they bring enough."""
+        return 0.0 if self.input_samples_per_s is None else self.global_batch / self.input_samples_per_s
 
     @property
     def varied_lengths(self) -> bool:

@@ -23,6 +23,7 @@ class JobKeywords(TypedDict, total=False):
 
     mean_tokens: float | None
     rms_tokens: float | None
+    input_samples_per_s: float | None
     fp8_recipe: Fp8Recipe
     mode: Literal["train", "inference"]
     cached_tokens: int

@@ -230,3 +230,30 @@ def test_what_if_and_search_keep_the_same_accounts() -> None:
         assert changed.before_s == pytest.approx(p.step_time_s)
         # at least as long as twice what a rank runs on average
         assert changed.after_s > 1.6 * sum(p.breakdown_s[name] for name in KERNELS)
+
+
+@pytest.mark.parametrize("model_name", ["resnet-50", "vit-l-16", "llama2-7b"])
+def test_a_step_takes_as_long_as_the_slower_of_input_and_computation(model_name):
+    """A loader that brings enough changes nothing; one that does not sets the pace, exactly."""
+    net, cluster = catalog.model(model_name), catalog.cluster("dgx-a100")
+    layout = Layout(dp=8, micro_batch=4)
+
+    def found(rate):
+        job = Job(global_batch=64, seq_len=net.seq_len, input_samples_per_s=rate)
+        problem = step_problem(net, cluster, job)
+        return problem, explain(problem, layout)
+
+    _, free = found(None)
+    fast_rate, slow_rate = 64 / free.step_time_s * 10, 64 / free.step_time_s / 3
+    _, fast = found(fast_rate)
+    assert fast.step_time_s == free.step_time_s
+    assert fast.breakdown_s["waiting_for_input"] == 0
+    problem, slow = found(slow_rate)
+    assert slow.step_time_s == pytest.approx(64 / slow_rate)
+    assert evaluate(problem, [layout]).step_time_s[0] == pytest.approx(slow.step_time_s, rel=1e-5)
+    assert slow.breakdown_s["waiting_for_input"] == pytest.approx(slow.step_time_s - free.step_time_s)
+    assert sum(event.time_s for event in slow.critical_path) == pytest.approx(slow.step_time_s, rel=1e-6)
+    for prediction in (fast, slow):
+        assert_sound(prediction)
+    with pytest.raises(LayoutError, match="input_samples_per_s"):
+        Job(global_batch=64, seq_len=1, input_samples_per_s=0)

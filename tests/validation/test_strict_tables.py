@@ -132,6 +132,7 @@ def _alike(one: Any, other: Any) -> bool:
         ("job.optimizer", "muon", "job", "optimizer", "muon"),
         ("job.masked_head", 1, "job", "masked_head", True),
         ("job.adapter_modules", '["q_proj", "v_proj"]', "job", "adapter_modules", ("q_proj", "v_proj")),
+        ("job.input_samples_per_s", 2500, "job", "input_samples_per_s", 2500),
         ("job.head", "token_labels", "job", "head", "token_labels"),
         ("job.mean_tokens", 246.5, "job", "mean_tokens", 246.5),
         ("job.rms_tokens", 300, "job", "rms_tokens", 300),

@@ -129,12 +129,15 @@ class StepTimeFunction:
     tables: Tables = field(repr=False)
     times: Times = field(repr=False)
     """On the machine as it is."""
+    input_s: float
+    """What a step takes at least for its samples to be there (`Job.input_samples_per_s`)."""
     _log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
     _memory: Memory = field(repr=False)
 
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""
-        return _step_s(self.programs, (self.tables, self.nominal, self._log_sizes), parameters)
+        computed_s = _step_s(self.programs, (self.tables, self.nominal, self._log_sizes), parameters)
+        return jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
 
     def memory_bytes(self, parameters: StepParameters) -> Float[Array, " ranks"]:
         """Bytes that every pipeline rank needs at its peak.
@@ -202,7 +205,16 @@ def step_time_function_of(
     bounds = _bounds(nominal, problem, sizes, len(problems) > 1, copies=programs.offloads_layers)
     memory = Memory.of(problems, steps, tables.cuts, sizes)
     return StepTimeFunction(
-        nominal, bounds, layout, problem.usable_bytes, programs, tables, times, np.log(sizes), memory
+        nominal,
+        bounds,
+        layout,
+        problem.usable_bytes,
+        programs,
+        tables,
+        times,
+        problem.job.input_s,
+        np.log(sizes),
+        memory,
     )
 
 
