@@ -16,7 +16,7 @@ from perfmodel.cost.learn import weights_folder
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_table
-from perfmodel.prediction import GAUSS_90, Prediction, Site
+from perfmodel.prediction import GAUSS_90, Prediction, Site, model_kind
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Case
@@ -29,7 +29,7 @@ from perfmodel.validation._run_sources import source_of_run
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
     "fits_probability", "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
-    "events_half_width", "assumed", "open_deviation", "completions",
+    "events_half_width", "assumed", "open_deviation", "completions", "device_generation", "model_kind",
 )  # fmt: skip
 _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
     ("reserved", "reserved"), ("device", "nvidia-smi"), ("resting", r"allocated,? after"),
@@ -136,6 +136,8 @@ def _predict_one(
         ", ".join(run.assumed) or None,
         run.open_deviation,
         len(run.completions),
+        run.case.cluster.device.architecture,
+        model_kind(run.case.model),
     )
 
 

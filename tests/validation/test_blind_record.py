@@ -163,3 +163,15 @@ def test_rows_that_leave_nothing_open_and_those_told_not_to_fit_are_counted() ->
 def test_the_narrower_half_has_the_narrowest_intervals() -> None:
     predictions = predicted(2.0)(RUNS).assign(hi_s=[4.0, 8.0, 16.0])
     assert Look.of(RUNS, predictions).narrower_half().hi_s.tolist() == [4.0, 8.0]
+
+
+def test_errors_are_told_apart_by_device_and_kind_every_source_counting_the_same() -> None:
+    predictions = predicted(2.0)(RUNS).assign(device_generation=["Hopper", "Hopper", "Volta"], model_kind="decoder")
+    look = Look.of(RUNS, predictions)
+    by_device = look.by_group("device_generation")
+    assert by_device["Hopper"]["rows"] == 2
+    assert by_device["Hopper"]["bias"] == pytest.approx(2**0.5 - 1)
+    assert by_device["Volta"]["mean_over_sources"] == pytest.approx(0.5)
+    # source a is twice as slow as told in one of two rows, source b in all
+    assert look.by_group("model_kind")["decoder"]["bias"] == pytest.approx(2 ** (0.25 - 0.5) - 1)
+    assert Look.of(RUNS, predicted(2.0)(RUNS)).by_group("model_kind") == {}

@@ -30,6 +30,8 @@ EVERY_SOURCE: Final = ("*",)
 _TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
 _KNOWN_OF_TODAY: Final = ("open_deviation", "fits_probability")
 """Columns of predictions that the first looks do not have."""
+_GROUPS: Final = ("device_generation", "model_kind")
+"""Columns of predictions by which errors are told apart."""
 DESCRIBED: Final = 0.02
 """Standard deviation of the log step time between all that a run may have been, up to which it is fully described."""
 UNLIKELY: Final = 0.1
@@ -194,6 +196,10 @@ class Look:
     """Of the log step time between all that a run may have been; NaN where nobody recorded it."""
     fits_probability: Float[np.ndarray, " runs"]
     """NaN where nobody recorded it."""
+    device_generation: np.ndarray
+    """Empty where nobody recorded it."""
+    model_kind: np.ndarray
+    """Empty where nobody recorded it."""
 
     @classmethod
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
@@ -203,7 +209,11 @@ class Look:
             np.asarray(pd.to_numeric(predictions[name]), float) if name in predictions else unknown
             for name in (*_TIMES, *_KNOWN_OF_TODAY)
         ]
-        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *columns)
+        groups = [
+            predictions[name].fillna("").to_numpy(str) if name in predictions else np.full(len(runs), "")
+            for name in _GROUPS
+        ]
+        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *columns, *groups)
 
     def take(self, chosen: np.ndarray) -> "Look":
         """Some of the rows."""
@@ -258,6 +268,30 @@ class Look:
             "ratio": float(frame["ratio"].median()),
         }
 
+    def by_group(self, group: str) -> dict[str, dict[str, float]]:
+        """By value of one of `_GROUPS`: rows, sources, the mean over sources of their mean relative errors and of their
+        mean log ratios of predicted to measured (the bias), and the share of rows inside."""
+        frame = pd.DataFrame(
+            {
+                "source": self.source,
+                "group": getattr(self, group),
+                "error": np.abs(self.predicted_s / self.measured_s - 1),
+                "log": np.log(self.predicted_s / self.measured_s),
+                "inside": (self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s),
+            }
+        )[self.compared & (getattr(self, group) != "")]
+        figures = {}
+        for name, rows in frame.groupby("group"):
+            by_source = rows.groupby("source")
+            figures[str(name)] = {
+                "rows": len(rows),
+                "sources": len(by_source),
+                "mean_over_sources": float(by_source["error"].mean().mean()),
+                "bias": float(np.expm1(by_source["log"].mean().mean())),
+                "inside": float(rows["inside"].mean()),
+            }
+        return figures
+
     def scores_of_intervals(self) -> dict[str, float]:
         """`interval_scores`."""
         return interval_scores(self.source, self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
@@ -283,6 +317,7 @@ def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, An
     figures["described"] = now.described().score()
     figures["narrower_half"] = now.narrower_half().score()
     figures["unlikely_to_fit"] = now.unlikely_to_fit()
+    figures["groups"] = {group: now.by_group(group) for group in _GROUPS}
     return figures | {"sources": sources}
 
 
@@ -322,13 +357,26 @@ def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today:
              "error", "inside", "ends apart", "looked at", "changed for it"),
             [_source_cells(name, commits.get(name, ""), of, known) for name, of in figures["sources"].items()],
         ),
+        "## By device and kind of model",
+        "Today's predictions of sources that nobody had looked at. Every source counts the same; a positive bias is "
+        "slower than measured.",
+        _groups_table(figures["groups"]),
         "## Whether intervals are wide where errors are large",
         "Today's predictions, from the narrowest intervals to the widest.",
         deciles_table(today.deciles()),
     ]  # fmt: skip
     if not figures["today"]["predicted"]:
-        parts = [parts[0], *parts[2:-3]]
+        parts = [parts[0], *parts[2:-6]]
     return "\n\n".join(parts) + "\n"
+
+
+def _groups_table(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    rows = []
+    for by_value in groups.values():
+        for name, of in by_value.items():
+            error, inside = percent(of["mean_over_sources"]), percent(of["inside"])
+            rows.append((name, str(of["rows"]), str(of["sources"]), error, f"{100 * of['bias']:+.1f} %", inside))
+    return rows_table(("", "rows", "sources", "mean over sources", "bias", "inside"), rows)
 
 
 def _details(figures: Mapping[str, Any]) -> str:
