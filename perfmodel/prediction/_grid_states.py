@@ -22,9 +22,9 @@ from perfmodel.prediction._zero import (
     exchanges,
     host_seconds,
     is_trained,
+    reduces_every_micro_batch,
     reductions,
     shard_params,
-    shards_gradients,
     stored_params,
     trained_params,
     update,
@@ -155,7 +155,9 @@ class StateEvents:
                 for (by_layer, kinds), of_kind in parts.items()
                 if kinds == _GATHER
             }
-            every = shards_gradients(np.arange(4), shape.spec.stages > 1, shape.spec.replicas, self._job).tolist()
+            every = reduces_every_micro_batch(
+                np.arange(4), shape.spec.stages > 1, shape.spec.replicas, self._job
+            ).tolist()
             rows.append([self._of(shape.spec, s, every[s.zero], parts, alone, gathered) for s in own])
         of_state = [own.index(state.resident) for state in states]
         return StateSeconds(*np.array(rows, float).transpose(2, 0, 1)[..., of_state])

@@ -14,7 +14,7 @@ from perfmodel.prediction._pipeline import LiveState, live_state
 from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import Beside, beside_passes
-from perfmodel.prediction._zero import shards_gradients
+from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerStage
@@ -73,7 +73,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
         prefetch=layout.prefetch if gather == "layer" else 1,
         reduce_every_micro_batch=training
         and replicated
-        and bool(shards_gradients(layout.zero, layout.pp > 1, replicas, job)),
+        and bool(reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)),
         combines_passes=training and layout.ep_overlap and layout.ep > 1,
         tied_embedding=training and layout.pp > 1 and getattr(setting.model, "tied_embeddings", False),
         optimizer=training,

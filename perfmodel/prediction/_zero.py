@@ -141,6 +141,13 @@ def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
     return ((zero == 3) | ((zero == 2) & np.logical_not(whole))) & (np.asarray(replicas) <= 1)
 
 
+def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
+    """Whether each backward reduces its own gradients: where they lie sharded, or a job says so
+    (`Job.reduce_every_micro_batch`); of one layout, or an array of them. Replicas of a pipeline's stages never do."""
+    told = job.reduce_every_micro_batch & (np.asarray(replicas) <= 1)
+    return shards_gradients(zero, pipelined, replicas, job) | told
+
+
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
     """How gradients are reduced: on all ranks, or each part where it is kept or applied."""
     everywhere = zero == 0 or (zero == 1 and job.all_reduce_gradients)

@@ -159,6 +159,9 @@ class Job:
     kernels of their own add them after every backward, one per weight."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
+    reduce_every_micro_batch: bool = False
+    """Gradients are reduced after the backward of every micro-batch though they are kept whole: accumulation under
+    torch's DistributedDataParallel outside `no_sync`, or FSDP with `no_sync` that nobody calls."""
     bucket_bytes: float | None = None
     """Buffers in which ZeRO reduces gradients and gathers weights, where a run sets their size; None: those of the
     framework, as far as the gradients fill them."""

@@ -36,6 +36,7 @@ class JobKeywords(TypedDict, total=False):
     keep_gathered: bool
     half_gradients: bool
     all_reduce_gradients: bool
+    reduce_every_micro_batch: bool
     bucket_bytes: float | None
     whole_gradients_in_pipelines: bool
     repeated_keys: bool
