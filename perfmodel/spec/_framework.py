@@ -498,6 +498,7 @@ class Framework(Stated):
         for name in (
             "host_op_s",
             "grouped_launch_s",
+            "partition_copy_s",
             "kernel_gap_s",
             "context_bytes",
             "communicator_bytes",

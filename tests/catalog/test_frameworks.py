@@ -247,7 +247,7 @@ def test_torch_prefers_cudnn_attention_from_2026_on(name: str) -> None:
     assert catalog.framework(f"{name}@2026").attention == "fastest"
 
 
-@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "fsdp"])
+@pytest.mark.parametrize("name", ["accelerate", "axolotl", "deepspeed", "fsdp", "llama-factory", "ms-swift", "trl"])
 def test_transformers_loops_over_experts_until_they_are_one_grouped_product(name: str) -> None:
     loop, grouped = catalog.framework(f"{name}@2025"), catalog.framework(f"{name}@2026")
     # The loop issues eleven operators for each expert, and a layer has two grouped products.
