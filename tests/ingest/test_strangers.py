@@ -426,10 +426,6 @@ TORN = {
     "OLMo": "global_train_batch_size: 8\ndevice_train_microbatch_size: 2\ntokenizer:\n  identifier: x\n",
     "verl": "actor_rollout_ref:\n  actor:\n    megatron:\n      tensor_model_parallel_size: 2\n"
     "      pipeline_model_parallel_size: 2\n      context_parallel_size: 1\n      expert_model_parallel_size: 1\n",
-    "axolotl": "base_model: x\nsequence_len: 4096\nmicro_batch_size: 1\n",
-    "torchtune": "model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\n",
-    "LLaMA-Factory": "stage: sft\ntemplate: llama3\nmodel_name_or_path: x\nfinetuning_type: full\n",
-    "Hugging Face's Trainer": "per_device_train_batch_size: 1\nlearning_rate: 1.0e-5\n",
     "Primus over torchtitan": "modules:\n  pre_trainer:\n    overrides:\n      training:\n        seq_len: 8\n",
 }
 

@@ -14,12 +14,17 @@ _BY_NAME: Final[dict[str, tuple[AdapterModule, ...]]] = {
     # MPT
     "Wqkv": ("linear_qkv",), "out_proj": ("linear_proj",),
     # Hugging Face
-    "o_proj": ("linear_proj",), "down_proj": ("linear_fc2",),
+    "o_proj": ("linear_proj",), "down_proj": ("linear_fc2",), "qkv_proj": ("linear_qkv",), "c_attn": ("linear_qkv",),
+    "W_pack": ("linear_qkv",), "gate_up_proj": ("linear_fc1",), "fc1": ("linear_fc1",), "fc2": ("linear_fc2",),
+    # InternLM, and LLaMA's own names
+    "wqkv": ("linear_qkv",), "wo": ("linear_proj",), "w1": ("gate_proj",), "w3": ("up_proj",), "w2": ("linear_fc2",),
+    # torchtune
+    "output_proj": ("linear_proj",),
 }  # fmt: skip
 _ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
     "q_proj", "k_proj", "v_proj", "linear_proj", "gate_proj", "up_proj", "linear_fc2",
 )  # fmt: skip
-"""What peft's `all-linear` is in a Llama."""
+"""What peft's `all-linear` and LLaMA-Factory's `all` are in a Llama."""
 
 
 def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
@@ -37,7 +42,7 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     unknown = []
     for name in names:
         plain = str(name).rpartition(".")[2]
-        if plain == "all-linear":
+        if plain in ("all-linear", "all"):
             modules += _ALL_LINEAR
         elif plain in _BY_NAME:
             modules += _BY_NAME[plain]

@@ -60,15 +60,25 @@ def read_arguments(
     notes = [*script.notes, *(f"{setting} is taken from the environment" for setting in script.from_environment)]
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _others(best, commands, known, switches)
-    entries = _entries(best.words, known, switches)
+    entries = command_entries(best.words, known, switches)
     started = _numbers_of(best.words)
     if "ntasks-per-node" in started:
         job.pop("ntasks", None)  # that of the whole job, of which this command runs a part
     for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
+    if _starts_processes_itself(best):
+        for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
+            number = best.variables.get(variable, "")
+            if number.isdecimal():
+                entries.setdefault(name, Entry(number, 0))
     if "deepspeed-config" in entries and "zero-stage" not in entries:
         entries |= _of_configuration(entries["deepspeed-config"], where, script.files)
     return Source(where=where, entries=entries, notes=tuple(notes))
+
+
+def _starts_processes_itself(command: Command) -> bool:
+    """Whether a command is Megatron-SWIFT's, which reads from variables how many processes it starts."""
+    return any(Path(word.text).name == "megatron" for word in command.words[:1])
 
 
 def _of_configuration(config: Entry, where: str, written: Mapping[str, str]) -> dict[str, Entry]:
@@ -121,7 +131,7 @@ def _others(best: Command, commands: Sequence[Command], known: frozenset[str], s
 
 def _said(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
     """Known arguments of a command with their values."""
-    entries = _entries(command.words, known, switches)
+    entries = command_entries(command.words, known, switches)
     return {name: entry.value for name, entry in entries.items() if name in known}
 
 
@@ -161,7 +171,14 @@ def script_at(words: Sequence[Word], known: frozenset[str]) -> int | None:
     return last
 
 
-def _entries(words: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:
+def command_entries(words: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:
+    """Arguments of one command, by names with hyphens.
+
+    Args:
+        words: of the command.
+        known: arguments that say something.
+        switches: arguments that take no value.
+    """
     entries: dict[str, Entry] = {}
     script = script_at(words, known)
     if script is not None:

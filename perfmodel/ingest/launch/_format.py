@@ -13,7 +13,7 @@ from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
 
 _OFF: Final = (None, [], {}, "", False, "none")
 """Values of keys that ask for nothing."""
-Syntax = Literal["arguments", "json", "toml", "yaml"]
+Syntax = Literal["arguments", "json", "python", "toml", "yaml"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +133,11 @@ class LaunchFormat:
             said = rule.write(fields).items()
             values |= {name: value for name, value in said if value is not None and name not in values}
         return values
+
+
+def patterns(*themes: str) -> tuple[str, ...]:
+    """Patterns of keys, which stand with blanks between them in one text per theme."""
+    return tuple(pattern for theme in themes for pattern in theme.split())
 
 
 def undefined(value: object) -> bool:

@@ -15,7 +15,8 @@ from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
 
 JOB_FIELDS: Final = (
-    "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "expert_dispatcher", "expert_capacity_factor",
+    "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "eager_kernels", "expert_dispatcher",
+    "expert_capacity_factor", "adapter_dropout", "base_weights",
     "cuda_graphs", "recompute_modules", "fp8_activation_inputs", "fp8_recipe", "frozen", "adapter_rank",
     "adapter_modules", "bucket_bytes",
 )  # fmt: skip

@@ -47,7 +47,7 @@ SCHEDULED: Final = (*NUMBERED, "gres-gpus")
 """Numbers that a scheduler is asked for, entries `sbatch-NAME`."""
 
 
-def _world(found: Mapping[str, Any]) -> Fields:
+def world_of(found: Mapping[str, Any]) -> Fields:
     """Devices of the job: those of a launcher (torchrun, DeepSpeed's, Accelerate's), else those of the scheduler."""
     scheduled = {}
     for name in SCHEDULED:
@@ -221,7 +221,7 @@ _FP8_RECIPES: Final = {"delayed": "delayed", "tensorwise": "current", "mxfp8": "
 _TABLE: Final = (
     Rule(
         keys=(*LAUNCHING, *(f"sbatch-{name}" for name in SCHEDULED)),
-        read=_world, write=_write_world, fields=("devices",), optional=("hostfile",),
+        read=world_of, write=_write_world, fields=("devices",), optional=("hostfile",),
     ),
     key("tensor-model-parallel-size", "tp", default=1, also=("model-parallel-size",)),
     key("pipeline-model-parallel-size", "pp", default=1),

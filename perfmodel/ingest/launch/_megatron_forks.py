@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._adapters import adapter_modules
+from perfmodel.ingest.launch._finetuning import Adapters, tuning_fields
 from perfmodel.ingest.launch._megatron_model import idle_layers, stated
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
 
@@ -101,6 +102,50 @@ def _capacity(arguments: Mapping[str, Any]) -> Fields:
     return {"expert_capacity_factor": NUMBER.read(arguments["moe-train-capacity-factor"])}
 
 
+_SWIFT_ONLY: Final = ("max-length", "tuner-type", "train-type", "load-safetensors", "mcore-model")
+_SWIFT: Final = (
+    *_SWIFT_ONLY,
+    "model",
+    "load",
+    "num-layers",
+    "lora-rank",
+    "lora-dropout",
+    "target-modules",
+    "torch-dtype",
+    "use-distributed-optimizer",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+)
+
+
+def _swift(arguments: Mapping[str, Any]) -> Fields:
+    """Megatron-SWIFT (`megatron sft`): a model by its identifier, and its own defaults.
+
+    These are bf16, the distributed optimizer, experts whole on their ranks, and training of every weight (ms-swift,
+    Megatron-SWIFT Command Line Parameters).
+    """
+    if "num-layers" in arguments or not any(name in arguments for name in _SWIFT_ONLY):
+        return {}
+    says: Fields = {"dtype": words(_TORCH_TYPES).read(arguments.get("torch-dtype", "bfloat16"))}
+    says["zero"] = 0 if str(arguments.get("use-distributed-optimizer")).lower() == "false" else 1
+    if "expert-model-parallel-size" in arguments and "expert-tensor-parallel-size" not in arguments:
+        says["etp"] = 1
+    if "max-length" in arguments:
+        says["seq_len"] = WHOLE.read(arguments["max-length"])
+    checkpoint = arguments.get("model", arguments.get("mcore-model", arguments.get("load")))
+    if isinstance(checkpoint, str):
+        says["model"] = checkpoint.rstrip("/").removesuffix("-mcore")
+    kind = arguments.get("tuner-type", arguments.get("train-type", "full"))
+    adapters = Adapters(
+        rank=arguments.get("lora-rank", 8),
+        targets=arguments.get("target-modules", "all-linear"),
+        dropout=arguments.get("lora-dropout"),
+    )
+    return says | tuning_fields(kind, "tuner-type", adapters)
+
+
+_TORCH_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
 FORKS: Final = (
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
     Rule(keys=("context-parallel-algo", "context-parallel-size"), fields=("cp_kind",),
@@ -112,6 +157,7 @@ FORKS: Final = (
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
     Rule(keys=("lora-r", "lora-alpha", "lora-target-modules"), fields=("adapter_rank",),
          read=lambda arguments: _adapters(arguments) if "lora-r" in arguments else {}),
+    Rule(keys=_SWIFT, read=_swift, fields=("model",), optional=("model", "load", "mcore-model")),
     Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),
     Rule(keys=("moe-train-capacity-factor", "disable-moe-token-dropping"), fields=("expert_capacity_factor",),
          read=lambda arguments: _capacity(arguments) if "moe-train-capacity-factor" in arguments else {}),

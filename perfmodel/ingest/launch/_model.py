@@ -76,11 +76,18 @@ def shape(model: Model | None) -> Model | None:
     return replace(model, name="", source="", aliases=(), seq_len=1, longest_seq_len=0)
 
 
+_VARIANT: Final = re.compile(r"-(hf|base|instruct|chat|it|pt|thinking|v\d+(\.\d+)*|2[0-9]{3})$")
+"""The end of a name on a hub that tells how a model was trained on, not what it is."""
+
+
 def catalog_model(name: str) -> Model | None:
     """The catalog's model that a name of a hub or framework stands for; None where it has none."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")
-    plain = re.sub(r"-(hf|base|v\d+(\.\d+)*|instruct)$", "", last)
-    tries = (name, last, plain, plain.replace("llama-", "llama"))
+    tries = [name, last]
+    # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
+    while (shorter := _VARIANT.sub("", tries[-1])) != tries[-1]:
+        tries.append(shorter)
+    tries.append(tries[-1].replace("llama-", "llama"))
     for one in tries:
         try:
             return catalog.model(one)

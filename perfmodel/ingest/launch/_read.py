@@ -14,6 +14,8 @@ from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
 from perfmodel.ingest.launch._arguments import read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_yaml
+from perfmodel.ingest.launch._finetuning_command import finetuning_command
+from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._launch import Given, Launch, settle
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
@@ -26,13 +28,21 @@ from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
 from perfmodel.ingest.launch._shell import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
+from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.spec import Layout, Model
 
 FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BRIDGE, DEEPSPEED, TORCHTITAN)
-"""All formats; of those of one syntax the first that recognises a file reads it."""
+"""All formats that are read and written; of those of one syntax the first that recognises a file reads it. Those of
+fine-tuning front ends (`FINETUNING`) are only read, and come before them."""
 LARGEST_BYTES: Final = 4_000_000
 """Size of a launch file at most."""
-_SYNTAXES: Final[dict[str, Syntax]] = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+_SYNTAXES: Final[dict[str, Syntax]] = {
+    ".json": "json",
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".py": "python",
+}
 _COMMENT: Final = re.compile(r"^# perfmodel: (\S+)$", re.MULTILINE)
 """What the training script sets and `export_launch` kept as a comment, in the notation of layouts."""
 
@@ -52,7 +62,8 @@ def read_launch(
 
     Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
     GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText and Accelerate, command lines of MaxText,
-    DeepSpeed's JSON, torchtitan's TOML. What is given here wins over the file.
+    DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory,
+    axolotl, torchtune, MS-Swift and XTuner. What is given here wins over the file.
 
     Args:
         path: the file; behind a shell script may stand its own arguments, `"run.sh 8 24 2"`, and before it variables,
@@ -165,6 +176,10 @@ def launch_format(name: str) -> LaunchFormat:
     for form in FORMATS:
         if plain == form.name or plain in form.frameworks:
             return form
+    if plain in [form.name for form in FINETUNING]:
+        raise LaunchFileError(
+            f"{plain}: its files are read, not written; give --framework deepspeed and a name that ends in .json"
+        )
     raise UnknownNameError("framework with launch files", name, [n for form in FORMATS for n in form.frameworks])
 
 
@@ -181,6 +196,8 @@ def format_of_path(path: Path) -> LaunchFormat:
                 return form
     syntax = _SYNTAXES.get(path.suffix.lower(), "arguments")
     fitting = [form for form in FORMATS if form.syntax == syntax]
+    if not fitting:
+        raise LaunchFileError(f"{path}: no launch file that is written ends so; take .sh, .yaml, .json or .toml")
     if len(fitting) > 1:
         names = ", ".join(form.name for form in fitting)
         raise LaunchFileError(
@@ -204,7 +221,12 @@ def recognised(
         source = read_toml(text, where)
     elif syntax == "yaml":
         source = read_yaml(text, where, path.parent)
+    elif syntax == "python":
+        source = read_python(text, where)
     else:
+        of_front_end = finetuning_command(text, where, arguments, variables)
+        if of_front_end is not None:
+            return with_named_files(*of_front_end, path.parent)
         of_maxtext = maxtext_command(text, where, arguments, variables)
         if of_maxtext is not None:
             return of_maxtext, MAXTEXT
@@ -212,6 +234,9 @@ def recognised(
         source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
     if syntax != "arguments":
         refuse_other_tools(source.entries, where)
+        front_end = finetuning_format(source.entries)
+        if front_end is not None:
+            return with_named_files(source, front_end, path.parent)
     if syntax in ("json", "yaml") and (of_neox := neox_arguments(source)) is not None:
         return of_neox, MEGATRON
     fitting = [form for form in FORMATS if form.syntax == syntax]
@@ -222,7 +247,8 @@ def recognised(
             return source, form
     if syntax == "yaml" and (in_table := megatron_arguments(source)) is not None:
         return in_table, MEGATRON
-    needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in fitting)
+    known = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
+    needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in known)
     raise LaunchFileError(f"{where}: no launch file that is known: {needed}; give --model, --layout and so on instead")
 
 

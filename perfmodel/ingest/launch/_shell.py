@@ -19,6 +19,7 @@ from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch._scheduler import directives, slurm_numbers, slurm_variables
 from perfmodel.ingest.launch._shell_builtins import Builtins
 from perfmodel.ingest.launch._shell_expansion import (
+    LAUNCH_VARIABLES,
     MOST_TURNS,
     Command,
     State,
@@ -585,7 +586,12 @@ class _Interpreter(Builtins):
             # Whole arguments in one word are taken apart, though a shell would not.
             spread += pieces(word) if re.search(r"\s--", word.text) else [word]
         spread = [Word(shown(word.text), word.line) for word in spread]
-        self.state.commands.append(Command((*self.prefix, *spread), certain and self.certain))
+        variables = {}
+        for name in LAUNCH_VARIABLES:
+            value = self.state.variables.get(name, {}).get("0")
+            if value is not None:
+                variables[name] = value.text
+        self.state.commands.append(Command((*self.prefix, *spread), certain and self.certain, variables))
 
 
 def _has_options(command: Command) -> bool:

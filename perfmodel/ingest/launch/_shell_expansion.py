@@ -29,6 +29,10 @@ class Word:
     line: int
 
 
+LAUNCH_VARIABLES: Final = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
+"""Variables by which programs are told how many processes they start."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A program that a script runs, with its arguments."""
@@ -36,6 +40,8 @@ class Command:
     words: tuple[Word, ...]
     certain: bool = True
     """Not behind a condition that cannot be judged, and not only printed."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of `LAUNCH_VARIABLES` that are set when it runs."""
 
 
 Value = dict[str, Word]

@@ -1,0 +1,190 @@
+"""axolotl's YAML (`axolotl/utils/schemas` of axolotl-ai-cloud/axolotl)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._finetuning import (
+    ATTENTION,
+    FSDP_KEYS,
+    Adapters,
+    accumulation_fields,
+    checkpointing_fields,
+    fsdp_fields,
+    is_on,
+    optimizer_fields,
+    padding_note,
+    sharded_sequences,
+    torch_framework,
+    tuning_fields,
+)
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._table import TEXT, Fields, Rule, key, read_only
+from perfmodel.ingest.launch._trainer import WORLD_RULE, half_of
+
+_HALVES: Final = ("bf16", "fp16", "fp8", "bfloat16", "float16")
+
+
+def _dtype(found: Mapping[str, Any]) -> str:
+    """`bfloat16` and `float16` are the switches without autocast."""
+    if is_on(found.get("bfloat16")):
+        return "bf16"
+    if is_on(found.get("float16")):
+        return "fp16"
+    return half_of(found)
+
+
+def _states(found: Mapping[str, Any]) -> Fields:
+    """Optimizer, and the type of what it keeps.
+
+    Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies of them; without
+    either, weights, gradients and moments are what was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
+    """
+    says = optimizer_fields(found.get("optimizer", "adamw_torch_fused"))
+    is_sharded = bool(fsdp_fields({name: found[name] for name in FSDP_KEYS if name in found}))
+    if _dtype(found) != "bf16" or is_sharded or is_on(found.get("deepspeed")):
+        return says
+    if says.get("optimizer") == "adam" and not is_on(found.get("adapter")):
+        says["optimizer"] = "adam16bit"
+    return says | {"grad_dtype": "bf16"}
+
+
+def _tuning(found: Mapping[str, Any]) -> Fields:
+    """All weights are trained where no adapter is named."""
+    adapter = found.get("adapter")
+    if not is_on(adapter):
+        return {}
+    bits = 4 if adapter == "qlora" or is_on(found.get("load_in_4bit")) else 0
+    adapters = Adapters(
+        rank=found.get("lora_r", 8),
+        targets="all-linear" if is_on(found.get("lora_target_linear")) else found.get("lora_target_modules"),
+        dropout=found.get("lora_dropout", 0),
+        bits=8 if is_on(found.get("load_in_8bit")) else bits,
+    )
+    return tuning_fields(adapter, "adapter", adapters)
+
+
+_PACKING: Final = "sample_packing"
+
+
+def _filled(found: Mapping[str, Any]) -> Fields:
+    """Packed sequences, or the text of a pre-training, fill what they may."""
+    is_packed = is_on(found.get(_PACKING)) or is_on(found.get("pretraining_dataset"))
+    return padding_note("sequence_len", is_packed)
+
+
+_RECOMPUTE: Final = (
+    "gradient_checkpointing",
+    "fsdp_config.activation_checkpointing",
+    "fsdp_config.fsdp_activation_checkpointing",
+)
+
+
+def _recompute(found: Mapping[str, Any]) -> Fields:
+    asked = [value for value in found.values() if is_on(value)]
+    return checkpointing_fields(asked[0] if asked else False)
+
+
+_KERNELS: Final = {
+    "flash_attention": True,
+    "sdp_attention": True,
+    "xformers_attention": True,
+    "flex_attention": True,
+    "eager_attention": False,
+}
+"""Switches of attention, and whether its kernel is fused."""
+
+
+def _attention(found: Mapping[str, Any]) -> Fields:
+    chosen = next((name for name in _KERNELS if is_on(found.get(name))), None)
+    return {} if chosen is None else {"flash_attention": _KERNELS[chosen]}
+
+
+_LIGER: Final = (
+    "liger_rope",
+    "liger_rms_norm",
+    "liger_glu_activation",
+    "liger_layer_norm",
+    "liger_swiglu",
+    "liger_cross_entropy",
+    "liger_fused_linear_cross_entropy",
+)
+
+
+def _fused(found: Mapping[str, Any]) -> Fields:
+    """Kernels of Liger for norms, rotary embeddings and activations together."""
+    needed = (is_on(found.get("liger_rms_norm")), is_on(found.get("liger_rope")))
+    return {"eager_kernels": ()} if all(needed) else {}
+
+
+def _further(found: Mapping[str, Any]) -> Fields:
+    return (
+        {
+            "doubt.stage": f"what is trained may be wrong: rl {found['rl']} runs further models or passes; counted "
+            "as plain fine-tuning"
+        }
+        if is_on(found["rl"])
+        else {}
+    )
+
+
+_CONTEXT: Final = ("context_parallel_size", "sequence_parallel_degree")
+
+AXOLOTL: Final = LaunchFormat(
+    name="axolotl",
+    syntax="yaml",
+    frameworks=("axolotl",),
+    framework=torch_framework,
+    marks=("sequence_len", "sample_packing", "base_model"),
+    table=(
+        WORLD_RULE,
+        read_only("base_model", "model", TEXT),
+        key("sequence_len", "seq_len", default=512, write=lambda fields: {}),
+        Rule(
+            keys=("micro_batch_size", "gradient_accumulation_steps"),
+            fields=("micro_batch",),
+            read=lambda found: accumulation_fields(found, "micro_batch_size", "gradient_accumulation_steps", 1),
+        ),
+        Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",)),
+        Rule(
+            keys=_HALVES,
+            read=lambda found: {"dtype": _dtype(found)},
+            fields=("dtype",),
+            auto_keys=("bf16",),
+            defaults={"dtype": "bf16"},
+        ),
+        Rule(keys=("optimizer", *_HALVES, *FSDP_KEYS, "deepspeed", "adapter"), read=_states, auto_keys=("bf16",)),
+        Rule(
+            keys=("adapter", "lora_r", "lora_target_modules", "lora_target_linear", "load_in_8bit", "load_in_4bit"),
+            read=_tuning,
+            fields=("adapter_rank",),
+        ),
+        Rule(keys=(_PACKING, "pretraining_dataset", "sequence_len"), read=_filled),
+        Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recompute": "none"}),
+        Rule(keys=tuple(_KERNELS), read=_attention, fields=("flash_attention",)),
+        read_only("attn_implementation", "flash_attention", ATTENTION),
+        Rule(keys=_LIGER, read=_fused),
+        Rule(keys=("torch_compile",), read=lambda found: {}),
+        Rule(keys=("rl",), read=_further),
+        # ring attention of the ring-flash-attn package
+        Rule(keys=_CONTEXT, fields=("cp",), read=lambda found: sharded_sequences(next(iter(found.values())), "ring")),
+        read_only("tensor_parallel_size", "tp"),
+        read_only("dp_replicate_size", "replicate"),
+    ),
+    harmless=patterns(
+        "*dataset* *epochs* *_per_epoch *learning_rate* lr_scheduler* warmup* weight_decay *wandb*",
+        "val_set_size output_dir special_tokens* tokens* tokenizer* model_type *_steps *_token*",
+        "train_on_inputs *chat_template* pad_to_sequence_len group_by_length strict tf32 *hub* lora_alpha",
+        "lora_dropout lora_fan_in_fan_out lora_model_dir max_grad_norm *seed* plugins* resume_from_checkpoint",
+        "auto_resume* trust_remote_code gradient_checkpointing_kwargs* logging* *mlflow* *comet*",
+        "early_stopping* save_* eval_* dataloader* *_wrap* *state_dict* fsdp_config.*cpu_ram*",
+        "fsdp_config.*prefetch* fsdp_config.*use_orig* fsdp_config.*sync_module*",
+        "fsdp_config.*limit_all_gathers fsdp_config.*mixed_precision* is_*_derived_model max_steps adam_*",
+        "cosine_* *loss* hf_use_auth_token low_cpu_mem_usage shuffle* test_datasets* flash_attn_* flex_attn_*",
+        "torch_compile_* ddp_* use_tensorboard neftune* bnb_config* revision_of_model processor_type",
+        "skip_prepare* remove_unused* sample_packing_* eval_sample* dp_shard_size heads_k_stride",
+        "ring_attn_func lora_*_kernel loraplus* optim_args* debug fp8_enable* <script> overrides_of_model*",
+        "streaming* pretrain_multipack* qlora_sharded* unsloth_* profiler_steps xformers_attention",
+        "s2_attention local_rank image_* deepspeed mean_resizing* min_sample_len user_name gpu_memory_limit",
+        "cut_cross_entropy",
+    ),
+)

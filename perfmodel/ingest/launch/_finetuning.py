@@ -1,0 +1,224 @@
+"""What the front ends of fine-tuning have in common: adapters, sharding, precision and optimizers by their words.
+
+They all run on PyTorch alone, on its FSDP or on DeepSpeed, so that each of their files is predicted by one of these.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perfmodel.ingest.launch._adapters import adapter_modules
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload, sharding
+from perfmodel.ingest.launch._table import FLAG, NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, words
+
+_BASE_WEIGHTS: Final = {4: "nf4", 8: "int8"}
+"""How frozen weights are stored, by their bits (bitsandbytes)."""
+_LORA: Final = ("lora", "qlora", "qalora", "longlora")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """What a file says of adapters, before it is known whether there are any."""
+
+    rank: Any
+    targets: Any = None
+    """Products that have them: a list, names with commas, or a word for all; None if nothing says it."""
+    dropout: Any = None
+    bits: int = 0
+    """Of the frozen weights; 0 for those of the products."""
+
+    @property
+    def fields(self) -> Fields:
+        """LoRA: all weights are frozen but those of adapters."""
+        says: Fields = {"frozen": True, "adapter_rank": WHOLE.read(self.rank)} | adapter_modules(self.targets)
+        if self.dropout is not None:
+            says["adapter_dropout"] = NUMBER.read(self.dropout) > 0
+        if self.bits in _BASE_WEIGHTS:
+            says["base_weights"] = _BASE_WEIGHTS[self.bits]
+        elif self.bits:
+            says["doubt.quantized"] = f"memory may be wrong: frozen weights in {self.bits} bits are counted with 16"
+        return says
+
+
+def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
+    """What is trained, by the word of a front end for it.
+
+    Args:
+        kind: the word, such as `full` or `lora`.
+        key: the key that says it.
+        adapters: those that there are unless the word is `full`.
+    """
+    word = str(kind).lower()
+    if word == "full":
+        return {}
+    if word == "freeze":
+        return {"doubt.trained": f"what is trained may be wrong: {key} freeze is counted as training every weight"}
+    says = adapters.fields
+    if word not in _LORA:
+        says["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is counted as LoRA"
+    return says
+
+
+def accumulation_fields(found: Mapping[str, Any], micro: str, passes: str, default_micro: int) -> Fields:
+    """Sequences of a device in a pass, and passes of a step.
+
+    Args:
+        found: values of the file.
+        micro: key of the sequences per device.
+        passes: key of the accumulation.
+        default_micro: sequences where nothing says them.
+    """
+    return {
+        "micro_batch": WHOLE.read(found.get(micro, default_micro)),
+        "grad_accum": WHOLE.read(found.get(passes, 1)),
+    }
+
+
+def is_on(value: Any) -> bool:
+    """Whether a switch is on, for switches that also take words (`auto`, `offload`)."""
+    return value not in (None, False, "", [], 0) and str(value).lower() not in ("false", "no", "none", "0")
+
+
+_OPTIMIZER_WORDS: Final = (
+    ("adafactor", "adafactor"),
+    ("adam", "adam"),
+    ("lion", "lion"),
+    ("muon", "muon"),
+    ("sgd", "sgd"),
+)
+"""Parts of the names of optimizers; the first that fits decides."""
+_NOT_PLAIN: Final = ("galore", "apollo", "lomo", "badam", "shampoo", "adam_mini", "soap", "dion", "lisa")
+"""Optimizers that keep other states than what their names begin with."""
+
+
+def optimizer_fields(name: Any) -> Fields:
+    """An optimizer by the name that Hugging Face's Trainer, torch or bitsandbytes has for it (`adamw_torch_fused`,
+    `paged_adamw_8bit`, `torch.optim.AdamW`)."""
+    if not isinstance(name, str):
+        raise BadValue(f"must be the name of an optimizer, got {name!r}")
+    plain = name.rpartition(".")[2].lower()
+    known = next((optimizer for part, optimizer in _OPTIMIZER_WORDS if part in plain), None)
+    if known is None or any(part in plain for part in _NOT_PLAIN):
+        return {"doubt.optimizer": f"memory may be wrong: optimizer {name} is counted as Adam"}
+    narrow = any(part in plain for part in ("8bit", "8_bit", "4bit"))
+    if narrow and known == "adam":
+        return {"optimizer": "adam8bit"}
+    says: Fields = {"optimizer": known}
+    if narrow:
+        says["doubt.optimizer"] = f"memory may be wrong: optimizer {name} is counted with states of 16 bits"
+    if plain.startswith("paged"):
+        says["note.optimizer"] = f"states of {name} stay on the device, though they may be moved to the host"
+    return says
+
+
+def optimizer_rule(*names: str) -> Rule:
+    """The rule of an optimizer's name."""
+    return Rule(keys=names, fields=("optimizer",), read=lambda found: optimizer_fields(next(iter(found.values()))))
+
+
+_ATTENTION: Final = {
+    "fa2": True,
+    "fa3": True,
+    "fa": True,
+    "sdpa": True,
+    "auto": True,
+    "flash_attn": True,
+    "flash_attention": True,
+    "flash_attention_2": True,
+    "flash_attention_3": True,
+    "flash_attention_4": True,
+    "flex_attention": True,
+    "xformers": True,
+    "disabled": False,
+    "off": False,
+    "eager": False,
+    "true": True,
+    "false": False,
+    True: True,
+    False: False,
+}
+ATTENTION: Final[Values] = words(_ATTENTION)
+"""Kernels of attention by the words of Transformers and of the front ends; fused or not."""
+
+
+def fsdp_options(value: Any) -> list[str]:
+    """Words of the Trainer's `fsdp`: `"full_shard auto_wrap"`, a list of them, or `true` since Transformers 5."""
+    if isinstance(value, list):
+        return [str(option).lower() for option in value]
+    return ["full_shard"] if value is True else str(value).lower().replace(",", " ").split()
+
+
+_STRATEGIES: Final = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+FSDP_KEYS: Final = (
+    "fsdp",
+    "fsdp_version",
+    "fsdp_config.sharding_strategy",
+    "fsdp_config.fsdp_sharding_strategy",
+    "fsdp_config.reshard_after_forward",
+    "fsdp_config.fsdp_reshard_after_forward",
+    "fsdp_config.offload_params",
+    "fsdp_config.fsdp_offload_params",
+    "fsdp_config.fsdp_version",
+    "fsdp_config.version",
+)
+"""Keys of PyTorch's FSDP in Hugging Face's Trainer and in axolotl."""
+
+
+def fsdp_fields(found: Mapping[str, Any]) -> Fields:
+    """What PyTorch's FSDP shards, by the keys of `FSDP_KEYS`; nothing where it is off."""
+    options = fsdp_options(found["fsdp"]) if is_on(found.get("fsdp")) else []
+
+    def option(name: str) -> Any:
+        return found.get(f"fsdp_config.{name}", found.get(f"fsdp_config.fsdp_{name}"))
+
+    strategy = next((word for word in options if word in _STRATEGIES), None) or option("sharding_strategy")
+    again = option("reshard_after_forward")
+    if strategy is None and not options and again is None and not _is_second(found):
+        return {}
+    if strategy is None and again is not None and str(again).lower() not in ("true", "false"):
+        strategy = again
+    if strategy is not None:
+        name = str(strategy).upper()
+        says = sharding("_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name)
+    else:
+        says = {"zero": 3 if again is None or FLAG.read(again) else 2}
+    on_host = "offload" in options or is_on(option("offload_params"))
+    return says | (fsdp_offload(says["zero"], on_host) if says["zero"] else {})
+
+
+def _is_second(found: Mapping[str, Any]) -> bool:
+    """Whether a file asks for the second version of FSDP, which shards everything where nothing else is said."""
+    versions = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
+    return any(str(found.get(name)) == "2" for name in versions)
+
+
+def torch_framework(fields: Fields, entries: Entries) -> str:
+    """The framework of the catalog for a run on PyTorch alone."""
+    if not fields.get("zero"):
+        return "pytorch"
+    compiled = any(is_on(entries[name].value) for name in ("torch_compile", "compile") if name in entries)
+    return "fsdp-compile" if compiled else "fsdp"
+
+
+def checkpointing_fields(value: Any) -> Fields:
+    """Recompute of whole layers; axolotl's words offload what a layer begins with to the host too."""
+    if not is_on(value):
+        return {"recompute": "none"}
+    says: Fields = {"recompute": "full"}
+    if str(value).lower() in ("offload", "offload_disk", "unsloth"):
+        says["note.checkpoints"] = f"inputs of layers stay on the device, which {value} copies to the host"
+    return says
+
+
+def padding_note(length: str, is_packed: bool) -> Fields:
+    """A sentence on sequences that a data set does not fill."""
+    if is_packed:
+        return {}
+    return {"note.padding": f"every sequence has the {length} of the file, though without packing most are shorter"}
+
+
+def sharded_sequences(ranks: Any, kind: str) -> Fields:
+    """Ranks that share a sequence."""
+    degree = WHOLE_OR_NONE.read(ranks)
+    return {"cp": degree, "cp_kind": kind} if degree > 1 else {}

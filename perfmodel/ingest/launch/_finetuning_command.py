@@ -1,0 +1,217 @@
+"""Command lines of fine-tuning: `llamafactory-cli train run.yaml`, `swift sft --model ...`, `axolotl train run.yml`,
+`tune run ... --config run.yaml`, `xtuner train run.py`, and scripts of Hugging Face's Trainer under any launcher."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.files import read_text
+from perfmodel.ingest.launch._arguments import command_entries
+from perfmodel.ingest.launch._axolotl import AXOLOTL
+from perfmodel.ingest.launch._entries import Entry, Source, read_json, read_yaml
+from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._megatron import SCHEDULED, world_of
+from perfmodel.ingest.launch._scheduler import requested, slurm_variables
+from perfmodel.ingest.launch._shell import run_script
+from perfmodel.ingest.launch._shell_expansion import Command
+from perfmodel.ingest.launch._torchtune import TORCHTUNE
+from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER
+from perfmodel.ingest.launch._xtuner import XTUNER, read_python
+
+_LOOKS_LIKE_ONE: Final = re.compile(
+    r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
+)
+"""Words of which every script that fine-tunes has one."""
+_PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
+    (re.compile(r"(^|\s|/)llamafactory-cli\s+train\b|llamafactory[./]\S*(launcher|cli)"), LLAMA_FACTORY),
+    (re.compile(r"(^|\s|/)swift\s+(sft|pt|rlhf)\b|swift[./]cli[./](sft|pt|rlhf)"), SWIFT),
+    (re.compile(r"(^|\s|/)axolotl\s+train\b|axolotl\.cli\.train"), AXOLOTL),
+    (re.compile(r"(^|\s|/)tune\s+run\b"), TORCHTUNE),
+    (re.compile(r"(^|\s|/)xtuner\s+train\b|xtuner/tools/train\.py"), XTUNER),
+)
+"""How the commands of front ends begin, as text of their words."""
+_KNOWN: Final = frozenset(key.replace("_", "-") for form in FINETUNING for rule in form.table for key in rule.keys)
+_SWITCHES: Final = frozenset({"do-train", "do-eval", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"})
+"""Flags of dataclasses that need no value, after which a word may stand that is not theirs."""
+_SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_FILES: Final = (".yaml", ".yml", ".json", ".py")
+_PROCESSES: Final = ("nproc_per_node", "num_gpus", "num_processes")
+_ALL_VISIBLE: Final = (LLAMA_FACTORY, AXOLOTL)
+"""Front ends that start a process for every device that they see."""
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A command that fine-tunes."""
+
+    command: Command
+    form: LaunchFormat
+    entries: dict[str, Entry]
+    """Its flags, by names with underscores, and settings `key=value`."""
+
+
+def finetuning_command(
+    text: str, where: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> tuple[Source, LaunchFormat] | None:
+    """What the command of a script that fine-tunes says, with the file that it names; None of another script.
+
+    Args:
+        text: the script.
+        where: its path.
+        arguments: of the script itself.
+        variables: set in its environment.
+    """
+    if not _LOOKS_LIKE_ONE.search(text):
+        return None
+    job = requested(text)
+    environment = {**os.environ, **(variables or {})}
+    script = run_script(text, where, environment, arguments=arguments, variables=slurm_variables(job))
+    certain = [command for command in script.commands if command.certain]
+    trainings = [training for command in certain or script.commands if (training := _training(command)) is not None]
+    if not trainings:
+        return None
+    best = max(trainings, key=lambda training: len(training.entries))
+    folder = Path(where).parent
+    base, notes = _named_file(best, folder)
+    entries = base | best.entries
+    world, remarks = _world(best, job)
+    others = len(trainings) - 1
+    if others:
+        line = best.command.words[0].line
+        remarks.append(f"{others + 1} commands fine-tune; the one on line {line} is read")
+    source = Source(where=where, entries=entries | world, notes=(*script.notes, *notes, *remarks))
+    return source, best.form
+
+
+def _training(command: Command) -> _Training | None:
+    """A command as one that fine-tunes; None of any other."""
+    texts = [word.text for word in command.words]
+    joined = " ".join(texts)
+    form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
+    flags = command_entries(command.words, _KNOWN, _SWITCHES)
+    entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items() if name != "<script>"}
+    entries |= _settings(command)
+    if form is None:
+        if MICRO not in entries or "tensor_model_parallel_size" in entries:
+            return None
+        form = finetuning_format(entries) or TRAINER
+    entries |= _of_accelerate(texts, command.words[0].line)
+    return _Training(command, form, entries)
+
+
+def _of_flag(name: str, entry: Entry) -> Entry:
+    """A flag's entry, of which words that stand for nothing are left open."""
+    if isinstance(entry.value, list) and name in ("config", "model", "deepspeed"):
+        # What follows the value of a flag that takes one stands for itself.
+        return Entry(entry.value[0], entry.line)
+    return entry
+
+
+def _settings(command: Command) -> dict[str, Entry]:
+    """Settings `key=value` of a command, as torchtune and LLaMA-Factory take them behind the name of a file."""
+    entries: dict[str, Entry] = {}
+    file_stands_before = False
+    for word in command.words:
+        setting = _SETTING.fullmatch(word.text)
+        if setting and file_stands_before:
+            entries[setting[1]] = Entry(_plain(setting[2]), word.line)
+        file_stands_before = file_stands_before or word.text == "--config" or word.text.endswith(_FILES)
+    return entries
+
+
+def _plain(text: str) -> Any:
+    """A value as YAML reads it."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
+def _of_accelerate(texts: Sequence[str], line: int) -> dict[str, Entry]:
+    """The file of `accelerate launch --config_file`, which stands before the script."""
+    for i, text in enumerate(texts):
+        name, sign, value = text.partition("=")
+        if name.replace("-", "_") == "__config_file":
+            value = value if sign else " ".join(texts[i + 1 : i + 2])
+            return {"config_file": Entry(value, line)}
+    return {}
+
+
+def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], list[str]]:
+    """Entries of the file of settings that a command names, if it is there, and a note if it is not."""
+    if training.form in (SWIFT, TRAINER) and MICRO in training.entries:
+        return {}, []
+    name = _name_of_file(training)
+    if name is None:
+        return {}, []
+    for path in (folder / name, folder / Path(name).name):
+        if path.suffix in _FILES and path.is_file():
+            text = read_text(path)
+            if path.suffix == ".py":
+                source = read_python(text, str(path))
+            elif path.suffix == ".json":
+                source = read_json(text, str(path))
+            else:
+                source = read_yaml(text, str(path), path.parent)
+            entries = {
+                key: Entry(entry.value, 0, entry.included or (str(path), entry.line))
+                for key, entry in source.entries.items()
+            }
+            return entries, list(source.notes)
+    return {}, [f"{name}, which the command names, is not beside the script"]
+
+
+def _name_of_file(training: _Training) -> str | None:
+    """The file of settings that a command names: of `--config`, or the first word that is the name of one."""
+    config = training.entries.get("config")
+    if config is not None and isinstance(config.value, str):
+        return config.value
+    texts = [word.text for word in training.command.words]
+    begin = next((i for i, text in enumerate(texts) if text in ("train", "sft", "pt", "axolotl.cli.train")), 0)
+    for text in texts[begin + 1 :]:
+        if text.endswith(_FILES) and not text.startswith("-") and "deepspeed" not in text:
+            return text
+    if training.form is XTUNER and begin + 1 < len(texts) and not texts[begin + 1].startswith("-"):
+        return texts[begin + 1]
+    return None
+
+
+def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry], list[str]]:
+    """Processes of a launcher, of variables that front ends read, or of the scheduler; and remarks on them."""
+    command = training.command
+    line = command.words[0].line
+    found: dict[str, Any] = {name.replace("_", "-"): entry.value for name, entry in training.entries.items()}
+    found |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
+    for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
+        if name not in found and command.variables.get(variable, "").isdecimal():
+            found[name] = command.variables[variable]
+    if not any(name.replace("_", "-") in found for name in _PROCESSES):
+        devices = _visible(training)
+        if devices:
+            found["nproc-per-node"] = devices
+    says = world_of(found)
+    remarks = [str(says["note.devices"])] if "note.devices" in says else []
+    if "devices" not in says:
+        return {}, remarks
+    world = {"num_processes": Entry(says["devices"], line)}
+    return world, remarks
+
+
+def _visible(training: _Training) -> int:
+    """Devices that a launcher which takes all of them sees; 0 where nothing says it."""
+    texts = [word.text for word in training.command.words]
+    for i, text in enumerate(texts):
+        if text == "--include" and i + 1 < len(texts):
+            # DeepSpeed's `host:0,1@other:0,1`
+            return sum(part.count(",") + 1 for part in texts[i + 1].split("@"))
+    takes_all = training.form in _ALL_VISIBLE or any(text in ("accelerate", "deepspeed") for text in texts[:3])
+    listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
+    if takes_all and re.fullmatch(r"\d+(,\d+)*", listed):
+        return listed.count(",") + 1
+    return 0

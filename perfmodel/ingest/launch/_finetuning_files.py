@@ -1,0 +1,212 @@
+"""Files of fine-tuning front ends together with those of DeepSpeed and Accelerate that they name."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.files import TooLargeError, read_text
+from perfmodel.ingest.launch._accelerate import ACCELERATE, DEEPSPEED_FILE
+from perfmodel.ingest.launch._axolotl import AXOLOTL
+from perfmodel.ingest.launch._deepspeed import DEEPSPEED
+from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Source, read_json, read_yaml
+from perfmodel.ingest.launch._finetuning import is_on
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._table import BadValue, Fields, Rule
+from perfmodel.ingest.launch._torchtune import TORCHTUNE
+from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, SWIFT, TRAINER
+from perfmodel.ingest.launch._xtuner import XTUNER
+
+FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
+"""Formats of front ends, which are read and not written; of those that recognise a file the first one reads it."""
+_CONFIGURATION: Final = "deepspeed"
+"""The key that names DeepSpeed's file, or holds its settings."""
+_BY_NAME: Final = "<deepspeed by name>"
+"""The entry that keeps the name of a file of DeepSpeed's which is not there to be read."""
+_ACCELERATE_FILE: Final = "config_file"
+_STAGE_IN_NAME: Final = re.compile(r"(?:z|zero|stage)[-_]?([0-3])(?![0-9])", re.IGNORECASE)
+_TITLES: Final = {
+    "axolotl": "axolotl",
+    "torchtune": "torchtune",
+    "llama-factory": "LLaMA-Factory",
+    "ms-swift": "MS-Swift",
+    "hf-trainer": "Hugging Face's Trainer",
+    "xtuner": "XTuner",
+}
+_BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys of DeepSpeed's that the front ends fill in from their own."""
+
+
+def finetuning_format(entries: Entries) -> LaunchFormat | None:
+    """The front end whose file this is; None of another file."""
+    if "base_model" in entries and not {"sequence_len", "micro_batch_size", "adapter"} & set(entries):
+        return None
+    for form in FINETUNING:
+        if form is AXOLOTL and "base_model" not in entries:
+            continue
+        if form is SWIFT and "tensor_model_parallel_size" in entries:
+            continue  # of Megatron-SWIFT, whose arguments are Megatron's
+        if form.recognises(entries):
+            return form
+    return None
+
+
+def with_named_files(source: Source, form: LaunchFormat, folder: Path) -> tuple[Source, LaunchFormat]:
+    """A front end's file with the files of DeepSpeed and Accelerate that it names, and the format that reads both.
+
+    Args:
+        source: what the file or command says.
+        form: of the front end.
+        folder: where the file lies, in which those that it names are looked for.
+    """
+    entries = dict(source.entries)
+    accelerate = _accelerate_entries(entries, folder)
+    if accelerate:
+        entries = accelerate | entries
+        if DEEPSPEED_FILE in accelerate:
+            entries.setdefault(_CONFIGURATION, accelerate[DEEPSPEED_FILE])
+    if _is_deepspeed(entries):
+        merged = _with_deepspeed(entries, form, folder)
+        return replace(source, entries=merged), _on_deepspeed(form)
+    if accelerate:
+        return replace(source, entries=_with_precision(entries, form)), _on_accelerate(form)
+    return source, _on_torch(form)
+
+
+def _remark(form: LaunchFormat, framework: str) -> Fields:
+    title = _TITLES[form.name]
+    return {"note.framework": f"predicted as {framework}, on which it runs; what {title} adds to it is not modelled"}
+
+
+def _on_torch(form: LaunchFormat) -> LaunchFormat:
+    return replace(form, always={**form.always, **_remark(form, "PyTorch alone")})
+
+
+def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
+    return replace(
+        form,
+        table=(*DEEPSPEED.table, *form.table, Rule(keys=(_BY_NAME,), read=_stage_by_name)),
+        harmless=(*DEEPSPEED.harmless, *form.harmless, "monitor_config.*", "comms_config.*"),
+        framework=lambda fields, entries: "deepspeed",
+        always={**form.always, **_remark(form, "DeepSpeed")},
+    )
+
+
+def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
+    return replace(
+        form,
+        table=(*ACCELERATE.table, *form.table),
+        harmless=(*ACCELERATE.harmless, *form.harmless),
+        framework=ACCELERATE.framework,
+        always={**form.always, **_remark(form, "what Accelerate's file chooses")},
+    )
+
+
+def _beside(name: str, folder: Path) -> Path | None:
+    """A file that another names, by its path from there or by its name alone."""
+    try:
+        return next((path for path in (folder / name, folder / Path(name).name) if path.is_file()), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError, TooLargeError):
+        raise LaunchFileError(f"{path}: cannot be read; mend it, or leave it out of the launch file") from None
+
+
+def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str, Entry]:
+    """What the file of `accelerate launch --config_file` says, if it is there."""
+    named = entries.get(_ACCELERATE_FILE)
+    path = _beside(named.value, folder) if named is not None and isinstance(named.value, str) else None
+    if named is None or path is None:
+        return {}
+    source = read_yaml(_text_of(path), str(path), path.parent)
+    return {
+        name: Entry(entry.value, named.line, entry.included or (str(path), entry.line))
+        for name, entry in source.entries.items()
+    }
+
+
+def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
+    named = entries.get(_CONFIGURATION)
+    return (named is not None and is_on(named.value)) or any(key.startswith("deepspeed.") for key in entries)
+
+
+def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path) -> dict[str, Entry]:
+    """Entries with those of DeepSpeed's settings, whose `auto` stands for what the front end says."""
+    merged = {key: entry for key, entry in entries.items() if not key.startswith("deepspeed.")}
+    inside = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
+    named = entries.get(_CONFIGURATION)
+    if not inside and named is not None:
+        inside = _deepspeed_entries(named, folder)
+    dtype = _dtype_of(merged, form)
+    for key, entry in inside.items():
+        if key in _BATCHES:
+            continue
+        if key in ("bf16.enabled", "fp16.enabled") and entry.value == AUTO:
+            merged[key] = replace(entry, value=key.startswith(dtype))
+        elif entry.value != AUTO:
+            merged[key] = entry
+    if not any(key in merged for key in ("bf16.enabled", "fp16.enabled")):
+        merged[f"{dtype}.enabled"] = Entry(dtype in ("bf16", "fp16"), 0)
+    # DeepSpeed's own table knows these two as switches of its own.
+    for half in ("bf16", "fp16"):
+        if half in merged:
+            merged[half] = replace(merged[half], value=is_on(merged[half].value))
+    return merged
+
+
+def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
+    """Settings of the file of DeepSpeed's that is named, or what its name tells of them."""
+    name = str(named.value)
+    path = _beside(name, folder)
+    if path is not None:
+        return {
+            key: Entry(entry.value, named.line, (str(path), entry.line))
+            for key, entry in read_json(_text_of(path), str(path)).entries.items()
+        }
+    entries = {_BY_NAME: Entry(name, named.line)}
+    plain = Path(name).name.lower()
+    stage = _STAGE_IN_NAME.search(plain)
+    if stage is None:
+        return entries
+    entries["zero_optimization.stage"] = Entry(int(stage[1]), named.line)
+    if "offload" in plain:
+        if not plain.removesuffix(".json").endswith("params"):
+            entries["zero_optimization.offload_optimizer.device"] = Entry("cpu", named.line)
+        if stage[1] == "3":
+            entries["zero_optimization.offload_param.device"] = Entry("cpu", named.line)
+    return entries
+
+
+def _stage_by_name(found: Mapping[str, Any]) -> Fields:
+    name = str(found[_BY_NAME])
+    stage = _STAGE_IN_NAME.search(Path(name).name)
+    if stage is None:
+        return {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} is not beside the file"}
+    return {"note.deepspeed": f"zero={stage[1]} by the name of {name}, which is not beside the file"}
+
+
+def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
+    """The element type that the front end's own keys say, or that it has without them."""
+    for rule in form.table:
+        if "dtype" not in rule.fields:
+            continue
+        values = rule.said({name: entries[name].value for name in rule.keys if name in entries})
+        try:
+            return (rule.read(values) if values else rule.defaults)["dtype"]
+        except BadValue:
+            # The value is refused where the file is read as a whole.
+            return "fp32"
+    return "fp32"
+
+
+def _with_precision(entries: dict[str, Entry], form: LaunchFormat) -> dict[str, Entry]:
+    """Entries in which the front end's precision replaces that of Accelerate's file, as the Trainer does it."""
+    dtype = _dtype_of(entries, form)
+    return entries if dtype == "fp32" else entries | {"mixed_precision": Entry(dtype, 0)}

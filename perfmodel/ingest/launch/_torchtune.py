@@ -1,0 +1,159 @@
+"""torchtune's YAML (`recipes/configs` and `recipes/*_finetune_distributed.py` of pytorch/torchtune)."""
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise, product
+from typing import Any, Final
+
+from perfmodel.ingest.launch._finetuning import (
+    Adapters,
+    accumulation_fields,
+    is_on,
+    optimizer_fields,
+    padding_note,
+    torch_framework,
+)
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload
+from perfmodel.ingest.launch._model import catalog_model
+from perfmodel.ingest.launch._table import FLAG, TEXT, Fields, Rule, key, read_only, words
+from perfmodel.ingest.launch._trainer import WORLD_RULE
+
+_BUILDER: Final = "model._component_"
+_LORA_KEYS: Final = (
+    _BUILDER,
+    "model.lora_rank",
+    "model.lora_attn_modules",
+    "model.apply_lora_to_mlp",
+    "model.apply_lora_to_output",
+    "model.quantize_base",
+    "model.lora_dropout",
+)
+_MOST_PARTS: Final = 8
+"""Parts of a builder's name at most, of which every spelling is tried."""
+
+
+def model_name(builder: str) -> str:
+    """The model that a builder makes, as the catalog calls it: `lora_llama3_1_8b` is `llama3.1-8b`.
+
+    A builder's name has underscores for the dots of versions and sizes, so that every reading is looked up.
+    """
+    name = builder.rpartition(".")[2]
+    name = re.sub(r"^(qlora|lora|dora|qdora)_", "", name)
+    name = re.sub(r"_(instruct|base|chat)$", "", name)
+    parts = name.split("_")
+    if len(parts) > _MOST_PARTS:
+        return name
+    # A dot can stand only between two digits.
+    choices = []
+    for left, right in pairwise(parts):
+        choices.append(".-" if left[-1:].isdigit() and right[:1].isdigit() else "-")
+    for marks in product(*choices):
+        spelled = parts[0] + "".join(mark + part for mark, part in zip(marks, parts[1:], strict=True))
+        if catalog_model(spelled) is not None:
+            return spelled
+    return name
+
+
+def _model(found: Mapping[str, Any]) -> Fields:
+    return {"model": model_name(TEXT.read(found[_BUILDER]))}
+
+
+def _adapters(found: Mapping[str, Any]) -> Fields:
+    """Builders of models with adapters begin with `lora_` or `qlora_`."""
+    name = str(found.get(_BUILDER, "")).rpartition(".")[2]
+    if not name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
+        return {}
+    targets = found.get("model.lora_attn_modules")
+    targets = list(targets) if isinstance(targets, list) else []
+    if is_on(found.get("model.apply_lora_to_mlp")):
+        targets += ["gate_proj", "up_proj", "down_proj"]
+    if is_on(found.get("model.apply_lora_to_output")):
+        targets.append("output")
+    is_quantized = name.startswith("q") or is_on(found.get("model.quantize_base"))
+    return Adapters(
+        rank=found.get("model.lora_rank", 8),
+        targets=targets,
+        dropout=found.get("model.lora_dropout", 0),
+        bits=4 if is_quantized else 0,
+    ).fields
+
+
+def _types(found: Mapping[str, Any]) -> Fields:
+    """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16 bits."""
+    says = optimizer_fields(found["optimizer._component_"]) if "optimizer._component_" in found else {}
+    dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(found.get("dtype", "fp32"))
+    says["dtype"] = dtype
+    if dtype == "bf16":
+        says["grad_dtype"] = "bf16"
+        if says.get("optimizer", "adam") == "adam":
+            says["optimizer"] = "adam16bit"
+    return says
+
+
+def _sharding(found: Mapping[str, Any]) -> Fields:
+    """FSDP shards everything, and gathers weights again for backward unless the file says otherwise."""
+    again = FLAG.read(found.get("fsdp_reshard_after_forward", True))
+    zero = 3 if again else 2
+    return {"zero": zero} | fsdp_offload(zero, is_on(found.get("fsdp_cpu_offload")))
+
+
+def _in_backward(found: Mapping[str, Any]) -> Fields:
+    if not is_on(found["optimizer_in_bwd"]):
+        return {}
+    return {"doubt.gradients": "memory may be wrong: gradients that optimizer_in_bwd frees are counted"}
+
+
+def _chunked(found: Mapping[str, Any]) -> Fields:
+    """Losses that never hold all logits."""
+    name = str(found["loss._component_"]).rpartition(".")[2]
+    if "Chunked" not in name and "Linear" not in name:
+        return {}
+    return {"note.loss": f"logits are counted whole, though {name} computes them in chunks"}
+
+
+TORCHTUNE: Final = LaunchFormat(
+    name="torchtune",
+    syntax="yaml",
+    frameworks=("torchtune",),
+    framework=torch_framework,
+    marks=(_BUILDER,),
+    table=(
+        WORLD_RULE,
+        Rule(keys=(_BUILDER,), read=_model, fields=("model",)),
+        Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),
+        Rule(
+            keys=("batch_size", "gradient_accumulation_steps"),
+            fields=("micro_batch",),
+            read=lambda found: accumulation_fields(found, "batch_size", "gradient_accumulation_steps", 1),
+        ),
+        read_only("tokenizer.max_seq_len", "seq_len"),
+        Rule(
+            keys=("dataset.packed", "batch_size"),
+            read=lambda found: padding_note("max_seq_len", is_on(found.get("dataset.packed"))),
+        ),
+        Rule(keys=("dtype", "optimizer._component_"), read=_types, fields=("dtype",), defaults={"dtype": "fp32"}),
+        Rule(keys=("fsdp_cpu_offload", "fsdp_reshard_after_forward", "batch_size"), read=_sharding, fields=("zero",)),
+        Rule(
+            keys=("enable_activation_checkpointing",),
+            defaults={"recompute": "none"},
+            fields=("recompute",),
+            read=lambda found: {"recompute": "full" if is_on(found["enable_activation_checkpointing"]) else "none"},
+        ),
+        read_only("enable_activation_offloading", "offload", FLAG),
+        Rule(keys=("compile",), read=lambda found: {}),
+        Rule(keys=("optimizer_in_bwd",), read=_in_backward),
+        Rule(keys=("loss._component_",), read=_chunked),
+        key("tensor_parallel_dim", "tp", default=1, write=lambda fields: {}),
+        key("context_parallel_dim", "cp", default=1, write=lambda fields: {}),
+        read_only("data_parallel_replicate_dim", "replicate"),
+    ),
+    harmless=patterns(
+        "tokenizer.* checkpointer.* dataset.* dataset dataset_val* optimizer.* lr_scheduler.* metric_logger.*",
+        "profiler.* model.lora_alpha model.lora_dropout seed shuffle epochs max_steps_per_epoch",
+        "clip_grad_norm log_* output_dir device resume_from_checkpoint save_* custom_sharded_layers",
+        "memory_efficient_fsdp_wrap ac_* cudnn_deterministic_mode compile.* run_val_every_n_steps",
+        "batch_size_val data_parallel_shard_dim loss.* model_type loss base_dir async_checkpointing*",
+        "tensor_parallel_plan* <script> config warmup_steps dataset_* parallelize*",
+    ),
+)

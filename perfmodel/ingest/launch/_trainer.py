@@ -1,0 +1,376 @@
+"""Arguments of Hugging Face's Trainer, and of the front ends that extend them: LLaMA-Factory and MS-Swift.
+
+`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`; `llamafactory/hparams`; ms-swift, Command Line
+Parameters. All are read from YAML, from JSON, and as flags of a command (`_finetuning_command`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._finetuning import (
+    ATTENTION,
+    FSDP_KEYS,
+    Adapters,
+    accumulation_fields,
+    checkpointing_fields,
+    fsdp_fields,
+    is_on,
+    optimizer_rule,
+    padding_note,
+    sharded_sequences,
+    torch_framework,
+    tuning_fields,
+)
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, read_only, words
+
+MICRO: Final = "per_device_train_batch_size"
+ACCUMULATION: Final = "gradient_accumulation_steps"
+WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_processes", "num_machines", "world_size")
+"""Processes that a launcher starts, which a command line says and a file may."""
+
+
+def _number(found: Mapping[str, Any], *names: str) -> int | None:
+    """The first of several settings that is said."""
+    for name in names:
+        if name in found:
+            return WHOLE.read(found[name])
+    return None
+
+
+def world_fields(found: Mapping[str, Any]) -> Fields:
+    """Devices of a launcher: Accelerate and a dump of arguments state all of them, others those of a node."""
+    every = _number(found, "num_processes", "world_size")
+    nodes = _number(found, "nnodes", "num_nodes", "num_machines")
+    each = _number(found, "nproc_per_node", "num_gpus")
+    if every is None and each is None:
+        return {"nodes": nodes} if nodes else {}
+    says: Fields = {"devices": every if every is not None else (nodes or 1) * (each or 1)}
+    return says | ({"nodes": nodes} if nodes else {})
+
+
+WORLD_RULE: Final = Rule(keys=WORLD, read=world_fields, fields=("devices",))
+
+
+def _batches(found: Mapping[str, Any]) -> Fields:
+    """The Trainer's defaults are 8 sequences per device and no accumulation."""
+    return accumulation_fields(found, MICRO, ACCUMULATION, default_micro=8)
+
+
+_HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16")
+_TORCH_TYPES: Final = words(
+    {
+        "bfloat16": "bf16",
+        "bf16": "bf16",
+        "float16": "fp16",
+        "fp16": "fp16",
+        "float32": "fp32",
+        "fp32": "fp32",
+        "auto": None,
+    }
+)
+
+
+def half_of(found: Mapping[str, Any]) -> str:
+    """Element type of products: the switch that is on, and single precision without one."""
+    return next((name for name in ("fp8", "bf16", "fp16") if is_on(found.get(name))), "fp32")
+
+
+def _precision(found: Mapping[str, Any]) -> Fields:
+    """The Trainer's switches, and the type that weights are loaded in."""
+    says: Fields = {"dtype": half_of(found)}
+    if is_on(found.get("pure_bf16")):
+        # without fp32 copies of the weights, which are what the optimizer's states are kept like
+        return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
+    loaded = _TORCH_TYPES.read(found.get("torch_dtype", found.get("dtype", "auto")))
+    if loaded in ("bf16", "fp16") and not any(name in found for name in ("bf16", "fp16", "fp8")):
+        says["dtype"] = loaded
+    return says
+
+
+def _packed(found: Mapping[str, Any]) -> Fields:
+    return padding_note("length", any(is_on(found.get(name)) for name in _PACKINGS))
+
+
+_PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
+_MODEL_KEYS: Final = ("model_name_or_path", "model_id_or_path", "model", "model_name", "base_model")
+_LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
+
+
+def _model(found: Mapping[str, Any]) -> Fields:
+    """The model by its identifier on a hub, or by the folder that it lies in."""
+    name = next(found[key] for key in _MODEL_KEYS if key in found)
+    return {"model": TEXT.read(name)}
+
+
+_QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits")
+
+
+def _bits(found: Mapping[str, Any]) -> int:
+    """Bits of frozen weights, by a switch or by their number; 0 where nothing is said."""
+    if is_on(found.get("load_in_4bit")):
+        return 4
+    if is_on(found.get("load_in_8bit")):
+        return 8
+    return WHOLE_OR_NONE.read(found.get("quantization_bit", found.get("quant_bits", 0)))
+
+
+def _fused(found: Mapping[str, Any]) -> Fields:
+    """Liger's kernels of norms, rotary embeddings, activations and loss."""
+    return {"eager_kernels": ()} if any(is_on(value) for value in found.values()) else {}
+
+
+_LIGER: Final = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
+_RECOMPUTE: Final = (
+    "gradient_checkpointing",
+    "fsdp_config.activation_checkpointing",
+    "fsdp_config.fsdp_activation_checkpointing",
+)
+
+
+def _recompute(found: Mapping[str, Any]) -> Fields:
+    asked = [value for value in found.values() if is_on(value)]
+    return checkpointing_fields(asked[0] if asked else False)
+
+
+def _searched(found: Mapping[str, Any]) -> Fields:
+    if not is_on(found["auto_find_batch_size"]):
+        return {}
+    return {"note.batch": "per_device_train_batch_size as it is stated, which auto_find_batch_size may make smaller"}
+
+
+def precision_rule(default: str) -> Rule:
+    """The rule of the element type, with the one where nothing is said."""
+    return Rule(keys=_HALF_KEYS, read=_precision, fields=("dtype",), defaults={"dtype": default})
+
+
+SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
+_SHARED: Final = (
+    WORLD_RULE,
+    SHARDING_RULE,
+    optimizer_rule("optim"),
+    Rule(keys=_LIGER, read=_fused),
+    Rule(keys=("auto_find_batch_size",), read=_searched),
+    Rule(keys=("torch_compile",), read=lambda found: {}),
+    read_only("attn_implementation", "flash_attention", ATTENTION),
+    Rule(keys=("deepspeed", "config_file"), read=lambda found: {}),
+)
+"""Rules of the Trainer's own arguments."""
+_HARMLESS: Final = patterns(
+    "*dataset* num_train_epochs *epochs* *samples* *template* data_seed *dataloader* *tokenizer*",
+    "remove_unused_columns *preprocessing* label_* chat_template* *system* *split* streaming *prompt* image_*",
+    "video_* average_tokens_across_devices *_token ignore_data_skip data_path data_files packing_*",
+    "pad_to_multiple_of train_file validation_file eos_token length_column_name load_data_args",
+    "truncation_strategy mask_history train_on_prompt lazy_tokenize",
+    "*_steps *_strategy report_to run_name *hub* plot_loss logging* include_* metric_for* disable_tqdm log_*",
+    "push_to_hub* model_author project batch_eval_metrics skip_memory_metrics debug add_version",
+    "freeze_multi_modal_projector",
+    "output_dir overwrite_* resume_from_checkpoint cache_dir *_cache load_best_model_at_end",
+    "gradient_checkpointing_kwargs* place_model_on_device load_args create_checkpoint_symlink export_*",
+    "offload_folder use_kv_cache",
+    "*learning_rate* max_grad_norm seed *beta* *weight_decay* warmup* neftune_* lora_alpha lr_scheduler*",
+    "optim_args adam_* prediction_loss_only loss_scale sft_alpha",
+    "lora_dropout *lora_plus* loraplus_* use_rslora lora_bias lora_task_type bnb_* adapter_name_or_path",
+    "double_quantization quantization_method quantization_type use_peft freeze_vit freeze_aligner",
+    "freeze_vision_tower",
+    "ddp_* fsdp_config.*_wrap* fsdp_config.*cpu_ram* fsdp_config.*prefetch* fsdp_config.*state_dict*",
+    "fsdp_config.*use_orig* fsdp_config.*sync_module* fsdp_config.xla* fsdp_config.min_num_params",
+    "fsdp_config.*limit_all_gathers accelerator_config* per_device_eval_batch_size device_map main_process_port",
+    "machine_rank deepspeed_multinode_launcher parallelism_config* fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_min_num_params local_rank enable_deepspeed_config* ray_*",
+    "do_* trust_remote_code *_num_workers *_num_proc val_size tf32 *revision* greater_* bf16_full_eval",
+    "fp16_full_eval upcast_* use_cpu low_cpu_mem_usage rope_scaling* half_precision_backend torch_compile_*",
+    "use_reentrant_gc no_cuda <script> config task_type liger_kernel_config* jit_mode_eval past_index model_type",
+    "mp_parameters use_legacy* tp_size hf_* prefix custom_register_path check_model strict *_freq acc_*",
+    "sequential ignore_args_error use_hf train_from_scratch infer_* model_kwargs*",
+)
+"""Arguments that change neither time nor memory of a step: data, logs, checkpoints, learning rates."""
+
+
+_TRL_ADAPTERS: Final = ("use_peft", "lora_r", "lora_rank", "lora_target_modules", "lora_dropout", *_QUANTIZED)
+
+
+def _trl_adapters(found: Mapping[str, Any]) -> Fields:
+    """LoRA as trl's `ModelConfig` says it: only with `use_peft`, where that is said."""
+    stated = any(name in found for name in ("use_peft", "lora_r", "lora_rank"))
+    bits = _bits(found)
+    if stated and is_on(found.get("use_peft", True)):
+        rank = found.get("lora_r", found.get("lora_rank", 16))
+        return Adapters(
+            rank=rank, targets=found.get("lora_target_modules"), dropout=found.get("lora_dropout"), bits=bits
+        ).fields
+    if bits:
+        return {
+            "doubt.trained": f"what is trained may be wrong: weights in {bits} bits are frozen, adapters are not in it"
+        }
+    return {}
+
+
+TRAINER: Final = LaunchFormat(
+    name="hf-trainer",
+    syntax="yaml",
+    frameworks=("hf-trainer",),
+    framework=torch_framework,
+    marks=(MICRO,),
+    table=(
+        *_SHARED,
+        precision_rule("fp32"),
+        Rule(keys=(MICRO, ACCUMULATION), read=_batches),
+        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
+        read_only(_LENGTHS[0], "seq_len"),
+        *(read_only(name, "seq_len") for name in _LENGTHS[1:]),
+        Rule(
+            keys=_TRL_ADAPTERS,
+            read=_trl_adapters,
+            fields=("adapter_rank",),
+        ),
+        Rule(keys=_PACKINGS, read=_packed),
+        Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recompute": "none"}),
+    ),
+    harmless=_HARMLESS,
+)
+
+
+def _factory_tuning(found: Mapping[str, Any]) -> Fields:
+    kind = found.get("finetuning_type", "lora")
+    adapters = Adapters(
+        rank=found.get("lora_rank", 8),
+        targets=found.get("lora_target", "all"),
+        dropout=found.get("lora_dropout", 0),
+        bits=_bits(found),
+    )
+    return tuning_fields(kind, "finetuning_type", adapters)
+
+
+def _factory_stage(found: Mapping[str, Any]) -> Fields:
+    stage = str(found["stage"])
+    if stage in ("pt", "sft"):
+        return {}
+    return {"doubt.stage": f"what is trained may be wrong: stage {stage} runs further models or passes; counted as sft"}
+
+
+def _factory_packing(found: Mapping[str, Any]) -> Fields:
+    """Pre-training packs its text where nothing else is said."""
+    is_packed = any(is_on(found.get(name)) for name in _PACKINGS) or found.get("stage") == "pt"
+    return padding_note("cutoff_len", is_packed)
+
+
+def _factory_recompute(found: Mapping[str, Any]) -> Fields:
+    """LLaMA-Factory recomputes layers unless it is told not to."""
+    return {"recompute": "none" if is_on(found.get("disable_gradient_checkpointing")) else "full"}
+
+
+LLAMA_FACTORY: Final = LaunchFormat(
+    name="llama-factory",
+    syntax="yaml",
+    frameworks=("llama-factory",),
+    framework=torch_framework,
+    marks=("finetuning_type", "cutoff_len", "lora_target"),
+    table=(
+        *_SHARED,
+        precision_rule("fp32"),
+        Rule(keys=(MICRO, ACCUMULATION), read=_batches),
+        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
+        # llamafactory/hparams/data_args.py
+        key("cutoff_len", "seq_len", default=2048, write=lambda fields: {}),
+        Rule(
+            keys=("finetuning_type", "lora_rank", "lora_target", "lora_dropout", "model_name_or_path", *_QUANTIZED),
+            read=_factory_tuning,
+            fields=("adapter_rank",),
+        ),
+        Rule(keys=("stage",), read=_factory_stage),
+        Rule(keys=(*_PACKINGS, "stage", "cutoff_len"), read=_factory_packing),
+        Rule(
+            keys=("disable_gradient_checkpointing", "gradient_checkpointing", "use_unsloth_gc"),
+            read=_factory_recompute,
+            defaults={"recompute": "full"},
+        ),
+        read_only("flash_attn", "flash_attention", ATTENTION),
+        read_only("attn", "flash_attention", ATTENTION),
+        Rule(
+            keys=("sequence_parallel_size",),
+            fields=("cp",),
+            read=lambda found: sharded_sequences(found["sequence_parallel_size"], "ulysses"),
+        ),
+    ),
+    harmless=(
+        *_HARMLESS,
+        *patterns(
+            "fp8_* mask_* streaming* interleave* tool_format default_system mix_*",
+        ),
+    ),
+)
+
+
+def _swift_tuning(found: Mapping[str, Any]) -> Fields:
+    key = next((name for name in _SWIFT_KINDS if name in found), _SWIFT_KINDS[0])
+    adapters = Adapters(
+        rank=found.get("lora_rank", found.get("lora_r", 8)),
+        targets=found.get("target_modules", "all-linear"),
+        dropout=found.get("lora_dropout", 0.05),
+        bits=_bits(found),
+    )
+    return tuning_fields(found.get(key, "lora"), key, adapters)
+
+
+def _swift_batches(found: Mapping[str, Any]) -> Fields:
+    """Swift accumulates to 16 sequences a step where nothing says how often (`swift/llm/argument/train_args.py`)."""
+    micro = WHOLE.read(found.get(MICRO, 1))
+    if ACCUMULATION in found:
+        return {"micro_batch": micro, "grad_accum": WHOLE.read(found[ACCUMULATION])}
+    devices = world_fields({name: found[name] for name in WORLD if name in found}).get("devices")
+    if devices is None:
+        note = f"{ACCUMULATION}=1, though Swift accumulates to 16 sequences where nothing else is said"
+        return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
+    ranks = devices // WHOLE.read(found.get("sequence_parallel_size", 1))
+    return {"micro_batch": micro, "grad_accum": max(1, -(-16 // max(1, micro * ranks)))}
+
+
+def _rlhf(found: Mapping[str, Any]) -> Fields:
+    kind = found["rlhf_type"]
+    return {"doubt.stage": f"what is trained may be wrong: {kind} runs further models or passes; counted as sft"}
+
+
+_SWIFT_KINDS: Final = ("tuner_type", "train_type", "sft_type")
+SWIFT: Final = LaunchFormat(
+    name="ms-swift",
+    syntax="yaml",
+    frameworks=("ms-swift",),
+    framework=torch_framework,
+    marks=(*_SWIFT_KINDS, "model_id_or_path"),
+    table=(
+        *_SHARED,
+        # Swift loads weights in the checkpoint's type, which is bf16 of nearly all, and computes in it.
+        precision_rule("bf16"),
+        Rule(
+            keys=(MICRO, ACCUMULATION, *WORLD, "sequence_parallel_size", "model", "model_id_or_path"),
+            read=_swift_batches,
+        ),
+        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
+        read_only("max_length", "seq_len"),
+        Rule(
+            keys=(
+                *_SWIFT_KINDS,
+                "lora_rank",
+                "lora_r",
+                "lora_dropout",
+                "target_modules",
+                "model",
+                "model_id_or_path",
+                *_QUANTIZED,
+            ),
+            read=_swift_tuning,
+            fields=("adapter_rank",),
+        ),
+        Rule(keys=(*_PACKINGS, "max_length"), read=_packed),
+        Rule(keys=("gradient_checkpointing",), read=_recompute, defaults={"recompute": "full"}),
+        read_only("attn_impl", "flash_attention", ATTENTION),
+        Rule(
+            keys=("sequence_parallel_size",),
+            fields=("cp",),
+            read=lambda found: sharded_sequences(found["sequence_parallel_size"], "ulysses"),
+        ),
+        Rule(keys=("rlhf_type",), read=_rlhf),
+    ),
+    harmless=_HARMLESS,
+)

@@ -1,0 +1,227 @@
+"""XTuner's Python configurations (`xtuner/configs` of InternLM/xtuner), of which only what is data is read.
+
+A configuration assigns numbers, names and nested `dict(...)`. Nothing of it is executed: its syntax tree is read, names
+stand for what was assigned to them before, and every other expression stays unknown.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._entries import Entry, Source, broken
+from perfmodel.ingest.launch._finetuning import (
+    Adapters,
+    accumulation_fields,
+    is_on,
+    optimizer_fields,
+    padding_note,
+    sharded_sequences,
+    torch_framework,
+)
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._table import TEXT, Fields, Rule, read_only, words
+from perfmodel.ingest.launch._trainer import WORLD_RULE
+
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+_LARGEST: Final = 1e15
+"""Numbers above this are of no training run, and products of them take memory."""
+
+
+def read_python(text: str, where: str) -> Source:
+    """Entries of a Python file that only assigns: nested dictionaries have keys with dots.
+
+    Raises:
+        LaunchFileError: the text is no Python.
+    """
+    try:
+        module = ast.parse(text)
+    except SyntaxError as error:
+        raise broken(where, error.lineno or 0, f"not valid Python: {error.msg}; mend this line") from None
+    except (RecursionError, ValueError, MemoryError):
+        raise broken(where, 0, "not valid Python, or nested too deeply; this is no launch file") from None
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    notes: list[str] = []
+    for statement in module.body:
+        target, value = _assignment(statement)
+        if target is None or value is None:
+            if isinstance(statement, (ast.If, ast.For, ast.With, ast.While)):
+                notes.append(f"line {statement.lineno}: what depends on it is not followed, as nothing is executed")
+            continue
+        try:
+            values[target] = _value(value, values)
+        except RecursionError:
+            raise broken(where, statement.lineno, "nested too deeply; this is no launch file") from None
+        lines[target] = statement.lineno
+    entries: dict[str, Entry] = {}
+    for name, value in values.items():
+        _add(entries, name, value, lines[name])
+    return Source(where=where, entries=entries, notes=tuple(notes))
+
+
+def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
+    """Name and value of `NAME = VALUE` and of `NAME *= VALUE`; None for other statements."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        return (target.id, statement.value) if isinstance(target, ast.Name) else (None, None)
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return statement.target.id, statement.value
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        before = ast.Name(statement.target.id, ast.Load())
+        return statement.target.id, ast.BinOp(before, statement.op, statement.value)
+    return None, None
+
+
+def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """What an expression stands for; what is not data stays as its text in `$( )`, which counts as undefined."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return known.get(node.id, node.id)
+        case ast.Attribute():
+            return ast.unparse(node)
+        case ast.List() | ast.Tuple():
+            return [_value(element, known) for element in node.elts]
+        case ast.Dict():
+            return {
+                str(_value(key, known)): _value(value, known)
+                for key, value in zip(node.keys, node.values, strict=True)
+                if key is not None
+            }
+        case ast.Call(func=ast.Name(id="dict")):
+            return {word.arg: _value(word.value, known) for word in node.keywords if word.arg is not None}
+        case ast.UnaryOp(op=ast.USub()):
+            operand = _value(node.operand, known)
+            return -operand if isinstance(operand, (int, float)) else _unknown(node)
+        case ast.BinOp():
+            return _result(node, _value(node.left, known), _value(node.right, known))
+        case _:
+            return _unknown(node)
+
+
+def _result(node: ast.BinOp, left: Any, right: Any) -> Any:
+    """A sum, product or quotient of numbers."""
+    calculate = _OPERATORS.get(type(node.op))
+    numbers = all(isinstance(operand, (int, float)) and abs(operand) < _LARGEST for operand in (left, right))
+    if calculate is None or not numbers:
+        return _unknown(node)
+    try:
+        return calculate(left, right)
+    except ZeroDivisionError:
+        return _unknown(node)
+
+
+def _unknown(node: ast.expr) -> str:
+    return f"$({' '.join(ast.unparse(node).split())[:80]})"
+
+
+def _add(entries: dict[str, Entry], name: str, value: Any, line: int) -> None:
+    """A value, or those of a dictionary under names with dots."""
+    if not isinstance(value, dict) or not value:
+        entries[name] = Entry(value, line)
+        return
+    for key, inner in value.items():
+        _add(entries, f"{name}.{key}", inner, line)
+
+
+_NAMES: Final = ("model.llm.pretrained_model_name_or_path", "pretrained_model_name_or_path")
+_BATCHES: Final = (
+    "train_dataloader.batch_size",
+    "batch_size",
+    "optim_wrapper.accumulative_counts",
+    "accumulative_counts",
+)
+_OPTIMIZERS: Final = ("optim_wrapper.optimizer.type", "optim_type")
+_LORA_KEYS: Final = ("model.lora.type", "model.lora.r", "model.lora.target_modules", "model.lora.lora_dropout")
+_QUANTIZED: Final = (
+    "model.llm.quantization_config.load_in_4bit",
+    "model.llm.quantization_config.load_in_8bit",
+)
+_TYPES: Final = ("optim_wrapper.dtype", "model.llm.torch_dtype")
+_TORCH_TYPES: Final = words(
+    {
+        "float16": "fp16",
+        "bfloat16": "bf16",
+        "float32": "fp32",
+        "torch.float16": "fp16",
+        "torch.bfloat16": "bf16",
+        "torch.float32": "fp32",
+    }
+)
+
+
+def _first_of(found: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((found[name] for name in names if name in found), None)
+
+
+def _batches(found: Mapping[str, Any]) -> Fields:
+    stated = {"micro": _first_of(found, _BATCHES[:2]), "passes": _first_of(found, _BATCHES[2:])}
+    stated = {name: value for name, value in stated.items() if value is not None}
+    return accumulation_fields(stated, "micro", "passes", 1)
+
+
+def _adapters(found: Mapping[str, Any]) -> Fields:
+    """LoRA, if the model has a configuration of it; frozen weights may lie in few bits."""
+    if not any(name in found for name in _LORA_KEYS):
+        return {}
+    bits = 8 if is_on(found.get(_QUANTIZED[1])) else 0
+    return Adapters(
+        rank=found.get("model.lora.r", 8),
+        targets=found.get("model.lora.target_modules", "all-linear"),
+        dropout=found.get("model.lora.lora_dropout", 0),
+        bits=4 if is_on(found.get(_QUANTIZED[0])) else bits,
+    ).fields
+
+
+XTUNER: Final = LaunchFormat(
+    name="xtuner",
+    syntax="python",
+    frameworks=("xtuner",),
+    framework=torch_framework,
+    marks=("model.llm.*",),
+    table=(
+        WORLD_RULE,
+        Rule(keys=_NAMES, read=lambda found: {"model": TEXT.read(_first_of(found, _NAMES))}, fields=("model",)),
+        Rule(keys=_BATCHES, read=_batches, fields=("micro_batch",)),
+        read_only("max_length", "seq_len"),
+        Rule(
+            keys=("pack_to_max_length", "max_length"),
+            read=lambda found: padding_note("max_length", is_on(found.get("pack_to_max_length"))),
+        ),
+        Rule(
+            keys=_TYPES,
+            read=lambda found: {"dtype": _TORCH_TYPES.read(_first_of(found, _TYPES))},
+            fields=("dtype",),
+            defaults={"dtype": "fp16"},
+        ),
+        Rule(keys=_OPTIMIZERS, read=lambda found: optimizer_fields(_first_of(found, _OPTIMIZERS))),
+        Rule(keys=(*_LORA_KEYS, *_QUANTIZED), read=_adapters, fields=("adapter_rank",)),
+        Rule(
+            keys=("model.use_activation_checkpointing",),
+            fields=("recompute",),
+            defaults={"recompute": "full"},
+            read=lambda found: {"recompute": "full" if is_on(next(iter(found.values()))) else "none"},
+        ),
+        Rule(
+            keys=("sequence_parallel_size",),
+            fields=("cp",),
+            read=lambda found: sharded_sequences(found["sequence_parallel_size"], "ulysses"),
+        ),
+    ),
+    harmless=patterns(
+        "*path* *dataset* *dataloader* *prompt* *hook* *evaluation* *scheduler* train_cfg.* env_cfg.*",
+        "visualizer* log_* load_from resume randomness.* tokenizer.* *epochs* lr betas weight_decay max_norm",
+        "warmup_ratio save_* SYSTEM sampler* model.type *type model.llm.* model.lora.* optim_wrapper.*",
+        "use_varlen_attn model.use_varlen_attn *_train* *data* *alpaca* *map_fn* default_* max_iters val_cfg*",
+        "test_cfg* work_dir launcher alpaca_* deepspeed config <script> *.tokenizer.* *.max_length *_en*",
+        "*_zh*",
+    ),
+)
