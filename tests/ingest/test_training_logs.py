@@ -32,6 +32,25 @@ def test_every_format_has_a_name_in_the_public_list() -> None:
     assert {NAMES.get(form, form) for form in FORMATS} == set(LOG_FORMATS)
 
 
+@pytest.mark.parametrize(
+    "prefix", ["0: ", "[default7]:", "node3 | ", "2025-03-04T10:00:00.123456789Z ", "[1,0]<stdout>:"]
+)
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_launchers_and_containers_write_before_every_line(form: str, prefix: str) -> None:
+    run = WrittenRun(
+        step_s=STEP_S,
+        settings={"tensor_model_parallel_size": 8},
+        timers_ms={"forward-compute": (2000.0, 2100.0)},
+        checkpoints=[2],
+    )
+    plain = write_log(form, run).replace("\r", "")
+    log = parse_log("\n".join(prefix + line for line in plain.splitlines()))
+    assert seconds(log, run) == pytest.approx(STEP_S, rel=3e-3)
+    assert log.settings["tp"] == 8
+    assert log.count("checkpoint") == 1
+    assert ("compute" in log.timers) == form.startswith("megatron")
+
+
 @pytest.mark.parametrize("form", ["megatron", "megatron-bridge", "torchtitan", "nanotron", "composer"])
 def test_peak_memory_is_in_bytes(form: str) -> None:
     log = parse_log(write_log(form, WrittenRun(step_s=STEP_S, reserved_gib=61.5)))

@@ -89,7 +89,7 @@ _PHASE_OF_TIMER: Final = {
     "bwd_allreduce": "gradient_sync",
     "step": "optimizer",
 }
-_MINMAX: Final = re.compile(r"^\s*([a-z][\w/-]*) \.{2,}: (?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$")
+_MINMAX: Final = re.compile(r"(?<![\w/-])([a-z][\w/-]*) \.{2,}: (?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$")
 _DEEPSPEED_TIMERS: Final = re.compile(r"time \(ms\) \| (fwd: .*)$")
 
 
@@ -98,7 +98,7 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
     least_s: dict[str, list[float]] = defaultdict(list)
     most_s: dict[str, list[float]] = defaultdict(list)
     for line in lines:
-        across_ranks = _MINMAX.match(line)
+        across_ranks = _MINMAX.search(line)
         if across_ranks is not None:
             name, least, most, only = across_ranks.groups()
             least_s[name].append(float(least or only) / 1000)

@@ -156,9 +156,7 @@ def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
     )
 
 
-_MEGATRON: Final = re.compile(
-    r"(?<![,\w] )(?<!\w)iteration\s*[:=]?\s*(\d+)\s*/\s*\d+\s*\|(?=.*elapsed.time.per.iteration)"
-)
+_MEGATRON: Final = re.compile(r"(?<!\w)iteration\s*[:=]?\s*(\d+)\s*/\s*\d+\s*\|(?=.*elapsed.time.per.iteration)")
 _NEMO: Final = re.compile(r"global_step[:=]\s*([\d.]+)(?=.*train_step_timing in s[:=])")
 _NANOTRON: Final = re.compile(
     r"iteration:\s*(\d+)\s*/\s*\d+\s*\|(?=.*consumed_tokens:)(?=.*(?:elapsed_)?time_per_iteration_ms:)"

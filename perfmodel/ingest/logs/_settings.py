@@ -45,7 +45,7 @@ _NAMED: Final[dict[str, tuple[str, _Read]]] = {
     "global_batch_size_to_train_on": ("global_batch", _whole),
 }
 """Name of a setting -> field of layout or job, and how its value is read."""
-_LINE: Final = re.compile(r"(?:^|print\]|Config param)\s*(\w+)\s*(?:\.{2,}|:|\s{2,})\s*(\S.*?)\s*$")
+_LINE: Final = re.compile(rf"(?<![\w-])({'|'.join(_NAMED)})\s*(?:\.{{2,}}|:|\s{{2,}})\s*(\S.*?)\s*$")
 """`name ..... value` (Megatron-LM, DeepSpeed), `name: value` (NeMo, llm-foundry, MaxText)."""
 _SENTENCES: Final = (
     # Megatron-LM
@@ -81,7 +81,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
         if at in of_steps:
             continue
         named = _LINE.search(line)
-        if named is not None and named[1] in _NAMED:
+        if named is not None:
             field, read = _NAMED[named[1]]
             value = read(named[2])
             if value is not None:
