@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from _names import names_page
 from sphinx.pycode import ModuleAnalyzer
 
 from perfmodel.cli._main import parser, parsers
@@ -31,6 +32,7 @@ def collect() -> None:
     pages |= {HERE / page: (HERE.parent / report).read_bytes() for report, page in _RENAMED.items()}
     reference = HERE / "reference"
     pages[reference / "commands.md"] = _commands(parser()).encode()
+    pages[reference / "names.md"] = names_page().encode()
     for name in ("perfmodel", *_facades("perfmodel")):
         pages[reference / f"{name}.rst"] = _facade_page(name).encode()
     for folder in MADE:

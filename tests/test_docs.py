@@ -6,8 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from _names import names_page
 from _outputs import Shown, is_current, pages, shown_on
 
+import perfmodel
 from perfmodel.cli import main
 from perfmodel.cli._main import parser
 from perfmodel.schedule import parse_schedule, require_valid
@@ -76,6 +78,18 @@ def test_files_that_contributing_names_are_there() -> None:
         assert (ROOT / name).exists(), name
     for name in re.findall(r"`(_\w+\.py)`", tables):
         assert any((ROOT / "perfmodel" / room / name).is_file() for room in ("prediction", "schedule")), name
+
+
+def test_every_public_name_has_a_line() -> None:
+    lines = names_page().splitlines()
+    names = [name for name in dir(perfmodel) if not name.startswith("__")]
+    rows = {match[1]: match[2] for line in lines if (match := re.match(r"\| `pm\.(\w+)` \| (.*) \|$", line))}
+    assert set(rows) == set(names)
+    assert all(len(text) > 10 and text.endswith(".") for text in rows.values()), rows
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_schedule_in_the_page_can_run() -> None:

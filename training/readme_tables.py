@@ -118,7 +118,7 @@ def accuracy() -> str:
     return "\n".join([*head, *blind(), *steps(), *kernels(), *collectives(), *live()])
 
 
-def plan(rows: int = 4) -> str:
+def plan(rows: int = 2) -> str:
     """The search of `make plan`, as 80 columns show its first rows.
 
     Raises:

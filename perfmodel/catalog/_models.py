@@ -1,5 +1,6 @@
 """Models by name, from a Hugging Face `config.json`, or from a TOML file."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -13,7 +14,7 @@ from perfmodel.catalog._hf_layers import listed_layers, one_number
 from perfmodel.catalog._hf_parts import language_model
 from perfmodel.catalog._hf_relatives import RELATIVES, Relative
 from perfmodel.catalog._hf_unknown import unknown_model_type
-from perfmodel.catalog._toml import checked, index, package_tables, parsed, read_toml, resolve
+from perfmodel.catalog._toml import checked, index, key, package_tables, parsed, read_toml, resolve
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
@@ -25,7 +26,7 @@ pre-trained on less (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)
 
 
 def model(name_or_path: str | Path | Model) -> Model:
-    """A model by catalog name or alias, from a `.toml` file, or from a Hugging Face `config.json`
+    """A model by catalog name, alias or Hugging Face id, from a `.toml` file, or from a Hugging Face `config.json`
     (or the folder that holds it); a model is itself.
 
     A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
@@ -46,7 +47,25 @@ def model(name_or_path: str | Path | Model) -> Model:
         data = read_toml(path)
         return model_from_toml({"name": path.stem} | data, str(path))
     table, names = _catalog()
-    return resolve("model", str(name_or_path), names, table)
+    name = str(name_or_path)
+    if "/" in name:
+        # An id of Hugging Face, such as meta-llama/Llama-3.1-70B-Instruct.
+        known = [one for one in hub_names(name) if key(one) in names]
+        name = known[0] if known else name
+    return resolve("model", name, names, table)
+
+
+_VARIANT: Final = re.compile(r"-(hf|base|instruct|chat|it|pt|thinking|v\d+(\.\d+)*|2[0-9]{3})$")
+"""The end of a name on a hub that tells how a model was trained on, not what it is."""
+
+
+def hub_names(name: str) -> tuple[str, ...]:
+    """Names that the catalog may have for a model that a hub or a framework calls so, the likeliest first."""
+    tries = [name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")]
+    # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
+    while (shorter := _VARIANT.sub("", tries[-1])) != tries[-1]:
+        tries.append(shorter)
+    return (*tries, tries[-1].replace("llama-", "llama"))
 
 
 def models() -> tuple[str, ...]:

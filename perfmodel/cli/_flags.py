@@ -107,7 +107,7 @@ def add_job(
 def add_problem(command: argparse._ActionsContainer, batches: bool = False, clusters: bool = False) -> None:
     """What is run: model, cluster (or `clusters`) and job, or a launch file that says them."""
     add_from(command)
-    command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
     if clusters:
         command.add_argument(
             "--clusters",

@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
         "--output-tokens 256 --dtype fp8 --tpot-limit 25ms",
     )
     add_job_file(command, layout=True)
-    command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
     command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument(
         "--layout",

@@ -85,3 +85,24 @@ def test_a_bad_file_is_refused_with_all_its_faults(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(PerfModelError, match=message):
         model(path)
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "name"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama3.1-70b"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+    ],
+)
+def test_an_id_of_hugging_face_names_the_entry(hub_id: str, name: str) -> None:
+    assert model(hub_id) == model(name)
+
+
+def test_an_unknown_id_is_refused_with_names_that_are_near() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown model 'meta-llama/Llama-9-8B'; did you mean"):
+        model("meta-llama/Llama-9-8B")

@@ -1,6 +1,5 @@
 """The model that fields say, the fields that say a model, and the catalog's model of a name or shape."""
 
-import re
 from dataclasses import fields, replace
 from typing import Final
 
@@ -76,19 +75,9 @@ def shape(model: Model | None) -> Model | None:
     return replace(model, name="", source="", aliases=(), seq_len=1, longest_seq_len=0)
 
 
-_VARIANT: Final = re.compile(r"-(hf|base|instruct|chat|it|pt|thinking|v\d+(\.\d+)*|2[0-9]{3})$")
-"""The end of a name on a hub that tells how a model was trained on, not what it is."""
-
-
 def catalog_model(name: str) -> Model | None:
     """The catalog's model that a name of a hub or framework stands for; None where it has none."""
-    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")
-    tries = [name, last]
-    # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
-    while (shorter := _VARIANT.sub("", tries[-1])) != tries[-1]:
-        tries.append(shorter)
-    tries.append(tries[-1].replace("llama-", "llama"))
-    for one in tries:
+    for one in (name, *catalog.hub_names(name)):
         try:
             return catalog.model(one)
         except PerfModelError:
