@@ -268,8 +268,9 @@ def _beyond(log_errors: np.ndarray, belief: Belief) -> str:
     if abs(at - middle) <= half:
         return ""
     return (
-        f"runs contradict the published record on the whole: the middle one of {len(log_errors)} is {expm1(at):+.0%} "
-        f"off the cost models, expected {expm1(middle - half):+.0%} to {expm1(middle + half):+.0%}"
+        f"your runs are much {'slower' if at > middle else 'faster'} than comparable published ones: the median of "
+        f"{len(log_errors)} is {expm1(at):+.0%} off the cost models; 90 % of sites are within "
+        f"{expm1(middle - half):+.0%} to {expm1(middle + half):+.0%}"
     )
 
 

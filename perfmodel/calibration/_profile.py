@@ -237,8 +237,11 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
         many = f", {calls:.2g} times as many calls" if abs(calls - 1) > 0.1 else ""
         return f"fit --profile: {total.family} {more:+.0%} here{many}"
     if predicted_s > 0 and measured_s > 0:
-        side = "only the profile has it" if total.measured_s > 0 else "only the prediction has it"
-        return f"{side}, as another shape or fusion of {total.family}: fit --profile moves the family as a whole"
+        here, there = ("profile", "prediction") if total.measured_s > 0 else ("prediction", "profile")
+        return (
+            f"only in the {here}; the {there} has {total.family} of other shapes or fusions. fit --profile rescales "
+            f"all {total.family}"
+        )
     if total.measured_s > 0:
         return f"the prediction has no {total.family} at all: say it in the layout, job or framework"
     return f"the profile has no {total.family} at all: is it the layout that ran, or were its ranks left out?"

@@ -306,7 +306,7 @@ def problem_and_layout(
         if named is None:
             raise PerfModelError(f"{file.where}: it names no model; give model = 'NAME' (perfmodel catalog models)")
     if unknown := next((word for word in words if word not in PROBLEM_WORDS), None):
-        raise UnknownNameError("word of a problem", unknown, PROBLEM_WORDS)
+        raise UnknownNameError("argument", unknown, (*PROBLEM_WORDS, *LAYOUT_WORDS))
     if cluster is None:
         raise PerfModelError("a cluster is needed: catalog name, TOML or Cluster")
     found, cluster = named_model(named), named_cluster(cluster)

@@ -44,7 +44,9 @@ def add_command(commands: Any) -> None:
         help="only what is missing: finished tables stay as they are. Without it an interrupted run goes on all the "
         "same, and disturbed rows of finished tables are measured again",
     )
-    command.add_argument("--dry-run", action="store_true", help="device-minutes that are left, without measuring")
+    command.add_argument(
+        "--dry-run", action="store_true", help="print the device-minutes that are left, without measuring"
+    )
     nodes = command.add_argument_group(
         "several nodes", "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md"
     )
@@ -53,7 +55,11 @@ def add_command(commands: Any) -> None:
     nodes.add_argument("--processes", type=int, metavar="N", help="how many there are")
     nodes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens (default: a free port)")
     nodes.add_argument(
-        "--launch-timeout", type=float, default=120.0, metavar="S", help="wait for all to come (default 120)"
+        "--launch-timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds to wait for all processes (default 120)",
     )
     model = command.add_argument_group("a plan made for a model, instead of --plan")
     add_job_file(command, positional=False, layout=True)

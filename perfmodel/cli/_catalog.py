@@ -27,7 +27,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "kind", nargs="?", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: says how many of each)"
     )
-    command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
+    command.add_argument("word", nargs="?", default="", metavar="WORD", help="show only names that contain this")
     add_json(command)
     command.set_defaults(run=_execute)
 

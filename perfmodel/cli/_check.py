@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="what the job printed: a log of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, the "
+        help="the job's log, from Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, the "
         "Trainer of Hugging Face, MaxText, llm-foundry or levanter",
     )
     require(command, "model", "cluster", "global_batch", "log")

@@ -27,9 +27,12 @@ def add_compare(commands: Any) -> None:
     )
     _add_traces(command)
     command.add_argument(
-        "--replicas", type=int, default=1, metavar="R",
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="R",
         help="measured devices per predicted pipeline rank (tensor x data parallel; default 1)",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--out", type=Path, metavar="FILE", help="errors per device, stage, phase and micro-batch (csv)"
     )
@@ -43,11 +46,15 @@ def _add_traces(command: argparse.ArgumentParser) -> None:
         "--predicted", type=Path, required=True, metavar="TRACE", help="from 'perfmodel timeline --out'"
     )
     command.add_argument(
-        "--measured", type=Path, nargs="+", required=True, metavar="TRACE",
+        "--measured",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="TRACE",
         help="of a profiler (a file per rank), of 'perfmodel run --out', or of 'perfmodel import --timeline'",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--format", default="auto", metavar="F", help="of the measured trace (default: by its content)"
+        "--format", default="auto", metavar="F", help="format of the measured trace (default: found from its content)"
     )
 
 
@@ -154,10 +161,16 @@ def add_explain(commands: Any) -> None:
 def add_profile(command: argparse.ArgumentParser, required: bool = False) -> None:
     """The flags that name a profile."""
     command.add_argument(
-        "--profile", type=Path, nargs="+", required=required, metavar="FILE",
+        "--profile",
+        type=Path,
+        nargs="+",
+        required=required,
+        metavar="FILE",
         help="traces of torch.profiler (one per rank, all or some), Nsight Systems (sqlite) or JAX (xplane)",
-    )  # fmt: skip
-    command.add_argument("--format", default="auto", metavar="F", help="of the profile (default: by its content)")
+    )
+    command.add_argument(
+        "--format", default="auto", metavar="F", help="format of the profile (default: found from its content)"
+    )
 
 
 def _explain(arguments: argparse.Namespace) -> dict[str, Any]:

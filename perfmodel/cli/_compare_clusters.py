@@ -24,9 +24,12 @@ def add_command(commands: Any) -> None:
     command.add_argument("--by", default="cost", metavar="ORDER", help="cost (default), time or energy")
     command.add_argument("--tokens", type=token_count, metavar="N", help="tokens to train on, for days and whole costs")
     command.add_argument(
-        "--price", action="append", default=[], metavar="NAME=USD",
+        "--price",
+        action="append",
+        default=[],
+        metavar="NAME=USD",
         help="per device and hour, of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",
-    )  # fmt: skip
+    )
     add_reliability(command)
     add_min_fit(command)
     command.set_defaults(run=_execute)

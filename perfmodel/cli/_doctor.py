@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--calibration", type=Path, metavar="DIR", help="also describe this calibration, made by 'perfmodel fit'"
     )
-    command.add_argument("--clear-cache", action="store_true", help="first delete what is kept between runs")
+    command.add_argument("--clear-cache", action="store_true", help="first delete the cache")
     add_json(command)
     command.set_defaults(run=reporting(lambda given: examine(given.calibration, clear_cache=given.clear_cache), _show))
 

@@ -23,34 +23,40 @@ _SWEPT_EVERY: Final = 4
 def add_flags(command: argparse.ArgumentParser) -> None:
     """All but the script."""
     command.add_argument(
-        "--world-size", type=int, metavar="N", help="ranks the script believes in (default: of the layout)"
+        "--world-size", type=int, metavar="N", help="number of ranks that the script sees (default: the layout's)"
     )
-    command.add_argument("--cluster", help="catalog name or TOML: where the emulated ranks are")
+    command.add_argument("--cluster", help="catalog name or TOML: cluster of the emulated ranks")
     command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
     command.add_argument(
         "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
     )
     command.add_argument(
-        "--wire", action="store_true",
+        "--wire",
+        action="store_true",
         help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--classes", type=int, metavar="K",
-        help="find which ranks are alike (each is tried for two iterations), run one of each kind, K real at once",
-    )  # fmt: skip
+        "--classes",
+        type=int,
+        metavar="K",
+        help="group identical ranks (after two trial iterations) and run one per group, K at a time",
+    )
     command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
     command.add_argument(
-        "--prices", metavar="FILE|MODULE:FUNCTION",
+        "--prices",
+        metavar="FILE|MODULE:FUNCTION",
         help="times of collectives instead of the calibration's: csv (collective,ranks,bytes,time_s[,core_s]) "
         "or a function of perfmodel.spec.Collective",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--occupancy", type=Path, metavar="FILE", help="csv as for --prices: core_s, processor time of collectives"
     )
     command.add_argument(
-        "--measure", type=Path, metavar="FILE",
+        "--measure",
+        type=Path,
+        metavar="FILE",
         help="instead of a script: measure times and core time of torch's collectives between N ranks here",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
     )
@@ -61,9 +67,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--jitter", type=float, metavar="S", help="log-normal spread of emulated ranks' compute time")
     command.add_argument("--fail", metavar="RANK@CALL", help="an emulated rank that dies at a collective of the world")
     command.add_argument("--sweep", metavar="KIND=FIRST:LAST:COUNT", help="delays in turn, as all_reduce=0:10ms:11")
-    command.add_argument(
-        "--every", type=int, default=_SWEPT_EVERY, metavar="I", help="iterations for which each delay of a sweep stays"
-    )
+    command.add_argument("--every", type=int, default=_SWEPT_EVERY, metavar="I", help="iterations per delay of a sweep")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
     command.add_argument("--seed", type=int, default=0, help="of jitter")
     command.add_argument(
@@ -71,7 +75,9 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep every real rank on a core of its own, on which threads of collectives come first",
     )
-    command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
+    command.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="stop if a rank is silent for this long"
+    )
     command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
     command.add_argument(
         "--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction"

@@ -31,31 +31,39 @@ def add_job_file(
     place, what does not end in .toml is one (`arguments.program`). With `layout` that of the file counts also where the
     command does not need one."""
     if positional:
-        text = "job file ('perfmodel init' writes one): what flags do not say"
+        text = "job file ('perfmodel init' writes one); flags override it"
         command.add_argument(
-            "job_file", nargs="?", type=Path, metavar="JOB.toml | PROGRAM" if program else "JOB.toml",
+            "job_file",
+            nargs="?",
+            type=Path,
+            metavar="JOB.toml | PROGRAM" if program else "JOB.toml",
             help=f"{text}; or {PROGRAM_HELP}" if program else text,
-        )  # fmt: skip
+        )
         if program:
             command.set_defaults(program=None)
     else:
         command.set_defaults(job_file=None)
     command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
-        help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
-    )  # fmt: skip
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE" if not settings else "NAME=VALUE",
+        help=settings + "override a key of the job file: layout.tp=4, job.optimizer=sgd; may be repeated",
+    )
     command.set_defaults(takes_settings=bool(settings), takes_layout=layout)
 
 
 def add_from(command: argparse._ActionsContainer) -> None:
     """The flag."""
     command.add_argument(
-        "--from", dest="launch_file", metavar="FILE",
+        "--from",
+        dest="launch_file",
+        metavar="FILE",
         help="read model, layout, job and devices from a launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, "
         "torchtitan, nanotron, llm-foundry, MaxText, Accelerate, Hugging Face's Trainer, LLaMA-Factory, axolotl, "
         "torchtune, MS-Swift or XTuner; flags override it. A script's own arguments stand "
         'behind it: "run.sh 8 24 2"',
-    )  # fmt: skip
+    )
 
 
 def require(command: argparse._ActionsContainer, *needed: str) -> None:

@@ -35,26 +35,29 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="SCRIPT=LOG",
-        help="a launch script and the log of its run on --cluster, a measured run like a row of --runs; repeatable",
+        help="launch script and log of a run on --cluster; it counts like a row of --runs; repeatable",
     )
     add_profile(command)
     command.add_argument("--layout", help="with --profile: the layout that ran, with the job's flags or --from")
     command.add_argument(
-        "--step-time", type=float, metavar="SECONDS", help="with --profile: of a step that nobody recorded"
+        "--step-time", type=float, metavar="SECONDS", help="with --profile: step time without the profiler"
     )
     command.add_argument(
-        "--base", type=Path, metavar="DIR",
-        help="calibration that --runs or --profile corrects (default: TABLEs, else the shipped)",
-    )  # fmt: skip
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="calibration that --runs, --log or --profile corrects (default: TABLEs, else the shipped one)",
+    )
     command.add_argument(
         "--sites",
         action="store_true",
-        help="TABLEs are published runs: fit clocks under load and the model of sites that nobody knows",
+        help="TABLEs are published runs: fit clocks under load and the prior of unknown sites",
     )
     command.add_argument(
-        "--skew", action="store_true",
-        help="with --sites: fit also how far apart ranks reach collectives, which else stays as it is shipped",
-    )  # fmt: skip
+        "--skew",
+        action="store_true",
+        help="with --sites: also fit how far apart ranks reach collectives (default: keep the shipped value)",
+    )
     command.add_argument(
         "--unstated",
         action="append",
@@ -245,19 +248,19 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
             console.print(table("", heads, [_parameter_row(p) for p in moved]))
         as_before = [p["name"] for p in fitted["parameters"] if p not in moved]
         if as_before:
-            console.print(f"as before, for these runs say nothing of them: {', '.join(as_before)}")
+            console.print(f"unchanged (your runs do not constrain them): {', '.join(as_before)}")
         if abs(log(fitted["overall_factor"])) > _OVERALL_SHOWN:
             console.print(
-                f"your runs agree with one another and not with the published record: all layouts are predicted "
-                f"{fitted['overall_factor']:.3g} times as long, beside what the parameters move"
+                "your runs agree with each other but not with the published record: besides the parameters, every step "
+                f"time is multiplied by {fitted['overall_factor']:.3g}"
             )
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
             console.print(f"no parameter explains {name}: {excess:+.0%}")
         console.print(
-            f"mean error of these runs {fitted['error_before']:.1%} before, {fitted['error_after']:.1%} after the fit "
-            f"to them; {fitted['noise']:.1%} is left to noise"
+            f"mean error of your runs: {fitted['error_before']:.1%} before the fit, {fitted['error_after']:.1%} after; "
+            f"run-to-run noise {fitted['noise']:.1%}"
         )
     for reason, count in report["skipped_runs"].items():
         console.print(f"{count} rows are no runs: {reason}")

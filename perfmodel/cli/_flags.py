@@ -112,20 +112,26 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         command.add_argument(
             "--clusters",
             metavar="C[:N],...",
-            help="catalog names, TOML files, names of devices; each with its devices",
+            help="catalog names, TOML files or device names, each with a device count",
         )
         command.add_argument(
-            "--devices", dest="device_counts", type=whole_numbers, metavar="N[,N...]",
-            help="of clusters that do not say it; several are all tried",
-        )  # fmt: skip
+            "--devices",
+            dest="device_counts",
+            type=whole_numbers,
+            metavar="N[,N...]",
+            help="device count of clusters that give none; all of several are tried",
+        )
     else:
         command.add_argument("--cluster", help="catalog name or TOML")
         command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
     if batches:
         command.add_argument(
-            "--global-batch", "--batches", type=whole_numbers, metavar="B[,B...]",
+            "--global-batch",
+            "--batches",
+            type=whole_numbers,
+            metavar="B[,B...]",
             help="sequences per step; several are ranked together",
-        )  # fmt: skip
+        )
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
@@ -134,19 +140,23 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
     command.add_argument(
         "--attention",
         choices=("flash", "unfused"),
-        help="fused attention, or materialised scores (default: as the framework has it, generic: flash)",
+        help="fused attention, or scores that are written to memory (default: the framework's; generic: flash)",
     )
     command.add_argument(
         "--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: the launch file's, else adam)"
     )
     command.add_argument(
-        "--grad-dtype", type=dtype_name, choices=USUAL_DTYPES,
-        help="element type in which gradients are accumulated and reduced (default: as the framework has it)",
-    )  # fmt: skip
+        "--grad-dtype",
+        type=dtype_name,
+        choices=USUAL_DTYPES,
+        help="element type in which gradients are accumulated and reduced (default: the framework's)",
+    )
     command.add_argument(
-        "--recompute-modules", type=_words, metavar="M[,M...]",
-        help=f"what recompute=selective recomputes, of {', '.join(get_args(RecomputeModule))} (default: core_attn)",
-    )  # fmt: skip
+        "--recompute-modules",
+        type=_words,
+        metavar="M[,M...]",
+        help=f"modules for recompute=selective: {', '.join(get_args(RecomputeModule))} (default: core_attn)",
+    )
     command.add_argument(
         "--freeze", choices=("embedding", "all"), help="freeze the embedding, or everything except LoRA adapters"
     )
@@ -202,9 +212,11 @@ def _argument(parse: Callable[[str], Parsed], text: str) -> Parsed:
 def add_dtype(command: argparse._ActionsContainer) -> None:
     """The element type of a job."""
     command.add_argument(
-        "--dtype", type=dtype_name, choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
+        "--dtype",
+        type=dtype_name,
+        choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
         help="element type (default: the first of bf16, fp16, fp32 that the device has)",
-    )  # fmt: skip
+    )
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:

@@ -51,7 +51,9 @@ def add_command(commands: Any) -> None:
         kind.add_flags(one)
         one.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture: .png, .pdf or .svg")
         one.add_argument(
-            "--width", choices=("column", "page"), help="as wide as a paper's column or page (default: by kind)"
+            "--width",
+            choices=("column", "page"),
+            help="width of a paper's column or page (default: depends on the picture)",
         )
         one.set_defaults(run=reporting(run, lambda report: written(report["written"])))
 
@@ -91,8 +93,12 @@ def _draw_step(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Fi
 
 def _add_breakdown(one: argparse.ArgumentParser) -> None:
     add_job(one)
-    one.add_argument("--layouts", metavar="LIST", help="separated by ';' (default: the best of every tp, pp, dp)")
-    one.add_argument("--top", type=int, default=12, metavar="K", help="bars at most without --layouts (default 12)")
+    one.add_argument(
+        "--layouts", metavar="LIST", help="layouts to draw, separated by ';' (default: the best of every tp, pp, dp)"
+    )
+    one.add_argument(
+        "--top", type=int, default=12, metavar="K", help="most bars to draw without --layouts (default 12)"
+    )
 
 
 def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":

@@ -23,20 +23,27 @@ def add_predict(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "predict", help="step time, memory and critical path of one layout"
     )
-    add_job(command, settings="of the machine, as for whatif: inter_node_bandwidth=2x; or ")
+    add_job(command, settings="change the machine, as in whatif: inter_node_bandwidth=2x; or ")
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
     command.add_argument(
-        "--tokens", type=token_count, metavar="N", help="to train on, 1e12 or 1T: days, cost and energy with failures"
+        "--tokens",
+        type=token_count,
+        metavar="N",
+        help="number of tokens to train on, 1e12 or 1T; adds days, cost and energy, failures included",
     )
     command.add_argument(
-        "--price", dest="price_per_device_hour", type=float, metavar="USD",
-        help="per device and hour (default: the list price)",
-    )  # fmt: skip
+        "--price",
+        dest="price_per_device_hour",
+        type=float,
+        metavar="USD",
+        help="US dollars per device and hour (default: the list price)",
+    )
     command.add_argument(
-        "--open", action="store_true",
+        "--open",
+        action="store_true",
         help="predict the mixture of all that the run may have been, over every setting that is not stated, as "
         "'validate cases' does (default: the framework's defaults); --layout may be left out with --devices",
-    )  # fmt: skip
+    )
     add_reliability(command)
     command.set_defaults(run=_predict)
 
@@ -50,10 +57,12 @@ def add_timeline(commands: Any) -> None:
     add_layout(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
     command.add_argument(
-        "--every-rank", action="store_true", help="all devices in --out, instead of one per pipeline stage"
+        "--every-rank", action="store_true", help="write all devices to --out, instead of one per pipeline stage"
     )
     command.add_argument(
-        "--every-pass", action="store_true", help="kernels and collectives in all passes of --out, not the first alone"
+        "--every-pass",
+        action="store_true",
+        help="write kernels and collectives of every pass to --out, instead of the first pass only",
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
     command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")

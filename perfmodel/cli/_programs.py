@@ -72,11 +72,18 @@ def add_values(command: argparse.ArgumentParser) -> None:
     """Sizes and inputs that a program's source leaves open."""
     add_dimensions(command)
     command.add_argument(
-        "--input-value", action="append", default=[], metavar="NAME=VALUE",
+        "--input-value",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="value of an input that shapes or masks depend on: a number, a JSON list or FILE.npy (repeatable)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--pad-vocab", type=int, default=1, metavar="N", help="grow vocabularies to a multiple of N, as 50257 for tp=8"
+        "--pad-vocab",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pad vocabularies to a multiple of N: 50257 needs it for tp=8",
     )
 
 

@@ -23,19 +23,26 @@ def add_command(commands: Any) -> None:
         "report", help="one page (HTML) from a search to a decision: layouts, what if, launch files"
     )
     add_job(command, batches=True)
-    command.add_argument("--layout", help="of this layout alone, instead of a search")
+    command.add_argument("--layout", help="report on this layout alone, without a search")
     command.add_argument(
-        "--tables", nargs="+", type=Path, metavar="TABLE",
+        "--tables",
+        nargs="+",
+        type=Path,
+        metavar="TABLE",
         help="of the calibration instead: measured kernels, collectives or runs beside its predictions, where it is "
         "unsure, what to measure next; with a job and --layout for that step",
-    )  # fmt: skip
+    )
     add_profile(command)
     add_search(command, TOP)
     command.add_argument(
-        "--compare-clusters", default="", metavar="C[:N],...",
+        "--compare-clusters",
+        default="",
+        metavar="C[:N],...",
         help="also the best layout of the same job on these, as compare-clusters takes them",
-    )  # fmt: skip
-    command.add_argument("--html", type=Path, metavar="FILE", help="where the page goes; opens in any browser, offline")
+    )
+    command.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the page here; it opens in any browser, offline"
+    )
     command.set_defaults(run=_execute)
 
 

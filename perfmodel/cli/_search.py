@@ -26,30 +26,39 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
-    machine = "of the machine, as for whatif: inter_node_bandwidth=2x; or "
+    machine = "change the machine, as in whatif: inter_node_bandwidth=2x; or "
     add_job(command, batches=True, settings=machine, program=True)
     add_values(command)
     command.add_argument(
-        "--micro-batches", type=whole_numbers, metavar="K[,K...]", help="of pipelines of PROGRAM (default: 2 to 128)"
+        "--micro-batches",
+        type=whole_numbers,
+        metavar="K[,K...]",
+        help="micro-batch counts to try for pipelines of PROGRAM (default: 2 to 128)",
     )
     add_search(command)
     command.add_argument(
-        "--pareto", metavar="A,B[,C]", help="the Pareto front of objectives instead, e.g. time,memory,cost"
+        "--pareto", metavar="A,B[,C]", help="show the Pareto front of these objectives instead, e.g. time,memory,cost"
     )
     command.add_argument(
-        "-v", "--verbose", action="store_true", help="also how it was searched, why others are out, where the step goes"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also show how the search went, why layouts were rejected, and where the step's time goes",
     )
     command.add_argument(
-        "--script", action="store_true",
+        "--script",
+        action="store_true",
         help="end with the launch script of the recommended layout, for the framework of --framework or --from",
-    )  # fmt: skip
+    )
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument(
-        "--export", type=Path, metavar="FILE",
+        "--export",
+        type=Path,
+        metavar="FILE",
         help="write the recommended layout as a launch file of the framework of --framework or --from; without these "
         "the file's name says which framework is searched for: best.sh (Megatron), best.toml (torchtitan), best.json "
         "(DeepSpeed), best.nanotron.yaml",
-    )  # fmt: skip
+    )
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
     command.set_defaults(run=_execute)
@@ -208,9 +217,7 @@ def _launch_text(arguments: argparse.Namespace, result: "SearchResult", framewor
     for p in [result.first_to_try, *ranked]:
         job = replace(problem.job, global_batch=p.global_batch)
         try:
-            text = export_launch(
-                p.layout, framework, model=problem.model, job=job, devices_per_node=node, like=like
-            )  # fmt: skip
+            text = export_launch(p.layout, framework, model=problem.model, job=job, devices_per_node=node, like=like)
         except LaunchFileError as error:
             refused.append(str(error))
             continue

@@ -30,22 +30,29 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     add_reliability(command)
     add_min_fit(command)
     command.add_argument(
-        "--robust", nargs="?", const="regret", default="", metavar="ORDER",
-        help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
-    )  # fmt: skip
+        "--robust",
+        nargs="?",
+        const="regret",
+        default="",
+        metavar="ORDER",
+        help="regret: expected regret (default); upper: end of the 90 %% interval; best: probability of being best",
+    )
     command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
     command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
     command.add_argument(
-        "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
+        "--resume", type=Path, metavar="FILE", help="save progress to this file; if it exists, continue from it"
     )
 
 
 def add_min_fit(command: argparse.ArgumentParser) -> None:
     """How surely a layout must fit into memory to be recommended."""
     command.add_argument(
-        "--min-fit", type=float, default=MIN_FIT, metavar="P",
+        "--min-fit",
+        type=float,
+        default=MIN_FIT,
+        metavar="P",
         help=f"recommend only layouts that fit into memory with at least this probability (default {MIN_FIT})",
-    )  # fmt: skip
+    )
 
 
 def add_space(command: argparse._ActionsContainer) -> None:
@@ -55,39 +62,57 @@ def add_space(command: argparse._ActionsContainer) -> None:
         "--schedules",
         default="",
         metavar="NAMES",
-        help="pipeline schedules, as 1f1b,zb-h1,chimera; or all (that flush)",
+        help="pipeline schedules to try, such as 1f1b,zb-h1,chimera; all: every schedule that flushes",
     )
     command.add_argument(
-        "--options", "--vary", dest="vary", default="", metavar="NAMES",
+        "--options",
+        "--vary",
+        dest="vary",
+        default="",
+        metavar="NAMES",
         help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
-    )  # fmt: skip
-    command.add_argument("--fewer-devices", action="store_true", help="layouts may leave some of the devices unused")
+    )
+    command.add_argument("--fewer-devices", action="store_true", help="also try layouts that use fewer devices")
 
 
 def add_goal(command: argparse.ArgumentParser) -> None:
     """Flags that say what is minimised, under which constraints, at which prices."""
     command.add_argument(
-        "--objective", metavar="NAME",
+        "--objective",
+        metavar="NAME",
         help="step_time (default), tokens_per_s (default of several batches), tokens_per_s_per_device, mfu, cost, "
         "energy, train_time, memory, devices, or a formula to minimise",
-    )  # fmt: skip
-    command.add_argument(
-        "--constraint", dest="constraints", action="append", default=[], metavar="COMPARISON",
-        help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
-    )  # fmt: skip
-    command.add_argument(
-        "--price", dest="price_per_device_hour", type=float, metavar="MONEY",
-        help="per device and hour (default: the cluster's)",
-    )  # fmt: skip
-    command.add_argument(
-        "--power", dest="power_w", type=float, metavar="W", help="of a busy device (default: its nominal power)"
     )
     command.add_argument(
-        "--idle-power", dest="idle_power_w", type=float, metavar="W",
-        help="of an idle device (default: the catalog's)",
-    )  # fmt: skip
+        "--constraint",
+        dest="constraints",
+        action="append",
+        default=[],
+        metavar="COMPARISON",
+        help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
+    )
     command.add_argument(
-        "--tokens", type=token_count, metavar="N", help="tokens to train on; cost and energy are per million without"
+        "--price",
+        dest="price_per_device_hour",
+        type=float,
+        metavar="MONEY",
+        help="price per device and hour (default: the cluster's)",
+    )
+    command.add_argument(
+        "--power", dest="power_w", type=float, metavar="W", help="power of a busy device (default: its nominal power)"
+    )
+    command.add_argument(
+        "--idle-power",
+        dest="idle_power_w",
+        type=float,
+        metavar="W",
+        help="power of an idle device (default: the catalog's)",
+    )
+    command.add_argument(
+        "--tokens",
+        type=token_count,
+        metavar="N",
+        help="number of tokens to train on; without it, cost and energy are per million tokens",
     )
 
 
@@ -95,15 +120,25 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
     """How often devices fail, what checkpoints and restarts take, and what a site draws."""
     group = command.add_argument_group("failures and energy of a whole run (with --tokens)")
     group.add_argument(
-        "--mtbf", type=float, metavar="HOURS",
+        "--mtbf",
+        type=float,
+        metavar="HOURS",
         help="mean time between failures of one device (default 50,700, as on the 16,384 H100 of Llama 3)",
-    )  # fmt: skip
-    group.add_argument("--restart", type=float, metavar="MINUTES", help="until a failed run goes on (default 10)")
-    group.add_argument(
-        "--storage", type=float, metavar="GB/S", help="of checkpoints, all devices together (default 0.122 per device)"
     )
     group.add_argument(
-        "--checkpoint-every", type=float, metavar="MINUTES", help="time between checkpoints (default: the best)"
+        "--restart", type=float, metavar="MINUTES", help="minutes until a failed run is training again (default 10)"
+    )
+    group.add_argument(
+        "--storage",
+        type=float,
+        metavar="GB/S",
+        help="write rate of checkpoints, all devices together (default 0.122 per device)",
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        type=float,
+        metavar="MINUTES",
+        help="minutes between checkpoints (default: the interval that loses least)",
     )
     group.add_argument(
         "--async-checkpoints", action="store_true", help="training goes on while a checkpoint is written"

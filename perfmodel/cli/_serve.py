@@ -35,40 +35,57 @@ def add_command(commands: Any) -> None:
     command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument(
-        "--batch", type=int, metavar="B",
+        "--batch",
+        type=int,
+        metavar="B",
         help="requests in flight over all replicas (default: the most that fit and hold the limits; without limits, "
         "those of an interactive service: 1 s to the first token, 50 ms for each after it)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--batching", default="continuous", choices=("continuous", "static"),
-        help="requests take one another's places, or start and end together",
-    )  # fmt: skip
+        "--batching",
+        default="continuous",
+        choices=("continuous", "static"),
+        help="continuous: a finished request makes room for the next; static: all start and end together",
+    )
     command.add_argument(
         "--dtype", type=dtype_name, choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"), help="of products"
     )
     command.add_argument(
-        "--weight-dtype", type=dtype_name, default="", metavar="TYPE",
+        "--weight-dtype",
+        type=dtype_name,
+        default="",
+        metavar="TYPE",
         help="narrower type of the weights in memory: fp8, int8, int4 or fp4 (default: as products)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--kv-dtype", type=dtype_name, default="", metavar="TYPE", help="of the cache, e.g. fp8 (default: 16 bits)"
+        "--kv-dtype",
+        type=dtype_name,
+        default="",
+        metavar="TYPE",
+        help="type of the key-value cache, e.g. fp8 (default: 16 bits)",
     )
     for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
             f"--{flag}-limit", type=_time, metavar="TIME", help=f"longest {what}, in seconds, or as 50ms"
         )
     command.add_argument(
-        "--step-overhead", type=_time, default=0.0, metavar="TIME",
-        help="the server's own time between steps that the devices wait for: scheduling, sampling (default 0)",
-    )  # fmt: skip
+        "--step-overhead",
+        type=_time,
+        default=0.0,
+        metavar="TIME",
+        help="time between steps in which the devices wait for the server: scheduling, sampling (default 0)",
+    )
     command.add_argument(
-        "--sweep", action="store_true",
-        help="all layouts and batches: tokens per second and user against tokens per second and device",
-    )  # fmt: skip
+        "--sweep",
+        action="store_true",
+        help="try all layouts and batches; shows tokens per second and user against tokens per second and device",
+    )
     command.add_argument(
-        "--checkpoint", default="", metavar="PATH",
+        "--checkpoint",
+        default="",
+        metavar="PATH",
         help="name or folder of the checkpoint, for the commands that start an engine (default: MODEL)",
-    )  # fmt: skip
+    )
     require(command, "model", "cluster", "prompt_tokens", "output_tokens")
     add_calibration(command)
     add_json(command)

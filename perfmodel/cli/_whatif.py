@@ -111,7 +111,7 @@ def add_design(commands: Any) -> None:
     add_layout(memory)
     devices = ask("devices", "how many devices a step time needs, of at most --devices")
     add_space(devices)
-    devices.add_argument("--below", type=float, required=True, metavar="S", help="seconds that a step may take")
+    devices.add_argument("--below", type=float, required=True, metavar="S", help="longest step time, in seconds")
     overtake = ask("overtake", "how much faster a part must be for one layout to beat another")
     add_layout(overtake)
     overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")

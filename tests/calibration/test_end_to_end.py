@@ -119,7 +119,7 @@ def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:
     assert min(moved) > 0.02
     assert np.mean(moved) < log(1.3)
     slower = [Run(**{**vars(run), "measured_s": 2 * run.measured_s}) for run in plain]
-    assert "middle one of 3 is +100% off" in fitted(slower).contradictions[0]
+    assert "median of 3 is +100% off" in fitted(slower).contradictions[0]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_command_line(tmp_path, capsys) -> None:
     assert report["end_to_end"][DEVICE]["runs"] == 1
     assert sum(report["skipped_runs"].values()) == 2
     assert main(["fit", "--runs", str(file), "--out", str(out)]) == 0
-    assert "these runs say nothing of" in capsys.readouterr().out  # one run, as far off as the noise
+    assert "your runs do not constrain" in capsys.readouterr().out  # one run, as far off as the noise
     assert main(["validate", "cases", str(file), "--calibration", str(out)]) == 0
     for wrong in ([], ["--base", "b"], ["--runs", "no.csv"], ["--runs", str(file), "--base", "no"]):
         capsys.readouterr()

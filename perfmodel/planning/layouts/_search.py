@@ -106,7 +106,7 @@ def search(
         words |= {"batches": batches, "global_batch": batches[0]}
     options, space, words = worded(words, options, space)
     if unknown := next((word for word in words if word not in catalog.PROBLEM_WORDS), None):
-        raise UnknownNameError("word of a search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
+        raise UnknownNameError("argument of search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
     problem, several = catalog.problem(named, cluster, **words), bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [

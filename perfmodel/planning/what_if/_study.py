@@ -185,8 +185,9 @@ def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s
     if free_s > after_s * (1 - _HELD_BACK):
         return ()
     return (
-        f"the power limit of {device.power_w:,.0f} W holds matrix products back, whatever compute_rate is: without it "
-        f"the step would take {duration(free_s)} ({free_s / after_s - 1:+.1%}); set power_limit=2x beside it",
+        f"matrix multiplies are limited by the power of {device.power_w:,.0f} W, so raising compute_rate alone has "
+        f"little effect: without the limit the step would take {duration(free_s)} ({free_s / after_s - 1:+.1%}); also "
+        "pass power_limit=2x",
     )
 
 
