@@ -85,10 +85,11 @@ def calibration_report(
     files = calibration_files(folder)
     if not files:
         raise CalibrationError(f"{folder}: no weights there; 'perfmodel fit TABLE... --out {folder}' writes them")
+    # Rows that were not measured, or that cannot be predicted, are counted but have no place in the figures.
     rows = all_rows(tables, folder, progress)
-    good = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
+    compared = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
     step = (problem, layout) if problem is not None and layout else None
-    wanted = of_step(*step, folder) if step else near_shapes(tables, folder)
+    proposal = of_step(*step, folder) if step else near_shapes(tables, folder)
     return CalibrationReport(
         {
             "kind": "calibration",
@@ -96,44 +97,48 @@ def calibration_report(
             "tables": [str(table) for table in tables],
             "fitted_from": [str(table) for table in tables if not is_runs(Path(table))],
             "files": files,
-            "groups": _groups(good),
-            "rows": _points(good),
+            "groups": _groups(compared),
+            "rows": _points(compared),
             "skipped": [[why, n] for why, n in _skipped(rows).most_common()],
-            "next": [vars(one) for one in wanted.wanted],
-            "plan": wanted.plan,
-            "next_of": _next_of(wanted, problem, layout),
+            "next": [vars(measurement) for measurement in proposal.wanted],
+            "plan": proposal.plan,
+            "next_of": _next_of(proposal, problem, layout),
         }
     )
 
 
-def _next_of(wanted: Wanted, problem: Problem | None, layout: Layout | str) -> str:
+def _next_of(proposal: Wanted, problem: Problem | None, layout: Layout | str) -> str:
     if problem is not None and layout:
-        named = layout if isinstance(layout, str) else layout.label
-        step = f"{problem.model.name} as {named} on {problem.cluster.name}"
+        layout_label = layout if isinstance(layout, str) else layout.label
+        step = f"{problem.model.name} as {layout_label} on {problem.cluster.name}"
         return f"Events of a step of {step}, by what they leave open."
-    return wanted.of
+    return proposal.description
 
 
 def _groups(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Errors by group and device, kernels before collectives before runs."""
-    found = []
-    for names, own in rows.groupby(["kind", "group", "device"], sort=True):
-        (kind, group, device), part = map(str, cast(tuple, names)), pd.DataFrame(own)
-        figures = errors(part["measured_s"], part["predicted_s"], part["lo_s"], part["hi_s"])
-        origin = part["provenance"]
-        found.append(
-            {"group": group, "device": device, "kind": kind}
-            | {name: value for name, value in figures.items() if name != "spearman"}
-            | {"from_measured": float(np.mean(origin == "measured")) if "".join(origin) else None}
-        )
+    groups = []
+    for key, group_rows in rows.groupby(["kind", "group", "device"], sort=True):
+        kind, group, device = map(str, cast(tuple, key))
+        members = pd.DataFrame(group_rows)
+        figures = errors(members["measured_s"], members["predicted_s"], members["lo_s"], members["hi_s"])
+        figures.pop("spearman")
+        # Whole runs have no provenance of their own.
+        provenance = members["provenance"]
+        has_provenance = bool("".join(provenance))
+        from_measured = float(np.mean(provenance == "measured")) if has_provenance else None
+        groups.append({"group": group, "device": device, "kind": kind} | figures | {"from_measured": from_measured})
     order = ("kernels", "collectives", "runs")
-    return sorted(found, key=lambda one: order.index(one["kind"]))
+    return sorted(groups, key=lambda group: order.index(group["kind"]))
 
 
 def _points(rows: pd.DataFrame) -> dict[str, Any]:
     """Columns of the rows that the page draws, six significant figures each."""
     part = pd.DataFrame(rows.iloc[_sample(rows)]) if len(rows) > MOST_POINTS else rows
-    short = lambda name: [float(f"{v:.6g}") for v in part[name].tolist()]  # noqa: E731
+
+    def short(name: str) -> list[float]:
+        return [float(f"{value:.6g}") for value in part[name].tolist()]
+
     return {
         "of": len(rows),
         "group": part["group"].tolist(),
@@ -146,13 +151,16 @@ def _points(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _sample(rows: pd.DataFrame) -> np.ndarray:
     """Of each group and device the farthest off, and its share of the rest at regular distances."""
-    off = np.abs(np.log(rows["predicted_s"].to_numpy(float) / rows["measured_s"].to_numpy(float)))
-    kept = []
+    log_error = np.abs(np.log(rows["predicted_s"].to_numpy(float) / rows["measured_s"].to_numpy(float)))
+    sampled = []
     for index in rows.groupby(["group", "device"]).indices.values():
-        by_error = index[np.argsort(-off[index], kind="stable")]
+        by_error = index[np.argsort(-log_error[index], kind="stable")]
+        # The farthest show what goes wrong; the others, at regular distances, how the group is spread.
         share = max(FARTHEST, round(MOST_POINTS * len(index) / len(rows)))
-        kept += [by_error[:FARTHEST], np.sort(by_error[FARTHEST:])[:: max(1, -(-len(index) // share))]]
-    return np.unique(np.concatenate(kept))
+        distance = max(1, -(-len(index) // share))
+        sampled.append(by_error[:FARTHEST])
+        sampled.append(np.sort(by_error[FARTHEST:])[::distance])
+    return np.unique(np.concatenate(sampled))
 
 
 def _skipped(rows: pd.DataFrame) -> Counter[str]:

@@ -112,11 +112,16 @@ class Case:
 
 
 _SCHEDULES = {
-    "none": "1f1b", "": "1f1b", "interleaved-1f1b": "interleaved", "1f1b-i": "interleaved",
-    # the authors search an order within a memory limit; these are their hand-made ones of the same memory
-    "zb-1p": "zb-h1", "zb-2p": "zb-h2",
-    "zb-2p-sync-optimizer": "zb-h2",  # all programs here wait for all gradients before an update
-}  # fmt: skip
+    "none": "1f1b",
+    "": "1f1b",
+    "interleaved-1f1b": "interleaved",
+    "1f1b-i": "interleaved",
+    # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
+    "zb-1p": "zb-h1",
+    "zb-2p": "zb-h2",
+    # All programs here wait for all gradients before an update.
+    "zb-2p-sync-optimizer": "zb-h2",
+}
 
 
 def read_case(row: Row, framework: Framework | None = None) -> Case:
@@ -129,37 +134,43 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         Unusable: naming the cell that is missing or the feature that is not modelled.
         PerfModelError: where catalog or specs refuse what the row states.
     """
+    # The framework comes first, since it completes what the row leaves out of model, batch and layout.
     row = with_plain_columns(row)
-    where = f"run {text(row, 'case_id')}"
+    run_name = f"run {text(row, 'case_id')}"
     keys = key_tables(row)
-    runs, assumed_framework = framework_of(framework_name(row)) if not framework else (framework, False)
-    runs = with_framework_keys(runs, keys.get("framework", {}), where)
-    described = model_of(row, runs)
+    run_framework, assumed_framework = framework_of(framework_name(row)) if not framework else (framework, False)
+    run_framework = with_framework_keys(run_framework, keys.get("framework", {}), run_name)
+
+    described = model_of(row, run_framework)
     model = described.model
     seq_len, assumed_length = seq_len_of(row, model)
     row = _with_degrees_of_devices(row)
-    spread = spread_of(row, seq_len, runs)
-    cluster, network_contradictions = _cluster_of(row, keys.get("network", {}), where)
+    spread = spread_of(row, seq_len, run_framework)
+    cluster, network_contradictions = _cluster_of(row, keys.get("network", {}), run_name)
     dtype, assumed_dtype = dtype_of(row)
-    preset = recipe_of(row, runs, model, cluster.device, dtype)
-    layout_text = stated_layout(row, spread, model, runs, preset)
-    # copies to the host take no time that anybody knows where the data sheet has no host link (TPUs)
+
+    preset = recipe_of(row, run_framework, model, cluster.device, dtype)
+    layout_text = stated_layout(row, spread, model, run_framework, preset)
+    # Where the data sheet has no host link (TPUs), nobody knows what copies to the host cost, so they are left out.
     unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
     if offloads_activations(row) and not unknown_offload:
         layout_text += ",offload=true"
-    layout_text = _with_layout_keys(layout_text, keys.get("layout", {}), where)
-    layout, _ = runs.layout(layout_text, model)
+    layout_text = _with_layout_keys(layout_text, keys.get("layout", {}), run_name)
+    layout, _ = run_framework.layout(layout_text, model)
     if layout.devices != count(row, "n_devices", layout.devices):
         raise Unusable("degrees do not multiply to the devices")
-    said = _stated_job(row, preset, dtype)
-    said |= {
-        name: value
-        for name, value in job_values(keys.get("job", {}), where).items()
-        if name not in ("global_batch", "seq_len", "dtype")
-    }
-    job = runs.job(model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **said)
+
+    # Batch, length and element type have stood in plain columns since `with_plain_columns`.
+    job_fields = _stated_job(row, preset, dtype)
+    for name, value in job_values(keys.get("job", {}), run_name).items():
+        if name not in ("global_batch", "seq_len", "dtype"):
+            job_fields[name] = value
+    job = run_framework.job(
+        model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **job_fields
+    )
     check_machine(cluster, job, layout.devices, "the run")
-    guessed = {
+
+    possibly_assumed = {
         "framework": assumed_framework,
         "seq_len": assumed_length,
         "dtype": assumed_dtype,
@@ -170,7 +181,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *described.assumed,
         *text(row, FROM_OTHERS).split(),
         *spread.assumed,
-        *(name for name, is_so in guessed.items() if is_so),
+        *(name for name, is_assumed in possibly_assumed.items() if is_assumed),
         *unread_words(row),
     )
     contradictions = (
@@ -179,7 +190,9 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *contradictions_in_words(row),
         *_contradictions_of_sizes(row, model, cluster),
     )
-    stated_job = frozenset(said)
+
+    # Graphs count as stated only where the row or its recipe speaks of the launch at all.
+    stated_job = frozenset(job_fields)
     if not text(row, "launch_and_overlap") and "cuda_graphs" not in {**preset.job, **keys.get("job", {})}:
         stated_job -= {"cuda_graphs"}
     return Case(
@@ -188,7 +201,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         cluster=cluster,
         job=job,
         layout=layout,
-        framework=runs,
+        framework=run_framework,
         assumed=assumed,
         contradictions=tuple(dict.fromkeys(contradictions)),
         stated_layout=layout_text,
@@ -202,18 +215,18 @@ def _with_degrees_of_devices(row: Row) -> Row:
     if any(number(row, name) is None for name in ("tp", "pp", "dp", "n_devices")):
         return row
     devices = count(row, "n_devices")
-    others = count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
-    return row if devices % others else {**row, "dp": devices // others}
+    devices_per_replica = count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    return row if devices % devices_per_replica else {**row, "dp": devices // devices_per_replica}
 
 
-def _cluster_of(row: Row, network_keys: Mapping[str, Any], where: str) -> tuple[Cluster, tuple[str, ...]]:
+def _cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
     """The cluster of a row: of its column of that name, else by its words, with the network that `network.*` columns
     state; and in what its columns contradict each other."""
     network, contradictions = network_of(row)
     nics_per_node, nic_gbit_per_s = adapters_of(row)
     if text(row, "cluster"):
         cluster = catalog.cluster(text(row, "cluster"))
-        return catalog.with_network(cluster, network_keys, f"{where}: network.*"), contradictions
+        return catalog.with_network(cluster, network_keys, f"{run_name}: network.*"), contradictions
     cluster = catalog.cluster_for(
         text(row, "device"),
         count(row, "devices_per_node") if number(row, "devices_per_node") is not None else None,
@@ -222,53 +235,52 @@ def _cluster_of(row: Row, network_keys: Mapping[str, Any], where: str) -> tuple[
         nics_per_node,
         nic_gbit_per_s,
     )
-    # words and adapters of `network.*` stand in plain columns already (`with_plain_columns`)
-    figures = {
-        name: value
-        for name, value in network_keys.items()
-        if name not in ("inter_link", "nics_per_node", "nic_gbit_per_s")
-    }
-    return catalog.with_network(cluster, figures, f"{where}: network.*"), contradictions
+    # Words and adapters of `network.*` stand in plain columns already (`with_plain_columns`).
+    figures = dict(network_keys)
+    for name in ("inter_link", "nics_per_node", "nic_gbit_per_s"):
+        figures.pop(name, None)
+    return catalog.with_network(cluster, figures, f"{run_name}: network.*"), contradictions
 
 
 def _stated_job(row: Row, preset: RowRecipe, dtype: str) -> dict[str, Any]:
     """Fields of the job that a row's words and its recipe state."""
     switches = launch_switches(row)
-    said: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
+    job_fields: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
     flash = number(row, "flash_attention")
     if flash is not None:
-        said["flash_attention"] = bool(flash)
-        said["fp8_attention"] = bool(flash) and said.get("fp8_attention", False)
+        job_fields["flash_attention"] = bool(flash)
+        job_fields["fp8_attention"] = bool(flash) and job_fields.get("fp8_attention", False)
     if modules := recompute_modules_of(row):
-        said["recompute_modules"] = modules
+        job_fields["recompute_modules"] = modules
     if (recipe := fp8_recipe_of(row)) is not None:
-        said["fp8_recipe"] = recipe
+        job_fields["fp8_recipe"] = recipe
     if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
-        said["fp8_attention"] = True
+        job_fields["fp8_attention"] = True
     if keeps_16_bits_alone(row):
-        said["optimizer"] = "adam16bit"
+        job_fields["optimizer"] = "adam16bit"
     for dispatcher in ("hybridep", "deepep"):
         if switches.get(dispatcher):
-            said["expert_dispatcher"] = dispatcher
+            job_fields["expert_dispatcher"] = dispatcher
     if switches.get("fused_experts"):
-        said["fused_experts"] = True
+        job_fields["fused_experts"] = True
     if switches.get("blocking_launches"):
-        said["blocking_launches"] = True
+        job_fields["blocking_launches"] = True
     if switches.get("bf16 gradients"):
-        said["grad_dtype"] = "bf16"
+        job_fields["grad_dtype"] = "bf16"
     rank = adapter_rank_of(row)
     if rank is not None:
-        said |= {"frozen": True, "adapter_rank": rank}
-        said["adapter_all_to_all"] = switches.get("lora_a2a", False) and rank > 0
-    return said
+        job_fields |= {"frozen": True, "adapter_rank": rank}
+        job_fields["adapter_all_to_all"] = switches.get("lora_a2a", False) and rank > 0
+    return job_fields
 
 
-def _with_layout_keys(layout_text: str, keys: Mapping[str, Any], where: str) -> str:
+def _with_layout_keys(layout_text: str, keys: Mapping[str, Any], run_name: str) -> str:
     """A layout's notation with the fields that `layout.*` columns state, which win."""
-    stated = layout_values(keys, where)
+    stated = layout_values(keys, run_name)
     if not stated:
         return layout_text
     values = Layout.values(layout_text) | stated
+    # A mode and a number of layers exclude each other: the one that the columns state replaces the other.
     if "recompute_full_layers" in stated and "recompute" not in stated and values.get("recompute") == "full":
         values["recompute"] = "none"
     if stated.get("recompute") == "full" and "recompute_full_layers" not in stated:
@@ -318,28 +330,32 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     schedule = _SCHEDULES.get(name, schedule_name(name))
     if schedule.partition(":")[0] not in schedule_names():
         raise Unusable(f"schedule {name} is not modelled")
-    said: dict[str, Any] = {n: getattr(spread, n) for n in ("tp", "pp", "dp", "cp", "micro_batch")} | recipe.layout
-    said["ep"] = count(row, "ep", 1)
-    if getattr(model, "experts", None) and (etp := _expert_tp(row, spread, said["ep"])) != spread.tp:
-        said["etp"] = etp
+    fields: dict[str, Any] = {
+        degree: getattr(spread, degree) for degree in ("tp", "pp", "dp", "cp", "micro_batch")
+    } | recipe.layout
+
+    fields["ep"] = count(row, "ep", 1)
+    if getattr(model, "experts", None) and (etp := _expert_tp(row, spread, fields["ep"])) != spread.tp:
+        fields["etp"] = etp
+    # Several model chunks per stage only run interleaved, whatever the row calls the schedule.
     if spread.pp > 1 and (vpp := count(row, "vpp", 1)) > 1:
-        said |= {"vpp": vpp, "schedule": "interleaved"}
+        fields |= {"vpp": vpp, "schedule": "interleaved"}
     elif name:
-        said["schedule"] = schedule.replace("interleaved", "1f1b")
-    said |= sharding_of(row, spread.dp, spread.pp)
+        fields["schedule"] = schedule.replace("interleaved", "1f1b")
+    fields |= sharding_of(row, spread.dp, spread.pp)
     if (sequence := number(row, "sequence_parallel")) is not None:
-        said["sequence_parallel"] = bool(sequence)
+        fields["sequence_parallel"] = bool(sequence)
     if recompute := recompute_of(row):
-        said["recompute"] = recompute
+        fields["recompute"] = recompute
     switches = launch_switches(row)
     if "tp_overlap" in switches:
-        said["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
-    said |= layout_switches(row)
+        fields["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
+    fields |= layout_switches(row)
     if (layers := repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))) is not None:
-        said |= {"recompute": "none", "recompute_full_layers": layers}
+        fields |= {"recompute": "none", "recompute_full_layers": layers}
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:
-        said |= {"recompute": "none", "recompute_full_layers": layers}
-    return ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
+        fields |= {"recompute": "none", "recompute_full_layers": layers}
+    return ",".join(f"{key}={str(value).lower()}" for key, value in fields.items())
 
 
 def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
@@ -381,9 +397,9 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
             "model, cluster, layout, global_batch and step_time_s"
         )
     runs, skipped = [], Counter()
-    for at, row in enumerate(rows_of(table), 1):
+    for row_number, row in enumerate(rows_of(table), 1):
         try:
-            runs.append(own_run(row, at) if in_words else _run(row))
+            runs.append(own_run(row, row_number) if in_words else _run(row))
         except PerfModelError as reason:
             skipped[str(reason)] += 1
     if not runs:

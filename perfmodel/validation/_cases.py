@@ -27,15 +27,33 @@ from perfmodel.validation._run_mixture import predict_run
 from perfmodel.validation._run_sources import source_of_run
 
 COLUMNS = (
-    "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
-    "fits_probability", "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
-    "events_half_width", "assumed", "open_deviation", "completions", "device_generation", "model_kind",
-)  # fmt: skip
+    "case_id",
+    "predicted_iter_time_s",
+    "lo_s",
+    "hi_s",
+    "predicted_peak_memory_bytes",
+    "fits",
+    "skipped_reason",
+    "fits_probability",
+    "model_flops_per_device",
+    "extrapolated_share",
+    "host_share",
+    "network_share",
+    "unstated_share",
+    "events_half_width",
+    "assumed",
+    "open_deviation",
+    "completions",
+    "device_generation",
+    "model_kind",
+)
 _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
-    ("reserved", "reserved"), ("device", "nvidia-smi"), ("resting", r"allocated,? after"),
+    ("reserved", "reserved"),
+    ("device", "nvidia-smi"),
+    ("resting", r"allocated,? after"),
     ("allocated", r"allocated|\btorch\b"),
-)  # fmt: skip
-"""By the words of a table; the first that matches counts."""
+)
+"""Memory counters by words of a table that name them; the first that matches counts."""
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
 
 
@@ -91,13 +109,14 @@ def predict_cases(
     Raises:
         CalibrationError: there is no such calibration.
     """
-    weights_folder(calibration)  # no fault of a row
+    # A missing calibration is the caller's mistake and must not be reported once for every row.
+    weights_folder(calibration)
     chosen = catalog.framework(framework) if isinstance(framework, str) else framework
     rows = rows_of(runs)
     results = []
     for done, row in enumerate(rows):
-        kept = None if keep is None else partial(keep, done)
-        results.append(_predict_one(row, calibration, chosen, site_of(source_of_run(row)), kept))
+        keep_run = None if keep is None else partial(keep, done)
+        results.append(_predict_one(row, calibration, chosen, site_of(source_of_run(row)), keep_run))
         if progress and done % 20 == 0:
             progress("predicting", done, len(rows))
     return pd.DataFrame(results, columns=list(COLUMNS))
@@ -117,6 +136,7 @@ def _predict_one(
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
         return _unpredicted(row, f"cannot be laid out: {error}")
+
     result = run.prediction
     if keep is not None:
         keep(run.case, result)
@@ -157,19 +177,22 @@ def unstated_share(row: Mapping[str, Any]) -> float:
 
 
 def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
-    told = {"case_id": row["case_id"], "skipped_reason": reason}
-    return tuple(told.get(name) for name in COLUMNS)
+    cells = {"case_id": row["case_id"], "skipped_reason": reason}
+    return tuple(cells.get(name) for name in COLUMNS)
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
-    """What `validate_cases` returns, but for the files, of runs and their predictions."""
+    """The report of `validate_cases` for runs and their predictions, without the files that were skipped."""
     measured_s = measured_times_s(runs)
     measured_bytes = memory_bytes(runs)
     reasons = [None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()]
     usable = np.array([reason is None for reason in reasons], bool)
+
+    # A run is skipped because it cannot be predicted, or because nothing was measured to compare with.
     skipped = Counter(_group(reason) for reason in reasons if reason is not None)
     status = np.asarray(runs["status"].fillna(""), str) if "status" in runs else np.full(len(runs), "ok")
     skipped += Counter(_not_compared(state) for state in status[usable & np.isnan(measured_s)].tolist())
+
     names = ("predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes")
     time_s, lo_s, hi_s, peak_bytes = (np.asarray(predicted[name], float) for name in names)
 
@@ -187,8 +210,10 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     }
     everything = figures(np.ones(len(runs), bool))
     # How far a choice moves the time stands behind its name, and differs from row to row.
-    texts = [text for row in predicted["assumed"].dropna() for text in row.split(", ")]
-    assumed = Counter(re.split(r" \(|: ", text)[0] for text in texts)
+    assumed: Counter[str] = Counter()
+    for assumptions in predicted["assumed"].dropna():
+        for assumption in assumptions.split(", "):
+            assumed[re.split(r" \(|: ", assumption)[0]] += 1
     fits = fit_figures(runs, predicted["fits"], predicted["fits_probability"])
     counts = {"fits": fits, "skipped": dict(skipped.most_common()), "assumed": dict(assumed.most_common())}
     return {"over_sources": over_sources(sources), "sources": sources, "all": everything} | counts
@@ -197,9 +222,11 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
 def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Means over the sources with timed runs, each counting the same however many runs it has."""
     timed = [figures for figures in sources.values() if figures["n"]]
-    names = ("mean_ape", "median_ape", "bias", "coverage_90", "width_90")
-    means = {name: float(np.mean([figures[name] for figures in timed])) if timed else None for name in names}
-    return {"sources": len(timed)} | means
+    means: dict[str, Any] = {"sources": len(timed)}
+    for name in ("mean_ape", "median_ape", "bias", "coverage_90", "width_90"):
+        of_sources = [figures[name] for figures in timed]
+        means[name] = float(np.mean(of_sources)) if timed else None
+    return means
 
 
 def _not_compared(status: str) -> str:
@@ -226,17 +253,17 @@ def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
     gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)
-    found = _positive(runs["measured_peak_memory_gb"]) * np.where(gib, GIB, GB)
-    found = np.where(found > _capacities(runs), np.nan, found)
+    measured_bytes = _positive(runs["measured_peak_memory_gb"]) * np.where(gib, GIB, GB)
+    measured_bytes = np.where(measured_bytes > _capacities(runs), np.nan, measured_bytes)
     if "status" not in runs:
-        return found
-    return np.where(np.asarray(runs["status"].isin(("suspect", "duplicate"))), np.nan, found)
+        return measured_bytes
+    return np.where(np.asarray(runs["status"].isin(("suspect", "duplicate"))), np.nan, measured_bytes)
 
 
 def _capacities(runs: pd.DataFrame) -> np.ndarray:
     """Memory of every run's device; endless where the catalog does not know it."""
 
-    def of(name: Any) -> float:
+    def capacity(name: Any) -> float:
         try:
             return catalog.device(str(name)).memory_bytes
         except PerfModelError:
@@ -244,7 +271,7 @@ def _capacities(runs: pd.DataFrame) -> np.ndarray:
 
     if "device" not in runs:
         return np.full(len(runs), np.inf)
-    known = {name: of(name) for name in runs["device"].unique().tolist()}
+    known = {name: capacity(name) for name in runs["device"].unique().tolist()}
     return np.array([known[name] for name in runs["device"].tolist()])
 
 

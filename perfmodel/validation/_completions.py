@@ -83,21 +83,22 @@ def completions(
         Unusable, PerfModelError: the run cannot be read under any framework.
     """
     frameworks = [(framework, 1.0)] if framework is not None else frameworks_of(run, priors)
-    found: list[Completion] = []
+    candidates: list[Completion] = []
+    # Some candidate frameworks may refuse the run: it fails only where all of them do, with the first reason.
     refused: list[PerfModelError] = []
-    for candidate, weight in frameworks:
-        chosen = {"framework": candidate.label} if len(frameworks) > 1 else {}
+    for run_framework, weight in frameworks:
+        chosen = {"framework": run_framework.label} if len(frameworks) > 1 else {}
         try:
-            for completion in _read(run, candidate, priors, refused):
+            for completion in _read(run, run_framework, priors, refused):
                 prior = weight * completion.prior
-                found.append(Completion(completion.case, prior, chosen | completion.chosen))
+                candidates.append(Completion(completion.case, prior, chosen | completion.chosen))
         except PerfModelError as error:
             refused.append(error)
-    if not found:
+    if not candidates:
         raise refused[0]
     if len(frameworks) > 1:
-        found = [replace(each, case=_assuming(each.case, "framework")) for each in found]
-    with_choices = with_open_choices(thinned(found, MOST_WEIGHED), run.year, priors, takes_memory=True)
+        candidates = [replace(completed, case=_assuming(completed.case, "framework")) for completed in candidates]
+    with_choices = with_open_choices(thinned(candidates, MOST_WEIGHED), run.year, priors, takes_memory=True)
     return with_choices, list(dict.fromkeys(str(error) for error in refused))
 
 
@@ -108,9 +109,10 @@ def open_choices(run: DescribedRun, framework: Framework, priors: ChoicePriors) 
         Unusable, PerfModelError: the run cannot be read.
     """
     names = [] if run.framework_name else ["framework"]
-    found = _read(run, framework, priors, [])
-    names += dict.fromkeys(name for completion in found for name in completion.chosen)
-    likeliest = max(found, key=lambda completion: completion.prior)
+    readings = _read(run, framework, priors, [])
+    for completion in readings:
+        names += [name for name in completion.chosen if name not in names]
+    likeliest = max(readings, key=lambda completion: completion.prior)
     for choice in OPEN_CHOICES:
         if len(_expanded(likeliest, choice, run.year, priors)) > 1:
             names.append(choice.name)
@@ -121,23 +123,28 @@ def _assuming(case: Case, name: str) -> Case:
     return case if name in case.assumed else replace(case, assumed=(*case.assumed, name))
 
 
-def thinned(found: Sequence[Completion], most: int) -> list[Completion]:
+def thinned(candidates: Sequence[Completion], most: int) -> list[Completion]:
     """At most so many completions that stand for all of them, with priors that sum to 1."""
-    kept, weight = representatives(np.array([each.prior for each in found]), most)
-    return [replace(found[i], prior=share) for i, share in zip(kept.tolist(), weight.tolist(), strict=True)]
+    chosen, weight = representatives(np.array([candidate.prior for candidate in candidates]), most)
+    return [replace(candidates[i], prior=share) for i, share in zip(chosen.tolist(), weight.tolist(), strict=True)]
 
 
 def with_open_choices(
-    found: Sequence[Completion], year: int | None, priors: ChoicePriors, *, takes_memory: bool, most: int = MOST_WEIGHED
+    candidates: Sequence[Completion],
+    year: int | None,
+    priors: ChoicePriors,
+    *,
+    takes_memory: bool,
+    most: int = MOST_WEIGHED,
 ) -> list[Completion]:
     """Completions with the choices filled in that take memory, or with those that take none, at most `most`."""
     for choice in OPEN_CHOICES:
         if choice.takes_memory == takes_memory:
             expanded = []
-            for completion in found:
+            for completion in candidates:
                 expanded += _expanded(completion, choice, year, priors)
-            found = thinned(expanded, most)
-    return list(found)
+            candidates = thinned(expanded, most)
+    return list(candidates)
 
 
 def _expanded(completion: Completion, choice: OpenChoice, year: int | None, priors: ChoicePriors) -> list[Completion]:
@@ -152,10 +159,10 @@ def _expanded(completion: Completion, choice: OpenChoice, year: int | None, prio
             continue
         chosen = completion.chosen | {choice.name: variant.value}
         possible.append(Completion(_assuming(filled, choice.name), chance, chosen))
-    total = sum(each.prior for each in possible)
+    total = sum(completed.prior for completed in possible)
     if len(possible) < 2 or total <= 0:
         return [completion]
-    return [replace(each, prior=completion.prior * each.prior / total) for each in possible]
+    return [replace(completed, prior=completion.prior * completed.prior / total) for completed in possible]
 
 
 def _read(
@@ -167,19 +174,19 @@ def _read(
     usual = framework.micro_batch if framework.micro_batch != Framework.micro_batch else None
     rows = filled_rows(run.cells_for(framework), features, priors, usual, _narrow_dtype(device, framework))
     # A row is read before it is known whether its layout is possible, so more are read than are kept.
-    kept, weight = representatives(np.array([each.weight for each in rows]), 2 * MOST_WEIGHED)
-    found: list[Completion] = []
-    for i, prior in zip(kept.tolist(), weight.tolist(), strict=True):
+    read_first, weight = representatives(np.array([candidate.weight for candidate in rows]), 2 * MOST_WEIGHED)
+    readable: list[Completion] = []
+    for i, prior in zip(read_first.tolist(), weight.tolist(), strict=True):
         try:
             case = _read_filled(run, rows[i], framework)
         except PerfModelError as error:
             refused.append(error)
             continue
-        found.append(Completion(case, prior, rows[i].chosen))
+        readable.append(Completion(case, prior, rows[i].chosen))
     # What the framework cannot run is no choice, unless the run states it.
-    able = [each for each in found if not framework.cannot_run(each.case.layout)] or found
-    total = sum(each.prior for each in able)
-    return [replace(each, prior=each.prior / total) for each in able]
+    able = [candidate for candidate in readable if not framework.cannot_run(candidate.case.layout)] or readable
+    total = sum(candidate.prior for candidate in able)
+    return [replace(candidate, prior=candidate.prior / total) for candidate in able]
 
 
 def _read_filled(run: DescribedRun, filled: FilledRow, framework: Framework) -> Case:
@@ -216,7 +223,7 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
         return _versions_of(known, priors)
-    names = [each for each in catalog.frameworks() if each != GENERIC]
+    names = [framework_entry for framework_entry in catalog.frameworks() if framework_entry != GENERIC]
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
     features = model_features(model, run.device(), run.seq_len(model), generic, run.year)
@@ -224,12 +231,12 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         per_node = number(run.cells, "devices_per_node") or catalog.DEVICES_PER_NODE
         features = replace(features, scale=scale_of(int(devices), int(per_node)))
     weights = priors.probabilities("framework", features.contexts(FRAMEWORK_CHAIN), tuple(names))
-    found = []
+    candidates = []
     for candidate_name, weight in zip(names, weights.tolist(), strict=True):
         candidate = framework_of(f"{candidate_name}@{year}" if year else candidate_name)[0]
-        found.append((candidate, weight * _likelihood(run, candidate, priors)))
-    kept, shares = representatives(np.array([weight for _, weight in found]), MOST_FRAMEWORKS)
-    return [(found[i][0], share) for i, share in zip(kept.tolist(), shares.tolist(), strict=True)]
+        candidates.append((candidate, weight * _likelihood(run, candidate, priors)))
+    likeliest, shares = representatives(np.array([weight for _, weight in candidates]), MOST_FRAMEWORKS)
+    return [(candidates[i][0], share) for i, share in zip(likeliest.tolist(), shares.tolist(), strict=True)]
 
 
 def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float]]:

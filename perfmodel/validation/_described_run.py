@@ -173,20 +173,21 @@ class JobRun(DescribedRun):
         if len(missing) > 1:
             raise Unusable(f"{', '.join(missing[:-1])} and {missing[-1]} are not stated")
         if missing:
-            others = prod(int(values.get(name, 1)) for name in DEGREES if name != missing[0])
-            values[missing[0]] = max(1, int(cells["n_devices"]) // others)
+            # The one degree that is not stated is what the stated ones leave of the devices.
+            stated_product = prod(int(values.get(name, 1)) for name in DEGREES if name != missing[0])
+            values[missing[0]] = max(1, int(cells["n_devices"]) // stated_product)
         if values.get("vpp", 1) > 1:
             values.setdefault("schedule", "interleaved")
         notation = ",".join(f"{name}={written(value)}" for name, value in values.items())
         layout, _ = framework.layout(notation, self.stated_model)
-        words = {name: value for name, value in self.job.items() if name not in ("global_batch", "seq_len", "dtype")}
+        further = {name: value for name, value in self.job.items() if name not in ("global_batch", "seq_len", "dtype")}
         job = framework.job(
             self.stated_model,
             self.cluster.device,
             global_batch=self.job["global_batch"],
             seq_len=self.job.get("seq_len"),
             dtype=cells.get("dtype"),
-            **words,
+            **further,
         )
         check_layout(self.stated_model, self.cluster, job, layout, int(cells["n_devices"]))
         return Case(
@@ -197,7 +198,7 @@ class JobRun(DescribedRun):
             layout=layout,
             framework=framework,
             stated_layout=notation,
-            stated_job=frozenset(words),
+            stated_job=frozenset(further),
         )
 
 

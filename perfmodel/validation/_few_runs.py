@@ -29,28 +29,33 @@ class FewRuns:
 
 @dataclass(frozen=True, eq=False)
 class Covariances(Parts):
-    """Of runs' residuals."""
+    """Covariances of runs' residuals."""
 
     noise: float
-    """Variance of one run's own."""
+    """Variance of what each run has for itself."""
     doubt: float = 1.0
     """`Belief.doubt`."""
 
 
 def given(
-    of: Covariances,
+    covariances: Covariances,
     scales: Scales,
     residual: Float[np.ndarray, " runs"],
     known: Int[np.ndarray, " known"],
-    others: Int[np.ndarray, " others"],
+    unknown: Int[np.ndarray, " others"],
 ) -> tuple[Float[np.ndarray, " others"], Float[np.ndarray, " others"]]:
-    """What is left of the residuals of some runs after others of their source (`known_runs`), and the half-widths of
-    their 90 % intervals."""
-    found = known_runs(of.take(known, known), np.full(len(known), of.doubt * of.noise), residual[known], scales)
-    across, weight = of.take(known, others), found.scales.weight
-    variance = np.diagonal(found.covariance(of.take(others, others), across), axis1=1, axis2=2)
-    half = half_width(np.maximum(variance, 0.0) + found.scales.own[:, None] * of.noise, weight)
-    return residual[others] - weight @ found.shift(across), half
+    """Condition unknown runs on known ones of their source (`known_runs`): what is left of the residuals of the unknown
+    ones, and the half-widths of their 90 % intervals."""
+    conditioned = known_runs(
+        covariances.take(known, known),
+        np.full(len(known), covariances.doubt * covariances.noise),
+        residual[known],
+        scales,
+    )
+    across, weight = covariances.take(known, unknown), conditioned.scales.weight
+    variance = np.diagonal(conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2)
+    half = half_width(np.maximum(variance, 0.0) + conditioned.scales.own[:, None] * covariances.noise, weight)
+    return residual[unknown] - weight @ conditioned.shift(across), half
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +66,7 @@ class Draw:
     """What is left of their residuals (`given`)."""
     half: Float[np.ndarray, " others"]
     """Half-widths of their 90 % intervals."""
-    others: Int[np.ndarray, " others"]
+    unknown: Int[np.ndarray, " others"]
     """Their places among the source's runs."""
 
 
@@ -70,24 +75,24 @@ Draws = dict[int, list[Draw]]
 
 
 def draws(
-    of: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
+    covariances: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
 ) -> Draws:
     """Of each of `FEW` that leaves runs to predict, the known ones drawn at random, each in turn where it is one, and
     of `OTHERS`."""
-    rng, found, size = np.random.default_rng(0), {}, len(index)
+    rng, draws_by_known, size = np.random.default_rng(0), {}, len(index)
     turns = [np.roll(np.arange(size), -at) for at in range(size)]
 
     def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
-        left, half = given(of, scales, residual, index[order[:k]], index[order[k:]])
-        return Draw(left, half, order[k:])
+        left_over, half = given(covariances, scales, residual, index[order[:k]], index[order[k:]])
+        return Draw(left_over, half, order[k:])
 
     for k in FEW:
         if size > k:
             drawn = {0: turns[:1], 1: turns}.get(k) or [rng.permutation(size) for _ in range(_DRAWS)]
-            found[k] = [draw(order, k) for order in drawn]
+            draws_by_known[k] = [draw(order, k) for order in drawn]
     if size > 1:
-        found[OTHERS] = [draw(order, size - 1) for order in turns]
-    return found
+        draws_by_known[OTHERS] = [draw(order, size - 1) for order in turns]
+    return draws_by_known
 
 
 def mean_error(draws: list[Draw]) -> float:
@@ -104,13 +109,13 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
         before: half-widths of the intervals of the source's runs while none of them is known.
         held_given: as in `Belief`.
     """
-    found = {}
-    for k, each in drawn.items():
+    figures = {}
+    for k, draws_of_k in drawn.items():
         inside_and_width = []
-        for draw in each:
-            unknown = before[draw.others]
-            wide = widened(draw.half, held_given, unknown) if k else unknown
-            inside_and_width.append(((np.abs(draw.left) <= wide).mean(), np.median(np.exp(2 * wide))))
+        for draw in draws_of_k:
+            half_before = before[draw.unknown]
+            half = widened(draw.half, held_given, half_before) if k else half_before
+            inside_and_width.append(((np.abs(draw.left) <= half).mean(), np.median(np.exp(2 * half))))
         inside, width = np.mean(inside_and_width, axis=0).tolist()
-        found[k] = FewRuns(error=mean_error(each), inside=inside, width=width)
-    return found
+        figures[k] = FewRuns(error=mean_error(draws_of_k), inside=inside, width=width)
+    return figures

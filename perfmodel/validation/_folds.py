@@ -40,19 +40,24 @@ class Folds:
 
 
 def team_folds(teams: Sequence[str]) -> Folds:
-    """With every team, all runs that share a team with it.
+    """One fold for every team: it leaves out all runs that share a team with it.
 
     Args:
         teams: of every run, joined by `+` (`perfmodel.prediction.team_key`).
     """
     names = sorted(set(teams))
-    left_out = np.array([[keys_share_a_team(name, other) for other in teams] for name in names])
-    predicted = np.array([[name == other for other in teams] for name in names])
+    left_out = np.zeros((len(names), len(teams)), bool)
+    predicted = np.zeros((len(names), len(teams)), bool)
+    for fold, name in enumerate(names):
+        for run, team in enumerate(teams):
+            left_out[fold, run] = keys_share_a_team(name, team)
+            predicted[fold, run] = name == team
     return Folds(tuple(names), left_out, predicted)
 
 
 def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
-    """With every group, all runs of the sources that have runs of it: a source's other runs know its site.
+    """One fold for every group: it leaves out all runs of the sources that have runs of the group, since a source's
+    other runs know its site.
 
     Args:
         groups: the framework, the device generation, the year or the kind of model of every run.
@@ -62,12 +67,12 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
     names = np.unique(group)
     predicted = group == names[:, None]
     left_out = np.array([np.isin(source, source[of_group]) for of_group in predicted])
-    # a group that every source has leaves nothing to learn from
+    # A group that every source has leaves nothing to learn from.
     learns = ~left_out.all(axis=1)
     return Folds(tuple(names[learns].tolist()), left_out[learns], predicted[learns])
 
 
-def folds_of(words: Mapping[str, np.ndarray]) -> dict[str, Folds]:
-    """By what is left out whole, its folds; `words` as `SiteRuns` has them."""
-    found = {kind: whole_group_folds(words[kind].tolist(), words["source"].tolist()) for kind in WHOLE_GROUPS}
-    return {kind: folds for kind, folds in found.items() if folds.names}
+def folds_of(labels: Mapping[str, np.ndarray]) -> dict[str, Folds]:
+    """Folds by the kind of group that each leaves out whole; labels of runs as `SiteRuns.words` has them."""
+    folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), labels["source"].tolist()) for kind in WHOLE_GROUPS}
+    return {kind: folds for kind, folds in folds_by_kind.items() if folds.names}

@@ -51,7 +51,7 @@ class Wanted:
     wanted: tuple[Measurement, ...] = ()
     plan: str = ""
     """TOML for `perfmodel calibrate --plan`; empty where no collector measures any of them."""
-    of: str = ""
+    description: str = ""
     """What was looked at, as a sentence."""
 
 
@@ -65,28 +65,55 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     priced = step_problem_of(problem, calibration)
     shares = event_shares(priced, laid_out)
     times = priced_events(priced, shares.ops)
-    half = 0.5 * np.log(np.maximum(times.hi_s, 1e-30) / np.maximum(times.lo_s, 1e-30))
+    half_width_log = 0.5 * np.log(np.maximum(times.hi_s, 1e-30) / np.maximum(times.lo_s, 1e-30))
     share = shares.critical_s / shares.step_time_s
-    order = [int(i) for i in np.argsort(-share * half, kind="stable") if half[i] > SURE and share[i] > 0][:MOST]
+    order = [
+        int(i) for i in np.argsort(-share * half_width_log, kind="stable") if half_width_log[i] > SURE and share[i] > 0
+    ][:MOST]
     device = problem.cluster.device.name
     wanted = [
         Measurement(
             what=shares.ops[i].label,
             device=device,
             predicted_s=float(times.time_s[i]),
-            half_width=expm1(half[i]),
+            half_width=expm1(half_width_log[i]),
             step_share=float(share[i]),
         )
         for i in order
     ]
-    whole = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework).plan
+    full_plan = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework).plan
     chosen = {shares.ops[i] for i in order}
     plan = replace(
-        whole,
-        kernels=tuple(op for op in whole.kernels if op in chosen),
-        collectives=tuple(op for op in whole.collectives if op in chosen),
+        full_plan,
+        kernels=tuple(op for op in full_plan.kernels if op in chosen),
+        collectives=tuple(op for op in full_plan.collectives if op in chosen),
     )
     return Wanted(tuple(wanted), plan_text(plan) if plan.kernels or plan.collectives else "")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A shape that was not measured, with its prediction."""
+
+    half_width_log: float
+    """Half-width of the logarithm of its time."""
+    time_s: float
+    record: dict[str, Any]
+    sizes: list[str]
+    """Columns of the record that are sizes."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What is measured, apart from its sizes."""
+        return tuple(self.record.get(name, "") for name in _KIND)
+
+    def log2_sizes(self) -> np.ndarray:
+        """Sizes as powers of two; 0 for those that the record does not state."""
+        powers = []
+        for name in self.sizes:
+            size = self.record[name]
+            powers.append(np.log2(max(float(size), 1.0)) if present(size) else 0.0)
+        return np.array(powers)
 
 
 def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wanted:
@@ -96,36 +123,50 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
     are taken, so that one family does not fill the list.
     """
     frames = [read_table(table) for table in tables if not is_runs(Path(table))]
-    tried = [made for frame in frames if len(made := _neighbours(frame))]
-    if not tried:
+    neighbours = [_neighbours(frame) for frame in frames]
+    neighbours = [frame for frame in neighbours if len(frame)]
+    if not neighbours:
         return Wanted()
-    found: list[tuple[float, float, dict[str, Any], list[str]]] = []
-    for frame in tried:
+
+    # Only shapes of which one more measurement would tell something are candidates.
+    candidates: list[_Candidate] = []
+    for frame in neighbours:
         times = predicted_times(frame, table_kind(frame), calibration)
         half = 0.5 * np.log(times.hi_s / times.lo_s)
-        known = np.isfinite(half) & (half > SURE)
-        records, sizes = frame.to_dict("records"), sizes_of(frame)
-        found += [(float(half[i]), float(times.time_s[i]), records[i], sizes) for i in np.flatnonzero(known)]
-    found.sort(key=lambda one: -one[0])
-    taken: list[tuple[float, float, dict[str, Any]]] = []
-    of_kind: dict[tuple[Any, ...], list[np.ndarray]] = {}
-    for one in found:
-        kind = tuple(one[2].get(name, "") for name in _KIND)
-        sizes = np.array([np.log2(max(float(one[2][name]), 1.0)) if present(one[2][name]) else 0.0 for name in one[3]])
-        others = of_kind.setdefault(kind, [])
-        if len(others) < MOST_OF_KIND and all(abs(sizes - other).max() >= 1.0 for other in others):
-            others.append(sizes)
-            taken.append(one[:3])
+        unsure = np.isfinite(half) & (half > SURE)
+        records: list[Any] = frame.to_dict("records")
+        sizes = sizes_of(frame)
+        for i in np.flatnonzero(unsure):
+            candidates.append(_Candidate(float(half[i]), float(times.time_s[i]), records[i], sizes))
+    candidates.sort(key=lambda candidate: -candidate.half_width_log)
+
+    # Of a kind no two are taken of which every size is within a factor of two: one would tell of the other.
+    taken: list[_Candidate] = []
+    taken_sizes: dict[tuple[Any, ...], list[np.ndarray]] = {}
+    for candidate in candidates:
+        sizes_of_kind = taken_sizes.setdefault(candidate.kind, [])
+        log2_sizes = candidate.log2_sizes()
+        is_far = all(abs(log2_sizes - taken_before).max() >= 1.0 for taken_before in sizes_of_kind)
+        if is_far and len(sizes_of_kind) < MOST_OF_KIND:
+            sizes_of_kind.append(log2_sizes)
+            taken.append(candidate)
         if len(taken) == MOST:
             break
-    labels = [str(row_labels(pd.DataFrame([record])).iloc[0]) for *_, record in taken]
-    wanted = tuple(
-        Measurement(what=label, device=str(record["device"]), predicted_s=time_s, half_width=expm1(half))
-        for label, (half, time_s, record) in zip(labels, taken, strict=True)
-    )
+
+    wanted = []
+    for candidate in taken:
+        record = candidate.record
+        wanted.append(
+            Measurement(
+                what=str(row_labels(pd.DataFrame([record])).iloc[0]),
+                device=str(record["device"]),
+                predicted_s=candidate.time_s,
+                half_width=expm1(candidate.half_width_log),
+            )
+        )
     return Wanted(
-        wanted,
-        _plan([record for *_, record in taken]),
+        tuple(wanted),
+        _plan([candidate.record for candidate in taken]),
         f"Shapes half or twice as large as measured ones, widest intervals first, at most {MOST_OF_KIND} of a kind.",
     )
 
@@ -136,21 +177,21 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
     labels = [name for name in (*_KIND, "interconnect", "source", *_FIXED) if name in frame]
     identity = [*labels, *numbers]
     parts = []
-    for _, own in frame.groupby(labels, dropna=False, sort=True):
-        kind = pd.DataFrame(own)
-        some = kind.iloc[:: max(1, -(-len(kind) // MOST_TRIED))]
+    for _, members in frame.groupby(labels, dropna=False, sort=True):
+        kind = pd.DataFrame(members)
+        sampled = kind.iloc[:: max(1, -(-len(kind) // MOST_TRIED))]
         for name in numbers:
             if len(set(kind[name].dropna().tolist())) < 2:
                 continue
             for factor in (0.5, 2.0):
-                size = some[name] * factor
-                whole = size.notna() & (size >= 1) & (size == np.floor(size))
-                parts.append(some[whole].assign(**{name: size[whole]}))
+                size = sampled[name] * factor
+                is_whole = size.notna() & (size >= 1) & (size == np.floor(size))
+                parts.append(sampled[is_whole].assign(**{name: size[is_whole]}))
     if not parts:
         return frame.iloc[:0]
-    made = pd.concat(parts, ignore_index=True).drop_duplicates(identity)
-    made = made.merge(frame[identity].drop_duplicates().assign(_known=True), on=identity, how="left")
-    return pd.DataFrame(made[made["_known"].isna()]).drop(columns="_known").reset_index(drop=True)
+    neighbours = pd.concat(parts, ignore_index=True).drop_duplicates(identity)
+    neighbours = neighbours.merge(frame[identity].drop_duplicates().assign(_known=True), on=identity, how="left")
+    return pd.DataFrame(neighbours[neighbours["_known"].isna()]).drop(columns="_known").reset_index(drop=True)
 
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
@@ -184,10 +225,10 @@ def _op_of(record: dict[str, Any]) -> Op | None:
     if kind is None:
         return None
     said = {"pass_" if name == "pass" else str(name): value for name, value in record.items() if present(value)}
-    words: dict[str, Any] = {f.name: said[f.name] for f in fields(kind) if f.name in said}
-    words = {name: int(v) if isinstance(v, float) and v == int(v) else v for name, v in words.items()}
+    op_fields: dict[str, Any] = {f.name: said[f.name] for f in fields(kind) if f.name in said}
+    op_fields = {name: int(v) if isinstance(v, float) and v == int(v) else v for name, v in op_fields.items()}
     try:
-        op = kind(**words)
+        op = kind(**op_fields)
         if not isinstance(op, Collective):
             check_kernel(op)
     except (PerfModelError, TypeError):

@@ -73,10 +73,17 @@ def filled_rows(
     if micro_batch is None:
         steps.insert(2, _with_micro_batch)
     for step in steps:
-        rows = [choice for before in rows for choice in list(step(before, features, priors)) or [before]]
-    if narrow:
-        rows = [choice for before in rows for choice in _with_dtype(before, features, priors, narrow)]
-    return rows
+        filled: list[FilledRow] = []
+        for before in rows:
+            choices = list(step(before, features, priors))
+            filled += choices or [before]
+        rows = filled
+    if not narrow:
+        return rows
+    filled = []
+    for before in rows:
+        filled += _with_dtype(before, features, priors, narrow)
+    return filled
 
 
 def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
@@ -94,6 +101,7 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
         weights = priors.probabilities(name, contexts, tuple(map(str, values)))
         possible.append(values)
         chances.append(dict(zip(values, weights.tolist(), strict=True)))
+    # Degrees whose replicas do not come out even, or do not share out the batch, cannot have run.
     for tp, pp, cp in product(*possible):
         dp, rest = divmod(devices, tp * pp * cp)
         if dp and not rest and (not batch or batch % dp == 0) and count(row, "dp", dp) == dp:
@@ -105,17 +113,20 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
     row = before.cells
     if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
         return
-    devices, others = count(row, "n_devices"), count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
-    if others * count(row, "dp") != devices and devices % others == 0:
-        yield before.filled("dp", str(devices // others), 1.0, dp=devices // others)
+    devices, devices_per_replica = count(row, "n_devices"), count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    if devices_per_replica * count(row, "dp") != devices and devices % devices_per_replica == 0:
+        yield before.filled("dp", str(devices // devices_per_replica), 1.0, dp=devices // devices_per_replica)
 
 
 def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
     row = before.cells
     if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
         return
-    batch, others = count(row, "global_batch", 0), count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1)
-    dp = count(row, "dp", max(1, count(row, "n_devices", others) // others))
+    batch, devices_per_replica = (
+        count(row, "global_batch", 0),
+        count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1),
+    )
+    dp = count(row, "dp", max(1, count(row, "n_devices", devices_per_replica) // devices_per_replica))
     share = batch // dp if batch and batch % dp == 0 else 1
     sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
     stages = "pipeline" if count(row, "pp", 1) > 1 else "one stage"
@@ -155,8 +166,8 @@ def chunks_of(chunks: int, layers_per_stage: int) -> str:
 
 def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
     row = before.cells
-    words = text(row, "sharding")
-    if not read_phrases(words, SHARDING).says("fsdp and dp"):
+    sharding = text(row, "sharding")
+    if not read_phrases(sharding, SHARDING).says("fsdp and dp"):
         return
     dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
     groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]
@@ -193,8 +204,8 @@ def parallelism_of(tp: int, pp: int) -> str:
 
 def stated_degrees(row: Row) -> dict[str, str]:
     """By degree and for the micro-batch, what a row states, as it is counted."""
-    found = {}
+    stated = {}
     for name in ("tp", "pp", "cp", "micro_batch"):
         if number(row, name) is not None:
-            found[name] = str(nearest_power_of_two(count(row, name)))
-    return found
+            stated[name] = str(nearest_power_of_two(count(row, name)))
+    return stated

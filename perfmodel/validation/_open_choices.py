@@ -45,9 +45,9 @@ class Variant:
         Raises:
             PerfModelError: the run cannot have it.
         """
-        found = case.relaid(**self.layout) if self.layout else case
-        found = found.with_job(**self.job) if self.job else found
-        return found if self.cluster is None else replace(found, cluster=self.cluster)
+        changed = case.relaid(**self.layout) if self.layout else case
+        changed = changed.with_job(**self.job) if self.job else changed
+        return changed if self.cluster is None else replace(changed, cluster=self.cluster)
 
 
 class OpenChoice(ABC):
@@ -116,22 +116,22 @@ class Recompute(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         framework = case.framework
-        found = [Variant(value=mode, layout={"recompute": mode}) for mode in framework.recomputes if mode != "full"]
+        variants = [Variant(value=mode, layout={"recompute": mode}) for mode in framework.recomputes if mode != "full"]
         if "full" not in framework.recomputes:
-            return found
+            return variants
         # A compiled step recomputes by one policy for all layers.
         partly = self._partly(case) if framework.execution != "compiled" else []
         share = _WHOLE_STAGES if partly else 1.0
-        found.append(Variant(value="full", layout={"recompute": "full"}, share=share))
-        return [*found, *partly]
+        variants.append(Variant(value="full", layout={"recompute": "full"}, share=share))
+        return [*variants, *partly]
 
     def _partly(self, case: Case) -> list[Variant]:
         assert isinstance(case.model, Transformer)
         per_stage = -(-case.model.layers // case.layout.pp)
         numbers = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
-        found = []
+        variants = []
         for number in numbers:
-            found.append(
+            variants.append(
                 Variant(
                     value=f"full in {number} of {per_stage} layers",
                     counted_as="full",
@@ -139,7 +139,7 @@ class Recompute(OpenChoice):
                     layout={"recompute": "none", "recompute_full_layers": (number,)},
                 )
             )
-        return found
+        return variants
 
 
 class Sharding(OpenChoice):
@@ -236,7 +236,10 @@ class Fp8ActivationInputs(OpenChoice):
         return _on_or_off(case.job.fp8_activation_inputs)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=_on_or_off(kept), job={"fp8_activation_inputs": kept}) for kept in (False, True)]
+        return [
+            Variant(value=_on_or_off(in_8_bits), job={"fp8_activation_inputs": in_8_bits})
+            for in_8_bits in (False, True)
+        ]
 
     def usual(self, case: Case) -> str | None:
         return None
@@ -481,11 +484,11 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
 
 def stated_values(case: Case) -> dict[str, str]:
     """By choice, the values that a run states."""
-    found = {}
+    stated = {}
     for choice in OPEN_CHOICES:
         try:
             if choice.matters(case) and choice.stated(case):
-                found[choice.name] = choice.value(case)
+                stated[choice.name] = choice.value(case)
         except PerfModelError:
             continue
-    return found
+    return stated

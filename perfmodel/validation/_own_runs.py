@@ -41,8 +41,9 @@ def require_words(table: pd.DataFrame, name: str) -> None:
         missing.append(STEP_COLUMNS[0])
     if missing:
         columns = "columns" if len(missing) > 1 else "column"
-        raise TableError(f"{name}: no {columns} {', '.join(missing)}; a run is a row of {', '.join(_NEEDED)} and "
-                         f"{STEP_COLUMNS[0]}")  # fmt: skip
+        raise TableError(
+            f"{name}: no {columns} {', '.join(missing)}; a run is a row of {', '.join(_NEEDED)} and {STEP_COLUMNS[0]}"
+        )
     known = (*_NEEDED, *STEP_COLUMNS, *_OPTIONAL, *_REMARKS)
     if unknown := next((str(column) for column in table if column not in known), None):
         raise TableError(f"{name}: {UnknownNameError('column', unknown, known)}")
@@ -57,13 +58,13 @@ def own_run(row: Row, number: int) -> Run:
     measured_s = next((row[column] for column in STEP_COLUMNS if row.get(column) is not None), None)
     if measured_s is None or row.get("status") not in (None, "ok"):
         raise Unusable("no step time was measured")
-    words = {name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None}
+    problem_fields = {name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None}
     stated = {name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None}
     if isinstance(stated.get("seq_len"), str):
         stated["seq_len"] = parse_length(stated["seq_len"])
     devices = {"devices": stated.pop("devices")} if "devices" in stated else {}
-    words |= catalog.checked_fields(Job, stated, f"row {number}", JOB_WORDS)
-    problem, text = catalog.problem_and_layout(layout=str(row["layout"]), **devices, **words)
+    problem_fields |= catalog.checked_fields(Job, stated, f"row {number}", JOB_WORDS)
+    problem, text = catalog.problem_and_layout(layout=str(row["layout"]), **devices, **problem_fields)
     layout, _ = layout_of(problem, text)
     try:
         seconds = float(measured_s)

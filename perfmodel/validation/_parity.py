@@ -130,8 +130,8 @@ def parity_rows(
         TableError: a missing or malformed table.
     """
     rows = all_rows(files, calibration, progress)
-    found = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
-    return pd.DataFrame(found[["group", "device", "measured_s", "predicted_s", "lo_s", "hi_s"]])
+    compared = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
+    return pd.DataFrame(compared[["group", "device", "measured_s", "predicted_s", "lo_s", "hi_s"]])
 
 
 def all_rows(files: Sequence[Path | str], calibration: Path | None, progress: Report | None = None) -> pd.DataFrame:
@@ -166,23 +166,23 @@ def sizes_of(table: pd.DataFrame) -> list[str]:
 def row_labels(table: pd.DataFrame) -> pd.Series:
     """Measured kernels or collectives in words: what each is, its element type, its sizes."""
     columns = table.columns
-    words: Any = table["collective" if "collective" in columns else "op" if "op" in columns else "op_family"].astype(
-        str
-    )
+    name_column = next(name for name in ("collective", "op", "op_family") if name in columns)
+    labels: Any = table[name_column].astype(str)
     for name in ("dtype", "pass"):
         if name in columns:
-            words = words + " " + table[name].astype(str)
+            labels = labels + " " + table[name].astype(str)
     if "collective" in columns:
         if "bytes" in columns:
-            words = words + table["bytes"].map(lambda size: f" {size / 1e6:.4g} MB")
+            labels = labels + table["bytes"].map(lambda size: f" {size / 1e6:.4g} MB")
         if "num_ranks" in columns:
-            words = words + table["num_ranks"].map(lambda ranks: f" x{ranks:.0f}")
+            labels = labels + table["num_ranks"].map(lambda ranks: f" x{ranks:.0f}")
         if "num_nodes" in columns:
-            words = words + table["num_nodes"].map(lambda n: f" ({n:.0f} nodes)" if n > 1 else " (intra-node)")
+            labels = labels + table["num_nodes"].map(lambda n: f" ({n:.0f} nodes)" if n > 1 else " (intra-node)")
     else:
         for name in sizes_of(table):
-            words = words + table[name].map(lambda value, name=name: f" {name}={value:.12g}" if value == value else "")
-    return words.str.replace("  ", " ").str.strip()
+            # NaN, which is no size of this row, does not equal itself.
+            labels = labels + table[name].map(lambda size, name=name: f" {name}={size:.12g}" if size == size else "")
+    return labels.str.replace("  ", " ").str.strip()
 
 
 def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.DataFrame:

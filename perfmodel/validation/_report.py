@@ -25,7 +25,8 @@ def errors(
         values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo where lo is above 0; both None
         without an interval); None where n is 0.
     """
-    from scipy.stats import rankdata  # takes long to import, and predictions import this module
+    # Takes long to import, and predictions import this module.
+    from scipy.stats import rankdata
 
     y, p = np.asarray(measured, float), np.asarray(predicted, float)
     n = len(y)
@@ -37,9 +38,11 @@ def errors(
     inside = width = None
     if lo is not None and hi is not None:
         lower, upper = np.asarray(lo, float), np.asarray(hi, float)
-        some = lower > 0  # a collective of one rank takes nothing
+        # A collective of one rank takes no time, and has no relative width.
+        takes_time = lower > 0
         inside = float(((lower <= y) & (y <= upper)).mean())
-        width = float(np.median(upper[some] / lower[some])) if some.any() else None
+        width = float(np.median(upper[takes_time] / lower[takes_time])) if takes_time.any() else None
+    # The rank correlation has no meaning for two values, nor where all values are the same.
     ranks_y, ranks_p = rankdata(y), rankdata(p)
     varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
     return {
@@ -59,19 +62,18 @@ class ValidationReport(dict[str, Any]):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per op family and device, or per source of runs: its name, `n` and the errors as fractions."""
+        rows = []
         if "families" in self:
-            rows = [
-                {"family": family, "device": device, **figures}
-                for family, devices in self["families"].items()
-                for device, figures in devices.items()
-            ]
-        else:
-            groups = {**self["sources"], "all": self["all"]}
-            rows = [
-                {"source": name, **{k: v for k, v in figures.items() if k != "memory"}}
-                | {f"memory_{k}": v for k, v in figures["memory"].items()}
-                for name, figures in groups.items()
-            ]
+            for family, devices in self["families"].items():
+                for device, figures in devices.items():
+                    rows.append({"family": family, "device": device, **figures})
+            return pd.DataFrame(rows)
+        groups = {**self["sources"], "all": self["all"]}
+        for source, figures in groups.items():
+            row = {"source": source, **figures}
+            for name, value in row.pop("memory").items():
+                row[f"memory_{name}"] = value
+            rows.append(row)
         return pd.DataFrame(rows)
 
     def __repr__(self) -> str:
@@ -114,41 +116,46 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
         return {"sources": {}, "all": {}, "reliability": []}
     status = np.asarray(runs["status"].fillna(""), str)
     likely = np.asarray(probability, float)
-    told = np.asarray(pd.Series(fits).astype("boolean").fillna(False), bool)
+    told_to_fit = np.asarray(pd.Series(fits).astype("boolean").fillna(False), bool)
     if np.nanmax(np.abs(likely - 0.5), initial=0.0) > 0.5:
         raise TableError("a probability to fit lies outside 0 to 1")
     ran, known = status == "ok", np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash"))
     sources = {}
     for name, members in runs.reset_index(drop=True).groupby("source", sort=False).indices.items():
-        at = members[known[members]]
-        if not ran[at].all():
-            sources[str(name)] = _figures(ran[at], told[at], likely[at])
+        chosen = members[known[members]]
+        if not ran[chosen].all():
+            sources[str(name)] = _figures(ran[chosen], told_to_fit[chosen], likely[chosen])
     return {
         "sources": sources,
-        "all": _figures(ran[known], told[known], likely[known]) if known.any() else {},
+        "all": _figures(ran[known], told_to_fit[known], likely[known]) if known.any() else {},
         "reliability": _reliability(ran[known], likely[known]),
     }
 
 
-def _figures(ran: np.ndarray, told: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
-    said = likely >= LIKELY
+def _figures(ran: np.ndarray, told_to_fit: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
+    likely_to_fit = likely >= LIKELY
 
     def share(right: np.ndarray, among: np.ndarray) -> float | None:
         return float(right[among].mean()) if among.any() else None
 
     return {
-        "ran": int(ran.sum()), "ran_likely": share(said, ran), "ran_told": share(told, ran),
-        "did_not_run": int((~ran).sum()), "did_not_run_unlikely": share(~said, ~ran),
-        "did_not_run_told": share(~told, ~ran), "precision": share(ran, said),
+        "ran": int(ran.sum()),
+        "ran_likely": share(likely_to_fit, ran),
+        "ran_told": share(told_to_fit, ran),
+        "did_not_run": int((~ran).sum()),
+        "did_not_run_unlikely": share(~likely_to_fit, ~ran),
+        "did_not_run_told": share(~told_to_fit, ~ran),
+        "precision": share(ran, likely_to_fit),
         "brier": float(((likely - ran) ** 2).mean()),
-    }  # fmt: skip
+    }
 
 
 def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
-    found = []
+    ranges = []
     for low, high in pairwise(EDGES):
+        # The last range includes its upper end, so that a probability of 1 counts.
         inside = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
         if inside.any():
             said, happened = float(likely[inside].mean()), float(ran[inside].mean())
-            found.append({"from": low, "to": high, "n": int(inside.sum()), "said": said, "ran": happened})
-    return found
+            ranges.append({"from": low, "to": high, "n": int(inside.sum()), "said": said, "ran": happened})
+    return ranges

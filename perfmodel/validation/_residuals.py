@@ -117,12 +117,15 @@ def explain_case(
     measured = row.get("measured_iter_time_s")
     if measured is None:
         raise PerfModelError(f"{case.case_id}: no step time was measured; nothing to explain")
+
+    # The step is linear in small changes, so each parameter alone makes up the gap at gap / share. One with hardly any
+    # share cannot, and a loss cannot make a step shorter.
     problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework)
-    found = explain(problem, case.layout)
+    prediction = explain(problem, case.layout)
     known = priors([(problem, [case.layout])], calibration, case.cluster.device.name)
     derivatives = step_derivatives(problem, [case.layout], [prior.name for prior in known])
     by_parameter = derivatives.by_parameter[0] / derivatives.step_s[0]
-    gap = log(float(measured) / found.step_time_s)
+    gap = log(float(measured) / prediction.step_time_s)
     terms = [
         TermChange(prior.name, float(share), gap / float(share), prior.sd)
         for prior, share in zip(known, by_parameter, strict=True)
@@ -134,11 +137,11 @@ def explain_case(
     return CaseResidual(
         case_id=case.case_id,
         measured_s=float(measured),
-        predicted_s=found.step_time_s,
-        lo_s=found.step_time_lo_s,
-        hi_s=found.step_time_hi_s,
-        breakdown_s=found.breakdown_s,
-        extrapolated=found.provenance["extrapolated"] + found.provenance["analytical"],
+        predicted_s=prediction.step_time_s,
+        lo_s=prediction.step_time_lo_s,
+        hi_s=prediction.step_time_hi_s,
+        breakdown_s=prediction.breakdown_s,
+        extrapolated=prediction.provenance["extrapolated"] + prediction.provenance["analytical"],
         events=tuple(
             EventResidual(
                 shares.ops[i].label,
@@ -182,24 +185,28 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
     """Label, microseconds and distance of the measured event nearest to one."""
     best: tuple[str, float | None, float | None] = ("", None, None)
     for table in tables:
-        own: Any = table[_of_device(table["device"], device)]
+        candidates: Any = table[_of_device(table["device"], device)]
         if isinstance(op, Collective):
-            own = own[own["collective"] == op.collective] if "collective" in own else own.iloc[:0]
-        elif "op_family" in own:
-            own = own[(own["op_family"] == op.family) & (own["op"] == op.op)]
-            own = own[own["pass"] == op.pass_]
+            candidates = (
+                candidates[candidates["collective"] == op.collective]
+                if "collective" in candidates
+                else candidates.iloc[:0]
+            )
+        elif "op_family" in candidates:
+            candidates = candidates[(candidates["op_family"] == op.family) & (candidates["op"] == op.op)]
+            candidates = candidates[candidates["pass"] == op.pass_]
         else:
             continue
-        names = [f.name for f in fields(op) if f.name in own and isinstance(getattr(op, f.name), (int, float))]
+        names = [f.name for f in fields(op) if f.name in candidates and isinstance(getattr(op, f.name), (int, float))]
         names = [name for name in names if getattr(op, name) and not isinstance(getattr(op, name), bool)]
-        if own.empty or not names:
+        if candidates.empty or not names:
             continue
-        shape = own[names].astype(float).replace(0, np.nan).fillna(1.0).to_numpy()
-        off = np.abs(np.log2(shape / np.array([float(getattr(op, name)) for name in names]))).sum(axis=1)
-        at = int(off.argmin())
-        if best[2] is None or off[at] < best[2]:
-            words = " ".join(f"{name}={value:g}" for name, value in zip(names, shape[at], strict=True))
-            best = (words, float(own["time_us"].iloc[at]), float(off[at]))
+        shape = candidates[names].astype(float).replace(0, np.nan).fillna(1.0).to_numpy()
+        doublings = np.abs(np.log2(shape / np.array([float(getattr(op, name)) for name in names]))).sum(axis=1)
+        nearest = int(doublings.argmin())
+        if best[2] is None or doublings[nearest] < best[2]:
+            label = " ".join(f"{name}={value:g}" for name, value in zip(names, shape[nearest], strict=True))
+            best = (label, float(candidates["time_us"].iloc[nearest]), float(doublings[nearest]))
     return best
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,12 +105,12 @@ def number(row: Row, name: str) -> float | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
-        found = float(value)
+        value_read = float(value)
     except (TypeError, ValueError):
         raise Unusable(f"{name} is not a number") from None
-    if found != found or abs(found) == float("inf"):
+    if not isfinite(value_read):
         raise Unusable(f"{name} is not a number")
-    return found
+    return value_read
 
 
 def count(row: Row, name: str, default: int | None = None, least: int = 1) -> int:
@@ -118,14 +119,14 @@ def count(row: Row, name: str, default: int | None = None, least: int = 1) -> in
     Raises:
         Unusable: it is none, or is empty and there is no default.
     """
-    found = number(row, name)
-    if found is None:
+    value = number(row, name)
+    if value is None:
         if default is None:
             raise Unusable(f"{name} is not stated")
         return default
-    if not least <= found <= MOST or found != int(found):
+    if not least <= value <= MOST or value != int(value):
         raise Unusable(f"{name} is not a whole number {'above' if least else 'of at least'} zero, up to {MOST:,}")
-    return int(found)
+    return int(value)
 
 
 _DEGREES = ("tp", "pp", "dp")

@@ -19,18 +19,38 @@ KEY_TABLES: Final = ("layout", "job", "framework", "network", "model")
 CONTRADICTIONS: Final = "contradictions_between_columns"
 """Cell that holds in what a row's columns contradict each other, one sentence per line."""
 _PLAIN_COLUMNS: Final[Mapping[str, str]] = {
-    "layout.tp": "tp", "layout.pp": "pp", "layout.dp": "dp", "layout.cp": "cp", "layout.ep": "ep", "layout.etp": "etp",
-    "layout.vpp": "vpp", "layout.micro_batch": "micro_batch", "layout.zero": "zero_stage",
-    "layout.sequence_parallel": "sequence_parallel", "layout.recompute": "recompute", "layout.schedule": "schedule",
-    "job.global_batch": "global_batch", "job.seq_len": "seq_len", "job.dtype": "dtype",
+    "layout.tp": "tp",
+    "layout.pp": "pp",
+    "layout.dp": "dp",
+    "layout.cp": "cp",
+    "layout.ep": "ep",
+    "layout.etp": "etp",
+    "layout.vpp": "vpp",
+    "layout.micro_batch": "micro_batch",
+    "layout.zero": "zero_stage",
+    "layout.sequence_parallel": "sequence_parallel",
+    "layout.recompute": "recompute",
+    "layout.schedule": "schedule",
+    "job.global_batch": "global_batch",
+    "job.seq_len": "seq_len",
+    "job.dtype": "dtype",
     "job.flash_attention": "flash_attention",
-    "model.name": "model", "model.layers": "layers", "model.hidden": "hidden", "model.heads": "heads",
-    "model.kv_heads": "kv_heads", "model.head_dim": "head_dim", "model.ffn_hidden": "ffn_hidden",
-    "model.vocab": "vocab", "model.experts.count": "n_experts", "model.experts.topk": "top_k",
+    "model.name": "model",
+    "model.layers": "layers",
+    "model.hidden": "hidden",
+    "model.heads": "heads",
+    "model.kv_heads": "kv_heads",
+    "model.head_dim": "head_dim",
+    "model.ffn_hidden": "ffn_hidden",
+    "model.vocab": "vocab",
+    "model.experts.count": "n_experts",
+    "model.experts.topk": "top_k",
     "model.experts.first_dense_layers": "first_dense_layers",
-    "network.inter_link": "inter_link", "network.nics_per_node": "nics_per_node",
-    "network.nic_gbit_per_s": "nic_gbit_per_s", "framework.name": "framework",
-}  # fmt: skip
+    "network.inter_link": "inter_link",
+    "network.nics_per_node": "nics_per_node",
+    "network.nic_gbit_per_s": "nic_gbit_per_s",
+    "framework.name": "framework",
+}
 """Plain columns that say the same as a key."""
 _WHOLE_MODEL: Final = frozenset({"layers", "hidden", "heads"})
 """Keys with which `model.*` columns are a whole model, as the table [model] of a job file is."""
@@ -49,10 +69,10 @@ def cell_value(cell: Any) -> Any:
         return cell
     if isinstance(cell, int | float):
         return int(cell) if float(cell).is_integer() else float(cell)
-    words = str(cell).strip()
-    if words in ("True", "False"):
-        return words == "True"
-    return catalog.toml_value(words)
+    cell_text = str(cell).strip()
+    if cell_text in ("True", "False"):
+        return cell_text == "True"
+    return catalog.toml_value(cell_text)
 
 
 def key_tables(row: Row) -> dict[str, dict[str, Any]]:
@@ -97,10 +117,10 @@ def with_plain_columns(row: Row) -> Row:
             continue
         value = cell_value(cell)
         value = int(value) if isinstance(value, bool) else value
-        other = row.get(plain)
-        is_stated = other is not None and str(other).strip() != ""
-        if is_stated and not _same(value, cell_value(other)):
-            contradictions.append(f"{column}={value} and {plain}={other}")
+        plain_cell = row.get(plain)
+        is_stated = plain_cell is not None and str(plain_cell).strip() != ""
+        if is_stated and not _same(value, cell_value(plain_cell)):
+            contradictions.append(f"{column}={value} and {plain}={plain_cell}")
         filled[plain] = value
     if text(row, "cluster"):
         contradictions += _fill_from_cluster(filled)
@@ -110,8 +130,8 @@ def with_plain_columns(row: Row) -> Row:
     return filled
 
 
-def _same(value: Any, other: Any) -> bool:
-    return str(value).lower() == str(other).lower() or value == other
+def _same(a: Any, b: Any) -> bool:
+    return str(a).lower() == str(b).lower() or a == b
 
 
 def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
@@ -137,17 +157,15 @@ def _contradictions_of_counts(row: Row) -> list[str]:
     """In what degrees and devices, and sequences and micro-batches, contradict each other; cells that are no numbers
     are left to those who read them."""
     try:
-        stated = {name: number(row, name) for name in ("tp", "pp", "dp", "n_devices", "global_batch", "micro_batch",
-                                                       "num_microbatches")}  # fmt: skip
+        tp, pp, dp, devices = (number(row, name) for name in ("tp", "pp", "dp", "n_devices"))
+        batch, micro, count = (number(row, name) for name in ("global_batch", "micro_batch", "num_microbatches"))
         cp = number(row, "cp") or 1
     except Unusable:
         return []
     contradictions = []
-    tp, pp, dp, devices = (stated[name] for name in ("tp", "pp", "dp", "n_devices"))
     if tp and pp and dp and devices and tp * pp * dp * cp != devices:
         contradictions.append(f"tp*pp*dp*cp={tp * pp * dp * cp:g} and n_devices={devices:g}")
-    batch, micro, count = (stated[name] for name in ("global_batch", "micro_batch", "num_microbatches"))
-    # the last micro-batch may be smaller
+    # The last micro-batch may be smaller.
     if batch and micro and count and dp and abs(micro * count * dp - batch) >= micro * dp:
         contradictions.append(f"micro_batch*num_microbatches*dp={micro * count * dp:g} and global_batch={batch:g}")
     return contradictions
@@ -158,7 +176,7 @@ def states_whole_model(model_keys: Mapping[str, Any]) -> bool:
     return model_keys.keys() >= _WHOLE_MODEL
 
 
-def layout_values(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
+def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
     """Fields of a layout that keys state, checked.
 
     Raises:
@@ -170,22 +188,22 @@ def layout_values(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         return Layout.values(notation)
     except PerfModelError as error:
-        raise type(error)(f"{where}: layout.*: {error}") if type(error) is PerfModelError else error from None
+        raise type(error)(f"{run_name}: layout.*: {error}") if type(error) is PerfModelError else error from None
 
 
-def job_values(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
+def job_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
     """Fields of a job that keys state, checked as the table [job] of a job file is.
 
     Raises:
         PerfModelError: a key that no job has, or a value that it cannot have.
     """
-    return catalog.checked_fields(Job, keys, f"{where}: job.*", catalog.JOB_WORDS)
+    return catalog.checked_fields(Job, keys, f"{run_name}: job.*", catalog.JOB_WORDS)
 
 
-def with_framework_keys(framework: Framework, keys: Mapping[str, Any], where: str) -> Framework:
+def with_framework_keys(framework: Framework, keys: Mapping[str, Any], run_name: str) -> Framework:
     """A framework with the facts that keys state.
 
     Raises:
         PerfModelError: a key that no framework has, or a value that it cannot have.
     """
-    return catalog.framework_with({name: value for name, value in keys.items() if name != "name"}, framework, where)
+    return catalog.framework_with({name: value for name, value in keys.items() if name != "name"}, framework, run_name)

@@ -13,9 +13,14 @@ from perfmodel.validation._row_words import seq_len_of, vocab_of
 from perfmodel.workload import parameter_count, step_flops
 
 _LLAMA: Final[dict[str, Any]] = {
-    "gated_ffn": True, "activation": "silu", "norm": "rms_norm", "positions": "rope", "tied_embeddings": False,
-    "bias": False, "dropout": False,
-}  # fmt: skip
+    "gated_ffn": True,
+    "activation": "silu",
+    "norm": "rms_norm",
+    "positions": "rope",
+    "tied_embeddings": False,
+    "bias": False,
+    "dropout": False,
+}
 _FAMILY: Final[dict[str, dict[str, Any]]] = {
     "gpt": {},
     "bert": {"causal": False, "token_types": 2, "pooler_and_mlm_head": True},
@@ -48,13 +53,13 @@ def model_of(row: Row, framework: Framework) -> RowModel:
         PerfModelError: a key that no model has, or a value that it cannot have.
     """
     keys = key_tables(row).get("model", {})
-    where = f"run {text(row, 'case_id')}: model.*"
+    columns_name = f"run {text(row, 'case_id')}: model.*"
     if states_whole_model(keys):
-        return RowModel(catalog.model_from_toml({"name": text(row, "model") or "unnamed"} | keys, where))
+        return RowModel(catalog.model_from_toml({"name": text(row, "model") or "unnamed"} | keys, columns_name))
     described = _described_model(row, framework)
     if not keys:
         return described
-    return replace(described, model=catalog.model_with(described.model, keys, where))
+    return replace(described, model=catalog.model_with(described.model, keys, columns_name))
 
 
 def _described_model(row: Row, framework: Framework) -> RowModel:
@@ -91,8 +96,8 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
 
 
 def _family(row: Row) -> str:
-    words = text(row, "family", "gpt").lower().split()
-    return words[0] if words else "gpt"
+    family_words = text(row, "family", "gpt").lower().split()
+    return family_words[0] if family_words else "gpt"
 
 
 def known_model(name: str) -> Model | None:
@@ -116,12 +121,12 @@ def _same_shape(model: Model, row: Row) -> bool:
     if not isinstance(model, Transformer):
         return True
     experts = model.experts
-    own = {name: {getattr(model, name)} for name in _SIZES}
-    own["layers"] |= {model.layers + model.decoder_layers}  # of both stacks, or of each
-    own["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
-    own |= {"n_experts": {experts.count}, "top_k": {experts.topk}} if experts else {"n_experts": {0, 1}}
-    stated = {name: value for name in own if (value := number(row, name)) is not None}
-    return all(value in own[name] for name, value in stated.items())
+    model_sizes = {name: {getattr(model, name)} for name in _SIZES}
+    model_sizes["layers"] |= {model.layers + model.decoder_layers}  # of both stacks, or of each
+    model_sizes["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
+    model_sizes |= {"n_experts": {experts.count}, "top_k": {experts.topk}} if experts else {"n_experts": {0, 1}}
+    stated = {name: value for name in model_sizes if (value := number(row, name)) is not None}
+    return all(value in model_sizes[name] for name, value in stated.items())
 
 
 def _reshaped(base: Transformer, row: Row) -> RowModel:
@@ -140,9 +145,12 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
     layers = sizes.get("layers", base.layers)
     dense, stated = _dense_layers(row, base, layers)
     experts = replace(
-        experts, count=count(row, "n_experts", experts.count), topk=count(row, "top_k", experts.topk),
-        ffn_hidden=inner, first_dense_layers=dense,
-    )  # fmt: skip
+        experts,
+        count=count(row, "n_experts", experts.count),
+        topk=count(row, "top_k", experts.topk),
+        ffn_hidden=inner,
+        first_dense_layers=dense,
+    )
     return RowModel(replace(base, **sizes, experts=experts), () if stated else ("dense layers",))
 
 
@@ -196,9 +204,11 @@ def _experts(row: Row, family: str, ffn: int) -> Experts | None:
         return None
     dense = number(row, "first_dense_layers")
     return Experts(
-        count=count(row, "n_experts"), topk=count(row, "top_k"), ffn_hidden=ffn,
+        count=count(row, "n_experts"),
+        topk=count(row, "top_k"),
+        ffn_hidden=ffn,
         first_dense_layers=0 if dense is None else count(row, "first_dense_layers", least=0),
-    )  # fmt: skip
+    )
 
 
 def _further_tokens(model: Model, row: Row) -> Model:
@@ -211,7 +221,9 @@ def _further_tokens(model: Model, row: Row) -> Model:
     stated = tflops * 1e12 / tokens_per_s
     seq_len, _ = seq_len_of(row, model)
     job = Job(global_batch=1, seq_len=seq_len)
-    chosen = min((model, further), key=lambda one: abs(step_flops(one, job).total_causal / seq_len - stated))
+    chosen = min(
+        (model, further), key=lambda candidate: abs(step_flops(candidate, job).total_causal / seq_len - stated)
+    )
     return replace(chosen, name=model.name)
 
 
@@ -226,8 +238,8 @@ def _tied_or_not(model: Transformer, row: Row) -> Transformer:
     stated = number(row, "params_b")
     if stated is None:
         return model
-    other = replace(model, tied_embeddings=not model.tied_embeddings)
-    return min((model, other), key=lambda m: abs(parameter_count(m) - stated * 1e9))
+    untied_or_tied = replace(model, tied_embeddings=not model.tied_embeddings)
+    return min((model, untied_or_tied), key=lambda candidate: abs(parameter_count(candidate) - stated * 1e9))
 
 
 def _layers(row: Row, hidden: int, vocab: int) -> int:

@@ -13,9 +13,15 @@ NO_RELEASE: Final = "default"
 """Release of recipes that have none: a launcher has its configurations beside it, a container its examples."""
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = (
-    "blocking_launches", "cuda_graphs", "expert_dispatcher", "flash_attention", "fp8_attention", "fused_experts",
-    "wide_modules", "wide_last_layers",
-)  # fmt: skip
+    "blocking_launches",
+    "cuda_graphs",
+    "expert_dispatcher",
+    "flash_attention",
+    "fp8_attention",
+    "fused_experts",
+    "wide_modules",
+    "wide_last_layers",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
     if plain and not fp8_recipe_of(row):
         job["fp8_recipe"] = plain
+
+    # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.
     fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
     if isinstance(model, Transformer) and fewer and stages > 1:
         each, rest = divmod(model.layers + fewer, stages)
@@ -50,7 +58,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
             layout["recompute"] = "none"
         if isinstance(model, Transformer) and (layers := set_by.get("recompute_layers")):
             layout |= {"recompute": "none", "recompute_full_layers": layers}
-        if "offload_layers" in set_by and count(row, "pp", 1) == 1:  # recompute would be refused beside it
+        # Recompute would be refused beside offloaded layers.
+        if "offload_layers" in set_by and count(row, "pp", 1) == 1:
             layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
     return RowRecipe(layout, job)
 

@@ -20,10 +20,18 @@ _DTYPE_BY_MEANING: Final = (
 )
 """Element types by what words mean, the one that counts first: an 8-bit recipe keeps the rest in 16 bits."""
 _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
-    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "delayed": "delayed", "current": "current", "fp8 current": "current",
-    "blockwise": "blockwise", "fp8 blockwise": "blockwise", "rowwise": "rowwise", "fp8 rowwise": "rowwise",
-    "tensorwise": "tensorwise", "fp8 tensorwise": "tensorwise",
-}  # fmt: skip
+    "nvfp4": "nvfp4",
+    "mxfp8": "mxfp8",
+    "delayed": "delayed",
+    "current": "current",
+    "fp8 current": "current",
+    "blockwise": "blockwise",
+    "fp8 blockwise": "blockwise",
+    "rowwise": "rowwise",
+    "fp8 rowwise": "rowwise",
+    "tensorwise": "tensorwise",
+    "fp8 tensorwise": "tensorwise",
+}
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -75,9 +83,16 @@ def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
 
 
 _RECOMPUTE_MODES: Final = {
-    "none": "none", "full": "full", "layers": "full", "every": "selective", "selective": "selective",
-    "policy full": "full", "policy none": "none", "policy offload": "none", "policy feed-forward": "none",
-}  # fmt: skip
+    "none": "none",
+    "full": "full",
+    "layers": "full",
+    "every": "selective",
+    "selective": "selective",
+    "policy full": "full",
+    "policy none": "none",
+    "policy offload": "none",
+    "policy feed-forward": "none",
+}
 
 
 def recompute_of(row: Row) -> str:
@@ -112,8 +127,8 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
             return round(-(-model.layers // stages) / every)
     if stages == 1 and any(reading.says("policy feed-forward") for reading in readings):
         first = model.ffn_hidden * (2 if model.gated_ffn else 1)
-        others = model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim
-        return round(first / (first + others) * model.layers)
+        other_products = model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim
+        return round(first / (first + other_products) * model.layers)
     return None
 
 
@@ -181,15 +196,32 @@ def vocab_of(row: Row) -> tuple[int, bool]:
     return _BERT_VOCAB if text(row, "family").lower().startswith("bert") else _GPT2_VOCAB, True
 
 
+_VOCABULARY_BY_COLUMN: Final = {
+    "dtype": DTYPE,
+    "dtype_recipe": DTYPE,
+    "recompute": RECOMPUTE,
+    "recompute_detail": RECOMPUTE,
+    "sharding": SHARDING,
+}
+
+
 def unread_words(row: Row) -> tuple[str, ...]:
     """Words of a row's columns that are not understood, each with its column."""
     network, _ = network_of(row)
-    unread = [("inter_link", network.not_understood), ("intra_link", unread_link_words(text(row, "intra_link")))]
-    columns = (("dtype", DTYPE), ("dtype_recipe", DTYPE), ("recompute", RECOMPUTE), ("recompute_detail", RECOMPUTE),
-               ("sharding", SHARDING))  # fmt: skip
-    unread += [(column, read_phrases(text(row, column), vocabulary).unread) for column, vocabulary in columns]
-    unread.append(("launch_and_overlap", read_switches(text(row, "launch_and_overlap"))[1]))
-    return tuple(f"{column} {word!r} not understood".replace(",", "") for column, words in unread for word in words)
+    unread = {
+        "inter_link": network.not_understood,
+        "intra_link": unread_link_words(text(row, "intra_link")),
+    }
+    for column, vocabulary in _VOCABULARY_BY_COLUMN.items():
+        unread[column] = read_phrases(text(row, column), vocabulary).unread
+    _, unread["launch_and_overlap"] = read_switches(text(row, "launch_and_overlap"))
+
+    # These become a list that is separated by commas.
+    remarks = []
+    for column, column_words in unread.items():
+        for word in column_words:
+            remarks.append(f"{column} {word!r} not understood".replace(",", ""))
+    return tuple(remarks)
 
 
 def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
@@ -197,11 +229,11 @@ def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
     which win (`cluster_for`)."""
     network, contradictions = stated_network(text(row, "inter_link"), text(row, "inter_link_as_stated"))
     adapters, rate = adapters_of(row)
-    for name, told, stated in (
+    for name, in_words, stated in (
         ("nics_per_node", network.adapters, adapters),
         ("nic_gbit_per_s", network.gbit_per_s, rate),
     ):
-        if network.detail == 2 and stated is not None and told != stated:
+        if network.detail == 2 and stated is not None and in_words != stated:
             contradictions += (f"{name}={stated:g} and the network's words {network.words!r}",)
     return network, contradictions
 
@@ -232,9 +264,9 @@ def _stages_named(reading: Reading) -> frozenset[int]:
     return frozenset({int(named[-1])} if named else ())
 
 
-def _dtypes_named(words: str) -> frozenset[str]:
+def _dtypes_named(cell_text: str) -> frozenset[str]:
     """Element types that words name; TF32 is of data in fp32."""
-    reading = read_phrases(words, DTYPE)
+    reading = read_phrases(cell_text, DTYPE)
     named = {dtype for dtype, meanings in _DTYPE_BY_MEANING if reading.first(*meanings)}
     return frozenset(named | {"tf32"} if "fp32" in named else named)
 
@@ -253,8 +285,8 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
             f"recompute={text(row, 'recompute')} and recompute_detail={text(row, 'recompute_detail')}"
         )
     if text(row, "dtype") and text(row, "dtype_recipe"):
-        kinds, others = _dtypes_named(text(row, "dtype")), _dtypes_named(text(row, "dtype_recipe"))
-        if kinds and others and kinds.isdisjoint(others):
+        kinds, recipe_kinds = _dtypes_named(text(row, "dtype")), _dtypes_named(text(row, "dtype_recipe"))
+        if kinds and recipe_kinds and kinds.isdisjoint(recipe_kinds):
             contradictions.append(f"dtype={text(row, 'dtype')} and dtype_recipe={text(row, 'dtype_recipe')}")
     return tuple(contradictions)
 
@@ -283,6 +315,7 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     Raises:
         Unusable: a `zero_stage` that is no whole number.
     """
+    # Numbers in the column `zero_stage` go before words, which may mean two stages.
     reading = read_phrases(text(row, "sharding"), SHARDING)
     is_fsdp = bool(reading.first("zero 3", "fsdp group", "hybrid", "zero 2")) and not reading.first("stage", "zero 1")
     zero = reading.figure("stage")

@@ -45,12 +45,12 @@ class RunFeatures:
 
     def contexts(self, chain: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         """Contexts of a chain of features, those whose features are all known, after the one that every run is in."""
-        found = [EVERYWHERE]
+        contexts = [EVERYWHERE]
         for names in chain:
             values = [getattr(self, name) for name in names]
             if all(values):
-                found.append(", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True)))
-        return tuple(found)
+                contexts.append(", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True)))
+        return tuple(contexts)
 
 
 def model_features(model: Model, device: Device, seq_len: int, framework: Framework, year: int | None) -> RunFeatures:

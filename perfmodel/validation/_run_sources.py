@@ -23,8 +23,8 @@ def submitter_of(row: Mapping[str, Any]) -> str:
     if isinstance(stated, str) and stated:
         return stated
     address = row.get("url_or_repo")
-    found = _SUBMISSION.search(address) if isinstance(address, str) else None
-    return found["submitter"].replace("_", "+") if found else ""
+    match = _SUBMISSION.search(address) if isinstance(address, str) else None
+    return match["submitter"].replace("_", "+") if match else ""
 
 
 def with_submitters(runs: pd.DataFrame) -> pd.DataFrame:

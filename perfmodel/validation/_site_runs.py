@@ -53,7 +53,7 @@ class SiteRun:
     contradicts: bool
     repeated: str
     """The same for repeats of one run."""
-    words: dict[str, str]
+    labels: dict[str, str]
     """`SiteRuns.words`."""
 
 
@@ -85,6 +85,9 @@ def site_runs(
             continue
         predicted.append(_site_run(row, run, site, undo(source, run.case.framework), looked_at(source)))
     _, layout = np.unique(np.array([run.repeated for run in predicted]), return_inverse=True)
+    labels = {}
+    for name in predicted[0].labels:
+        labels[name] = np.array([run.labels[name] for run in predicted])
     return SiteRuns(
         log=np.array([run.log for run in predicted]),
         log_undone=np.array([run.log_undone for run in predicted]),
@@ -96,7 +99,7 @@ def site_runs(
         layout=layout,
         open_deviation=np.array([run.open_deviation for run in predicted]),
         contradictions=np.array([float(run.contradicts) for run in predicted]),
-        words={name: np.array([run.words[name] for run in predicted]) for name in predicted[0].words},
+        words=labels,
     )
 
 
@@ -107,6 +110,7 @@ def _site_run(
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     at = layout_coordinates(problem.setting, case.layout)
     source, measured_s = str(row["source"]), float(row["measured_iter_time_s"])
+    # Facts change the likeliest completion, and the median of all in the same proportion.
     undone_s = run.step_time_s
     if undone is not None:
         without = step_problem(case.model, case.cluster, case.job, None, undone, site)
@@ -128,7 +132,7 @@ def _site_run(
         open_deviation=run.open_deviation,
         contradicts=bool(case.contradictions),
         repeated=repr((source, case.model.name, case.job, at, case.layout.schedule)),
-        words={
+        labels={
             "framework": case.framework.name,
             "architecture": case.cluster.device.architecture,
             "source": source,

@@ -104,14 +104,20 @@ def _over(sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"sources": 0}
 
     def mean(*keys: str) -> float:
-        found = []
-        for one in sources:
+        values = []
+        for source in sources:
+            value: Any = source
             for key in keys:
-                one = one[key]
-            found.append(one)
-        return float(np.mean(found))
+                value = value[key]
+            values.append(value)
+        return float(np.mean(values))
 
-    off = sources[0]["without"]
-    return {"sources": len(sources), "mean_ape": mean("mean_ape"), "bias": mean("bias")} | {
-        "without": {name: {key: mean("without", name, key) for key in of} for name, of in off.items()}
+    without_term = {}
+    for term, figures in sources[0]["without"].items():
+        without_term[term] = {key: mean("without", term, key) for key in figures}
+    return {
+        "sources": len(sources),
+        "mean_ape": mean("mean_ape"),
+        "bias": mean("bias"),
+        "without": without_term,
     }

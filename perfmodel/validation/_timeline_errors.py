@@ -86,6 +86,16 @@ class TimelineErrors:
     def to_dict(self) -> dict[str, Any]:
         """JSON types only; NaN becomes None."""
         per_device = ("activity_error", "activity_bias", "predicted_idle", "measured_idle")
+        devices = []
+        for device in range(len(self.activity_error)):
+            figures = {name: _number(getattr(self, name)[device]) for name in per_device}
+            devices.append({"device": device} | figures)
+        stages = []
+        for row in self.stages.to_dict(orient="records"):
+            for name, value in row.items():
+                if isinstance(value, float):
+                    row[name] = _number(value)
+            stages.append(row)
         known = self.activity_error[~np.isnan(self.activity_error)]
         return {
             "runs": self.runs,
@@ -98,14 +108,8 @@ class TimelineErrors:
             "largest_stage_error": _number(self.largest_stage_error),
             "predicted_bubble_fraction": float(self.predicted_idle.mean()),
             "measured_bubble_fraction": float(self.measured_idle.mean()),
-            "devices": [
-                {"device": device} | {name: _number(getattr(self, name)[device]) for name in per_device}
-                for device in range(len(self.activity_error))
-            ],
-            "stages": [
-                {k: _number(v) if isinstance(v, float) else v for k, v in row.items()}
-                for row in self.stages.to_dict(orient="records")
-            ],
+            "devices": devices,
+            "stages": stages,
         }
 
 
@@ -215,6 +219,7 @@ def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timelin
     s = predicted.structure
     for run in runs:
         _require_same(s, run.structure)
+    # Only what runs on a compute stream and takes time is compared.
     takes_time = (s.kind != Kind.ZERO) & (predicted.end_s > predicted.start_s)
     ops = np.flatnonzero((s.stream >= 0) & (s.stream % N_STREAMS == Stream.COMPUTE) & takes_time)
     activities = Activities(

@@ -83,19 +83,27 @@ def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace,
     steps = measured.steps()
     matching = _match(trace, steps, replicas)
     batch_s = predicted.makespan_s if isinstance(predicted, Timeline) else trace.batch_time_s
+    # Both sides count the same computations as busy: the matched ones, or all of them where none are matched.
+    if matching.matched_by:
+        predicted_busy_s = matching.predicted_busy_s(measured.devices)
+        measured_busy_s = matching.measured_busy_s(measured.devices)
+    else:
+        predicted_busy_s = np.repeat(_busy_s(trace), replicas)
+        measured_busy_s = np.stack([_busy_s(step) for step in steps])
     errors = timeline_errors(
         matching.activities,
         batch_s,
         np.array([step.batch_time_s for step in steps]),
-        np.repeat(_busy_s(trace), replicas) if not matching.by else matching.predicted_busy_s(measured.devices),
-        np.stack([_busy_s(step) for step in steps]) if not matching.by else matching.measured_busy_s(measured.devices),
+        predicted_busy_s,
+        measured_busy_s,
     )
-    total = sum(len(_computations(step)) for step in steps), len(_computations(trace)) * replicas
+    all_predicted = len(_computations(trace)) * replicas
+    all_measured = sum(len(_computations(step)) for step in steps)
     return TraceComparison(
         errors,
-        matching.by or "nothing",
-        matching.n_predicted / max(total[1], 1),
-        matching.n_measured / max(total[0], 1),
+        matching.matched_by or "nothing",
+        matching.n_predicted / max(all_predicted, 1),
+        matching.n_measured / max(all_measured, 1),
     )
 
 
@@ -111,10 +119,18 @@ def timeline_trace(timeline: Timeline) -> MeasuredTrace:
     copies = np.isin(stream, (Stream.OFFLOAD, Stream.RELOAD))
     kind = np.where(stream == Stream.COMPUTE, ActivityKind.COMPUTE, ActivityKind.COMMUNICATION)
     return MeasuredTrace(
-        device=s.device[ops], stream=stream, start_s=timeline.start_s[ops], end_s=timeline.end_s[ops], name=number,
-        names=tuple(names.tolist()), kind=np.where(copies, ActivityKind.COPY, kind), phase=s.kind[ops],
-        stage=s.class_stage[s.duration[ops]], micro_batch=s.micro_batch[ops], step=np.full(len(ops), -1),
-    )  # fmt: skip
+        device=s.device[ops],
+        stream=stream,
+        start_s=timeline.start_s[ops],
+        end_s=timeline.end_s[ops],
+        name=number,
+        names=tuple(names.tolist()),
+        kind=np.where(copies, ActivityKind.COPY, kind),
+        phase=s.kind[ops],
+        stage=s.class_stage[s.duration[ops]],
+        micro_batch=s.micro_batch[ops],
+        step=np.full(len(ops), -1),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +138,7 @@ class _Matching:
     """Activities found on both sides, and how many of each side's computations they hold."""
 
     activities: Activities
-    by: str
+    matched_by: str
     n_predicted: int
     n_measured: int
 
@@ -134,23 +150,23 @@ class _Matching:
 
 
 def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: int) -> _Matching:
-    by = _tags_of_both(predicted, steps)
+    matched_by = _tags_of_both(predicted, steps)
     rows: list[tuple[int, int]] = []
     stamps: list[tuple[Float[np.ndarray, "activities 2"], Float[np.ndarray, "runs activities 2"]]] = []
     n_predicted = n_measured = 0
-    for device in range(predicted.devices * replicas if by else 0):
-        ours = _groups(predicted, device // replicas, by)
-        theirs = [_groups(step, device, by) for step in steps]
+    for device in range(predicted.devices * replicas if matched_by else 0):
+        ours = _groups(predicted, device // replicas, matched_by)
+        theirs = [_groups(step, device, matched_by) for step in steps]
         for key, ops in ours.items():
-            found = [groups[key] for groups in theirs if key in groups]
-            if len(found) < len(steps):
+            matching_ops = [groups[key] for groups in theirs if key in groups]
+            if len(matching_ops) < len(steps):
                 continue
-            n_predicted, n_measured = n_predicted + len(ops), n_measured + sum(map(len, found))
-            # one by one where both sides are equally fine, else from first start to last end
-            single = all(len(each) == len(ops) for each in found)
+            n_predicted, n_measured = n_predicted + len(ops), n_measured + sum(map(len, matching_ops))
+            # Compare one by one where both sides are equally fine, else from first start to last end.
+            single = all(len(each) == len(ops) for each in matching_ops)
             chosen = ops if single else ops[:1]
             rows += [(device, op) for op in chosen.tolist()]
-            measured = [_stamps(step, each, single) for step, each in zip(steps, found, strict=True)]
+            measured = [_stamps(step, each, single) for step, each in zip(steps, matching_ops, strict=True)]
             stamps.append((_stamps(predicted, ops, single), np.stack(measured)))
     devices, ops = np.array(rows, int).reshape(-1, 2).T
     return _Matching(
@@ -158,11 +174,13 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             device=devices,
             stage=predicted.stage[ops],
             phase=np.array(PHASES)[predicted.phase[ops]],
-            micro_batch=predicted.micro_batch[ops] if "micro_batch" in by or by == "name" else np.full(len(ops), -1),
+            micro_batch=predicted.micro_batch[ops]
+            if "micro_batch" in matched_by or matched_by == "name"
+            else np.full(len(ops), -1),
             predicted_s=np.concatenate([p for p, _ in stamps]) if stamps else np.zeros((0, 2)),
             measured_s=np.concatenate([m for _, m in stamps], axis=1) if stamps else np.zeros((len(steps), 0, 2)),
         ),
-        by if rows else "",
+        matched_by if rows else "",
         n_predicted,
         n_measured,
     )
@@ -176,7 +194,7 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
     def names(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"]) -> set[str]:
         return {trace.names[number] for number in np.unique(trace.name[ops])}
 
-    # a run also records what the prediction gives no time
+    # A run also records what the prediction gives no time, so it may have more names.
     if len(names(predicted, ours)) > 1 and all(names(s, ops) >= names(predicted, ours) for s, ops in theirs):
         return "name"
     if all((step.phase[ops] > 0).any() for step, ops in theirs):
@@ -189,21 +207,30 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
     return "order" if all(count == counts[0] for count in counts) else ""
 
 
-def _groups(trace: MeasuredTrace, device: int, by: str) -> dict[Key, Int[np.ndarray, " ops"]]:
+def _groups(trace: MeasuredTrace, device: int, matched_by: str) -> dict[Key, Int[np.ndarray, " ops"]]:
     """Computations of a device that are alike, by what they are alike in; each in order of start."""
     ops = _computations(trace)
     ops = ops[trace.device[ops] == device]
-    if by == "order":
+    if matched_by == "order":
         return {(n,): ops[n : n + 1] for n in range(len(ops))}
-    found: dict[Key, list[int]] = {}
+    ops_by_key: dict[Key, list[int]] = {}
     for op in ops.tolist():
         phase = PHASES[trace.phase[op]]
-        tags = [int(getattr(trace, tag)[op]) for tag in ("stage", "micro_batch") if tag in by or by == "name"]
-        # an optimizer step belongs to no micro-batch, and profilers do not say its stage
-        key = (trace.names[trace.name[op]], *tags) if by == "name" else (phase, *(tags if phase in PASSES else ()))
-        if by == "name" or phase:
-            found.setdefault(key, []).append(op)
-    return {key: np.array(each) for key, each in found.items()}
+        tags = [
+            int(getattr(trace, tag)[op])
+            for tag in ("stage", "micro_batch")
+            if tag in matched_by or matched_by == "name"
+        ]
+        # An optimizer step belongs to no micro-batch, and profilers do not say its stage.
+        if matched_by == "name":
+            key = (trace.names[trace.name[op]], *tags)
+        elif phase in PASSES:
+            key = (phase, *tags)
+        else:
+            key = (phase,)
+        if matched_by == "name" or phase:
+            ops_by_key.setdefault(key, []).append(op)
+    return {key: np.array(each) for key, each in ops_by_key.items()}
 
 
 def _computations(trace: MeasuredTrace) -> Int[np.ndarray, " ops"]:
@@ -227,10 +254,10 @@ def _union_s(
     """Seconds in which at least one of a device's intervals lies."""
     total_s = np.zeros(devices)
     for each in range(devices):
-        own = stamps_s[device == each]
-        own = own[np.argsort(own[:, 0], kind="stable")]
-        reached_s = np.maximum.accumulate(own[:, 1])
-        # each interval adds what lies beyond all that began before it
-        before_s = np.concatenate([own[:1, 0], reached_s[:-1]])
-        total_s[each] = np.maximum(reached_s - np.maximum(before_s, own[:, 0]), 0).sum()
+        intervals = stamps_s[device == each]
+        intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+        reached_s = np.maximum.accumulate(intervals[:, 1])
+        # Each interval adds what lies beyond all that began before it.
+        before_s = np.concatenate([intervals[:1, 0], reached_s[:-1]])
+        total_s[each] = np.maximum(reached_s - np.maximum(before_s, intervals[:, 0]), 0).sum()
     return total_s

@@ -51,11 +51,12 @@ class Reading:
 
 
 _WORD: Final = re.compile(r"[^\s,;()+|]*[a-z0-9][^\s,;()+|]*")
-_FILLERS: Final = frozenset({
-    "a", "an", "the", "of", "in", "on", "to", "by", "for", "with", "and", "as", "at", "from", "is", "are", "not", "or",
-    "other", "others", "otherwise", "default", "assumed", "stated", "inferred", "config", "configuration", "round",
-    "kind", "usual",
-})  # fmt: skip
+_FILLER_WORDS: Final = """
+    a an the of in on to by for with and as at from is are not or other others otherwise default assumed stated
+    inferred config configuration round kind usual
+"""
+"""Words that are passed over without being reported as not understood."""
+_FILLERS: Final = frozenset(_FILLER_WORDS.split())
 _REMARK: Final = re.compile(r"\([^()]*\)")
 
 
@@ -65,6 +66,7 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
     lowered = text.lower()
     said: list[tuple[str, tuple[str, ...]]] = []
     unread: list[str] = []
+    # Phrases are taken from left to right, at every place the longest that fits.
     at = 0
     while at < len(lowered):
         if lowered[at] == "(" and (remark := _REMARK.match(lowered, at)):
@@ -126,9 +128,11 @@ DTYPE: Final = (
     Phrase(r"pure (?:bf16|fp16)(?: weights)?", "16 bits alone"),
     Phrase(r"aqt", "aqt"),
     Phrase(r"(?:fp8|float8) params?|fp8_params=1|(?:fp8|float8|bf16) all-gather|all-gather (?:fp8|float8|bf16)"),
-    Phrase(r"hybrid|compiled?|nocompile|eager|prototype|o[0-3]|te|transformer engine|grouped|most|linear|layers?|mixed"
-           r"|precision|precomputed scale|tf32 peak \d+|page folder says fp8|scaling|recipe|master|weights"),
-)  # fmt: skip
+    Phrase(
+        r"hybrid|compiled?|nocompile|eager|prototype|o[0-3]|te|transformer engine|grouped|most|linear|layers?|mixed"
+        r"|precision|precomputed scale|tf32 peak \d+|page folder says fp8|scaling|recipe|master|weights"
+    ),
+)
 """Element types and recipes of columns `dtype` and `dtype_recipe`."""
 
 RECOMPUTE: Final = (
@@ -148,15 +152,19 @@ RECOMPUTE: Final = (
     Phrase(r"shared_experts?", "shared_experts"),
     Phrase(r"mla_up_proj", "mla_up_proj"),
     Phrase(r"(?:remat_policy )?(?:custom|save_qkv_proj|save_out_proj|qkv_proj_offloaded|full)", "policy full"),
-    Phrase(r"(?:remat_policy )?minimal(?:_flash|_with_context)?|remat_policy save_dot_except_logits|remat_policy none",
-           "policy none"),
+    Phrase(
+        r"(?:remat_policy )?minimal(?:_flash|_with_context)?|remat_policy save_dot_except_logits|remat_policy none",
+        "policy none",
+    ),
     Phrase(r"(?:remat_policy )?minimal_offloaded", "policy offload"),
     Phrase(r"remat_policy \S*except\S*(?:mlpwi|ffn1)", "policy feed-forward"),
     Phrase(r"not stated|kind not stated"),
-    Phrase(r"q, k, v, qkv out projections kept device|q|k|v|qkv|out|projections|kept|device|reference|implementation"
-           r"|verified|torchtitan default \S+|\S+\.toml|benchmark|hf|modules?|layers?|recompute|policy|remat_policy"
-           r"|shape|layer"),
-)  # fmt: skip
+    Phrase(
+        r"q, k, v, qkv out projections kept device|q|k|v|qkv|out|projections|kept|device|reference|implementation"
+        r"|verified|torchtitan default \S+|\S+\.toml|benchmark|hf|modules?|layers?|recompute|policy|remat_policy"
+        r"|shape|layer"
+    ),
+)
 """Columns `recompute` and `recompute_detail`."""
 
 SHARDING: Final = (
@@ -181,36 +189,63 @@ SHARDING: Final = (
     Phrase(r"parameters kept gathered after forward", "keeps weights"),
     Phrase(r"hpz over (\d+) ranks|hpz", "hpz"),
     Phrase(r"ici_fsdp=-1|ici_fsdp=1?|ici_fsdp_transpose=-?\d*|dcn_fsdp=\d*"),
-    Phrase(r"deepspeed|megatron|fairscale|paddle|pytorch|torch|ranks|devices|times|earlier|rounds|slice\(s\)|slices?|code"
-           r"|that|commit|repository|routed experts fsdp|sharding|full|data|size"),
-)  # fmt: skip
+    Phrase(
+        r"deepspeed|megatron|fairscale|paddle|pytorch|torch|ranks|devices|times|earlier|rounds|slice\(s\)|slices?|code"
+        r"|that|commit|repository|routed experts fsdp|sharding|full|data|size"
+    ),
+)
 """Column `sharding`."""
 
 LAUNCH_SWITCHES: Final = {
-    "tp_comm_overlap": "tp_overlap", "ub_tp_comm_overlap": "tp_overlap",
-    "overlap_grad_reduce": "overlap_grad_reduce", "overlap_grad_sync": "overlap_grad_reduce",
-    "overlap_param_gather": "overlap_param_gather", "overlap_param_sync": "overlap_param_gather",
-    "overlap_ep": "ep_overlap", "overlap_moe_expert_parallel_comm": "ep_overlap",
-    "layer_cuda_graph": "graphs of layers", "mcore_cuda_graph": "graphs of layers",
-    "enable_cuda_graph": "graphs of layers", "external_cuda_graph": "graphs of layers",
-    "full_cuda_graph": "graph of the step", "full_iteration_cuda_graph": "graph of the step",
-    "lora_a2a": "lora_a2a", "blocking_launches": "blocking_launches", "cuda_launch_blocking": "blocking_launches",
-    "hybridep": "hybridep", "deepep": "deepep", "fused_experts": "fused_experts",
+    "tp_comm_overlap": "tp_overlap",
+    "ub_tp_comm_overlap": "tp_overlap",
+    "overlap_grad_reduce": "overlap_grad_reduce",
+    "overlap_grad_sync": "overlap_grad_reduce",
+    "overlap_param_gather": "overlap_param_gather",
+    "overlap_param_sync": "overlap_param_gather",
+    "overlap_ep": "ep_overlap",
+    "overlap_moe_expert_parallel_comm": "ep_overlap",
+    "layer_cuda_graph": "graphs of layers",
+    "mcore_cuda_graph": "graphs of layers",
+    "enable_cuda_graph": "graphs of layers",
+    "external_cuda_graph": "graphs of layers",
+    "full_cuda_graph": "graph of the step",
+    "full_iteration_cuda_graph": "graph of the step",
+    "lora_a2a": "lora_a2a",
+    "blocking_launches": "blocking_launches",
+    "cuda_launch_blocking": "blocking_launches",
+    "hybridep": "hybridep",
+    "deepep": "deepep",
+    "fused_experts": "fused_experts",
     "bf16_gradient_reduction": "bf16 gradients",
     # known, and without a setting of their own here
-    "fp8_params": "", "fp8_param_gather": "", "tp_pp_dp_rank_order": "", "defer_embedding_wgrad": "",
-    "asym_pp_embed": "", "overlap_p2p": "", "scan_layers": "", "delayed_wgrad": "", "paged_stash": "",
-    "router_and_permute_fusion": "", "distributed_optimizer": "distributed_optimizer",
-    "mcore_distributed_optimizer": "distributed_optimizer", "compile": "", "eager": "",
-}  # fmt: skip
+    "fp8_params": "",
+    "fp8_param_gather": "",
+    "tp_pp_dp_rank_order": "",
+    "defer_embedding_wgrad": "",
+    "asym_pp_embed": "",
+    "overlap_p2p": "",
+    "scan_layers": "",
+    "delayed_wgrad": "",
+    "paged_stash": "",
+    "router_and_permute_fusion": "",
+    "distributed_optimizer": "distributed_optimizer",
+    "mcore_distributed_optimizer": "distributed_optimizer",
+    "compile": "",
+    "eager": "",
+}
 """Switches `name=value` of column `launch_and_overlap` (spaces and hyphens in names are underscores), and what they
 set; empty for those that are known and change nothing here."""
 LAUNCH_PHRASES: Final = {
-    "full-iteration cuda graph": "full_cuda_graph", "full cuda graph": "full_cuda_graph",
-    "cuda graph": "layer_cuda_graph", "cuda graphs": "layer_cuda_graph", "fused grouped mlp": "fused_experts",
+    "full-iteration cuda graph": "full_cuda_graph",
+    "full cuda graph": "full_cuda_graph",
+    "cuda graph": "layer_cuda_graph",
+    "cuda graphs": "layer_cuda_graph",
+    "fused grouped mlp": "fused_experts",
     "hybridep dispatcher inside nvlink domain": "hybridep",
-    "1f1b expert-communication overlap": "overlap_ep", "asymmetric embedding and loss stages": "asym_pp_embed",
-}  # fmt: skip
+    "1f1b expert-communication overlap": "overlap_ep",
+    "asymmetric embedding and loss stages": "asym_pp_embed",
+}
 """Phrases of that column for switches that are on."""
 _TRUE: Final = frozenset({"1", "true", "on", "yes", ""})
 _FALSE: Final = frozenset({"0", "false", "off", "no"})
@@ -223,14 +258,14 @@ def read_switches(text: str) -> tuple[dict[str, bool], tuple[str, ...]]:
     switches: dict[str, bool] = {}
     unread = []
     for part in re.split(r"[;,]|\s{2,}", text):
-        words = part.strip()
-        if not words:
+        phrase = part.strip()
+        if not phrase:
             continue
-        name, sign, value = (piece.strip().lower() for piece in words.partition("="))
+        name, sign, value = (piece.strip().lower() for piece in phrase.partition("="))
         key = LAUNCH_PHRASES.get(name, name).replace("-", "_").replace(" ", "_")
         is_known = key in LAUNCH_SWITCHES and value in _TRUE | _FALSE
         if not is_known or (sign and value == ""):
-            unread.append(words.replace(",", ""))
+            unread.append(phrase.replace(",", ""))
             continue
         meaning = LAUNCH_SWITCHES[key]
         if meaning:
