@@ -190,32 +190,36 @@ def select(
         raise PerfModelError(f"the target interval must be a share between 0 and 1, got {target_half_width:g}")
     if batch < 1 or (budget is not None and budget < 1):
         raise PerfModelError(f"budget and batch must be at least 1, got {budget} and {batch}")
-    known = dict(measured or {})
-    open_ops = [op for op in dict.fromkeys(pool) if op not in known]
+    measured_s = dict(measured or {})
+    open_ops = [op for op in dict.fromkeys(pool) if op not in measured_s]
+
+    # Fit, look at the step times, stop or measure the next batch.
     failed: list[Op] = []
     rounds: list[Round] = []
     beliefs: Beliefs | None = None
     while True:
-        beliefs = condition(base, device, known, beliefs)
+        beliefs = condition(base, device, measured_s, beliefs)
         state = steps.at(beliefs)
         located = beliefs.locate(state.ops)
         spread = HALF_WIDTH * np.sqrt(step_variance(beliefs, located, state.shares))
-        rounds.append(Round(len(known), state.step_time_s, np.hypot(spread, state.rest_half_width)))
+        rounds.append(Round(len(measured_s), state.step_time_s, np.hypot(spread, state.rest_half_width)))
         progress(rounds[-1])
         if rounds[-1].half_width.max() <= target_half_width:
             return Selection(tuple(rounds), beliefs, "target reached", tuple(failed))
-        if budget is not None and len(known) >= budget:
+        if budget is not None and len(measured_s) >= budget:
             return Selection(tuple(rounds), beliefs, "budget used", tuple(failed))
-        count = max(batch, len(known) // 4)
-        count = count if budget is None else min(count, budget - len(known))
+
+        # One more measurement tells less the more there are, so batches grow with them.
+        count = max(batch, len(measured_s) // 4)
+        count = count if budget is None else min(count, budget - len(measured_s))
         chosen = choose(beliefs, located, state.shares, beliefs.locate(open_ops), count) if open_ops else []
         if not chosen:
             return Selection(tuple(rounds), beliefs, "all measured", tuple(failed))
-        wanted = [open_ops[i] for i in chosen]
-        found = measure(wanted)
-        known |= {op: found[op] for op in wanted if op in found}
-        failed += [op for op in wanted if op not in found]
-        open_ops = [op for op in open_ops if op not in set(wanted)]
+        batch_ops = [open_ops[i] for i in chosen]
+        measured_now = measure(batch_ops)
+        measured_s |= {op: measured_now[op] for op in batch_ops if op in measured_now}
+        failed += [op for op in batch_ops if op not in measured_now]
+        open_ops = [op for op in open_ops if op not in set(batch_ops)]
 
 
 def selection_text(selection: Selection) -> str:

@@ -102,6 +102,11 @@ def take(events: Events, position: int) -> Events:
     raise IndexError(position)
 
 
+def _count(events: Events) -> int:
+    """Events in a list of all groups."""
+    return sum(len(part.index) for part in events.values())
+
+
 @dataclass(frozen=True)
 class Beliefs:
     """Log times of any ops, normally distributed given the measurements."""
@@ -126,29 +131,32 @@ class Beliefs:
         """What covariances need to know of `ops`."""
         events = {}
         for name, index in by_group(ops).items():
-            mine = [ops[i] for i in index]
-            points, group = points_of(mine, self.device, np.log(self.base(mine))), self.groups.get(name)
-            known = np.zeros((0, len(mine)))
+            group_ops = [ops[i] for i in index]
+            points, group = points_of(group_ops, self.device, np.log(self.base(group_ops))), self.groups.get(name)
+            known = np.zeros((0, len(group_ops)))
             if group:
                 near = covariance(group.components, group.hyper, group.points, points)
                 known = solve_triangular(group.lower, near, lower=True)
             events[name] = Located(index, points, known)
         return events
 
-    def covariance(self, left: Events, right: Events) -> Float[np.ndarray, "left right"]:
+    def covariance(self, row_events: Events, column_events: Events) -> Float[np.ndarray, "rows columns"]:
         """Posterior covariance of log times (Rasmussen and Williams, eq. 2.24); different groups are independent."""
-        result = np.zeros([sum(len(part.index) for part in events.values()) for events in (left, right)])
-        for name in left.keys() & right.keys():
-            a, b = left[name], right[name]
-            of_group = covariance(*self._believed(name, a.points), a.points, b.points) - a.known.T @ b.known
-            result[np.ix_(a.index, b.index)] = of_group
+        result = np.zeros((_count(row_events), _count(column_events)))
+        for name in row_events.keys() & column_events.keys():
+            rows, columns = row_events[name], column_events[name]
+            kinds, hyper = self._believed(name, rows.points)
+            # What the measured events explain is no longer uncertain.
+            explained = rows.known.T @ columns.known
+            of_group = covariance(kinds, hyper, rows.points, columns.points) - explained
+            result[np.ix_(rows.index, columns.index)] = of_group
         return result
 
     def variance(self, events: Events) -> Float[np.ndarray, " events"]:
         """Posterior variance of log times: the diagonal of their covariance."""
-        result = np.zeros(sum(len(part.index) for part in events.values()))
+        result = np.zeros(_count(events))
         for name, part in events.items():
-            # every component correlates an event fully with itself
+            # Every component correlates an event fully with itself.
             before = np.exp(self._believed(name, part.points)[1].variance).sum()
             result[part.index] = before - (part.known**2).sum(axis=0)
         return np.maximum(result, 1e-12)
@@ -175,15 +183,19 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
     ops = list(measured)
     groups = {}
     for name, index in by_group(ops).items():
-        mine = [ops[i] for i in index]
-        log_base = np.log(base(mine))
-        points = points_of(mine, device, log_base)
-        residual = np.log([measured[op] for op in mine]) - log_base
-        last = earlier.groups.get(name) if earlier else None
+        group_ops = [ops[i] for i in index]
+        log_base = np.log(base(group_ops))
+        points = points_of(group_ops, device, log_base)
+        residual = np.log([measured[op] for op in group_ops]) - log_base
+        group_before = earlier.groups.get(name) if earlier else None
         kinds = components(tuple(points.coordinates))
-        hyper = last.hyper if last and len(mine) < 1.5 * len(last.points) else _fit(kinds, points, residual)
+        # Hyperparameters change little while a group grows little, and fitting them takes long.
+        if group_before and len(group_ops) < 1.5 * len(group_before.points):
+            hyper = group_before.hyper
+        else:
+            hyper = _fit(kinds, points, residual)
         matrix = covariance(kinds, hyper, points)
-        matrix[np.diag_indices(len(mine))] += np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
+        matrix[np.diag_indices(len(group_ops))] += np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
         lower = cholesky(matrix, lower=True)
         groups[name] = Group(kinds, hyper, points, lower, solve_triangular(lower, residual, lower=True))
     return Beliefs(base, device, dict(measured), groups)
@@ -199,11 +211,11 @@ def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> 
     if n < FEWEST:
         return prior(kinds)
     sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED]
-    found = fit_hyperparameters(kinds[:-1], points, residual, sample)
-    own = max(np.exp(found.noise) - np.exp(NOISE), np.exp(LEAST_OWN))
-    doubt = np.log1p((len(found.variance) + sum(map(len, found.length)) + 2) / n)
-    variance = np.append(found.variance, np.log(own)) + doubt
-    return Hyperparameters(variance, (*found.length, np.zeros(0)), NOISE, found.noise_short)
+    fit = fit_hyperparameters(kinds[:-1], points, residual, sample)
+    event_variance = max(np.exp(fit.noise) - np.exp(NOISE), np.exp(LEAST_OWN))
+    inflation = np.log1p((len(fit.variance) + sum(map(len, fit.length)) + 2) / n)
+    variance = np.append(fit.variance, np.log(event_variance)) + inflation
+    return Hyperparameters(variance, (*fit.length, np.zeros(0)), NOISE, fit.noise_short)
 
 
 def by_group(ops: Sequence[Op]) -> dict[str, np.ndarray]:

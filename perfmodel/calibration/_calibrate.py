@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,20 @@ class Believed:
     """Prices of kernels or collectives by belief, but for those that stay as they are."""
 
     beliefs: Beliefs
-    other: PricesKernels | PricesCollectives
+    unchanged: PricesKernels | PricesCollectives
+    """Prices of what is not measured."""
     unmeasured: frozenset[Op] = frozenset()
-    """Ops that `other` prices."""
+    """Ops that `unchanged` prices."""
 
-    def times(self, where: Any, ops: Sequence[Op]) -> EventTimes:
+    def times(self, place: Any, ops: Sequence[Op]) -> EventTimes:
         """Expected times on the beliefs' device with their 90 % intervals."""
+        believed = [i for i, op in enumerate(ops) if op not in self.unmeasured]
+        unchanged = [i for i, op in enumerate(ops) if op in self.unmeasured]
         parts = []
-        for stays, price in ((False, self._believed), (True, partial(self.other.times, where))):
-            if at := [i for i, op in enumerate(ops) if (op in self.unmeasured) == stays]:
-                parts.append((at, price([ops[i] for i in at])))
+        if believed:
+            parts.append((believed, self._believed([ops[i] for i in believed])))
+        if unchanged:
+            parts.append((unchanged, self.unchanged.times(place, [ops[i] for i in unchanged])))
         return EventTimes.together(len(ops), parts)
 
     def _believed(self, ops: Sequence[Op]) -> EventTimes:
@@ -61,30 +64,33 @@ class LayoutSteps:
         priced = self.step_problem.repriced(
             Believed(beliefs, kernels, self.unmeasured), Believed(beliefs, collectives, self.unmeasured)
         )
-        found = [event_shares(priced, layout) for layout in self.layouts]
+        shares_of_layouts = [event_shares(priced, layout) for layout in self.layouts]
         index: dict[Op, int] = {}
-        for share in found:
+        for share in shares_of_layouts:
             for op in share.ops:
                 if op not in self.unmeasured:
                     index.setdefault(op, len(index))
-        shares = np.zeros((len(found), len(index)))
-        for row, share in zip(shares, found, strict=True):
+
+        # The part of each step's critical path that each event takes.
+        shares = np.zeros((len(shares_of_layouts), len(index)))
+        for row, share in zip(shares, shares_of_layouts, strict=True):
             for op, seconds in zip(share.ops, share.critical_s.tolist(), strict=True):
                 if op in index:
                     row[index[op]] += seconds / share.step_time_s
-        rest = np.array([self._rest(share) for share in found])
-        return StepShares(np.array([share.step_time_s for share in found]), tuple(index), shares, rest)
+        rest = np.array([self._rest(share) for share in shares_of_layouts])
+        return StepShares(np.array([share.step_time_s for share in shares_of_layouts]), tuple(index), shares, rest)
 
     def _rest(self, share: EventShares) -> float:
         """Half-width that events at the problem's own prices cause, errors of a family common to all."""
-        where = [i for i, op in enumerate(share.ops) if op in self.unmeasured]
-        ops = [share.ops[i] for i in where]
+        indices = [i for i, op in enumerate(share.ops) if op in self.unmeasured]
+        ops = [share.ops[i] for i in indices]
         if not ops:
             return 0.0
         times = priced_events(self.step_problem, ops)
         half = (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
+        # Errors within a family add up, those of different families are independent.
         families: dict[str, float] = {}
-        for op, value in zip(ops, (share.critical_s[where] * half).tolist(), strict=True):
+        for op, value in zip(ops, (share.critical_s[indices] * half).tolist(), strict=True):
             families[op.family] = families.get(op.family, 0.0) + value
         return float(np.sqrt(sum(v**2 for v in families.values())) / share.step_time_s)
 

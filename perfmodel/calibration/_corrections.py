@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import hypot, log, sqrt
 from typing import Final, NamedTuple
 
@@ -59,10 +59,13 @@ def corrections(
     Args:
         slowed_s: by how much recording made the step longer, all of it on the host, between operators.
     """
-    found = [*_kernels(problem, sides), *_links(problem, sides), *_host(problem, layout, profile, sides, slowed_s)]
-    found += [*_skew(problem, sides), *_contention(problem, profile, sides), *_between_steps(profile, sides)]
-    so_far = Adjustment(device=problem.cluster.device.name, values=tuple((each.name, each.value) for each in found))
-    return (*found, *_hidden(problem.adjusted(so_far), layout, sides))
+    settled = [*_kernels(problem, sides), *_links(problem, sides), *_host(problem, layout, profile, sides, slowed_s)]
+    settled += [*_skew(problem, sides), *_contention(problem, profile, sides), *_between_steps(profile, sides)]
+    # How much is hidden is compared last, with everything else at its measured time.
+    so_far = Adjustment(
+        device=problem.cluster.device.name, values=tuple((correction.name, correction.value) for correction in settled)
+    )
+    return (*settled, *_hidden(problem.adjusted(so_far), layout, sides))
 
 
 def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
@@ -75,20 +78,21 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         spread = _spread_over_steps(calls)
         shaped = [call for call in calls if call.op is not None]
         measured_s *= _usual_s(calls) / sum(call.time_s for call in calls)
-        if sides.whole:
+        # The fewer devices stand for all and the less was matched, the more the standard error is at least.
+        if sides.stands_for_all:
             floor = _SHAPED + (1 - sides.matched(family)) * (NAMED_SD - _SHAPED)
         elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
             predicted_s = float(priced_events(problem, [call.op for call in shaped if call.op]).time_s.sum())
             measured_s, floor = _usual_s(shaped), _SHAPED
         else:
             floor = _PARTLY
-        per = sides.steps * len({call.device for call in calls})
+        device_steps = sides.steps * len({call.device for call in calls})
         yield Correction(
             name=family,
             value=log(measured_s / predicted_s),
             sd=sqrt(floor**2 + spread**2),
-            seconds=sum(call.time_s for call in calls) / per,
-            calls=len(calls) / per,
+            seconds=sum(call.time_s for call in calls) / device_steps,
+            calls=len(calls) / device_steps,
         )
 
 
@@ -108,23 +112,28 @@ def _spread_over_steps(calls: Sequence[Call]) -> float:
         of_step[call.step].append(call)
     if len(of_step) < 2:
         return 0.05
-    return float(np.std(np.log([_usual_s(own) for own in of_step.values()]), ddof=1) / sqrt(len(of_step)))
+    return float(np.std(np.log([_usual_s(step_calls) for step_calls in of_step.values()]), ddof=1) / sqrt(len(of_step)))
 
 
 def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     """Latency and inverse bandwidth of each tier: least squares of the log times of collectives without their waits."""
     from scipy.optimize import least_squares
 
-    seen = list(_observed_links(problem, sides))
-    if not seen:
+    observations = list(_observed_links(problem, sides))
+    if not observations:
         return
-    ops = [each.op for each in seen]
+    ops = [observation.op for observation in observations]
     seconds = priced_events(problem, ops).time_s
     empty = priced_events(problem, [replace(op, bytes=1.0) for op in ops]).time_s
     share = np.minimum(empty / seconds, 1.0)
-    measured_s, log_sd = (np.array([getattr(each, of) for each in seen]) for of in ("time_s", "log_sd"))
-    names = sorted({name for op in ops for name in factors_of(op)})
-    alpha, beta = (np.array([names.index(factors_of(op)[i]) for op in ops]) for i in (0, 1))
+    measured_s = np.array([observation.time_s for observation in observations])
+    log_sd = np.array([observation.log_sd for observation in observations])
+
+    # An event's latency and the rest of its time, which grows with the bytes, have a factor each.
+    factors = [factors_of(op) for op in ops]
+    names = sorted(set(chain.from_iterable(factors)))
+    alpha = np.array([names.index(latency) for latency, _ in factors])
+    beta = np.array([names.index(inverse_bandwidth) for _, inverse_bandwidth in factors])
 
     def residuals(x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
         predicted_s = seconds * (share * np.exp(x[alpha]) + (1 - share) * np.exp(x[beta]))
@@ -133,13 +142,13 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
     sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
     for i, name in enumerate(names):
-        own = [n for n in range(len(ops)) if i in (alpha[n], beta[n])]
+        affected = [n for n in range(len(ops)) if i in (alpha[n], beta[n])]
         yield Correction(
             name=name,
             value=float(fitted.x[i]),
             sd=float(sd[i]),
-            calls=sum(seen[n].calls for n in own),
-            seconds=sum(seen[n].time_s * seen[n].calls for n in own),
+            calls=sum(observations[n].calls for n in affected),
+            seconds=sum(observations[n].time_s * observations[n].calls for n in affected),
         )
 
 
@@ -171,14 +180,16 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
             timed[key].append((op, taken_s))
         elif call.op is None:
             unsized[call.family] += taken_s
-    per = sides.steps * max(len({call.device for call in sides.calls}), 1)
+    device_steps = sides.steps * max(len({call.device for call in sides.calls}), 1)
+    # Calls of known size: their mean, less certain the more they scatter.
     for of_key in timed.values():
         taken_s = np.array([s for _, s in of_key])
         mean_s, error_s = float(taken_s.mean()), float(taken_s.std()) / sqrt(len(taken_s))
-        yield _Seen(of_key[0][0], mean_s, len(taken_s) / per, hypot(_LINK_NOISE, error_s / mean_s))
+        yield _Seen(of_key[0][0], mean_s, len(taken_s) / device_steps, hypot(_LINK_NOISE, error_s / mean_s))
+    # Calls of unknown size: predicted sizes, longer by the factor of their total time.
     for kind, total_s in unsized.items():
         alike = [(total, op) for total, op in known if kind in ("", total.family)]
-        factor = total_s / per / max(sum(total.predicted_s for total, _ in alike), 1e-300)
+        factor = total_s / device_steps / max(sum(total.predicted_s for total, _ in alike), 1e-300)
         for total, op in alike:
             if total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
@@ -229,9 +240,13 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         return
     spread_s, now_s = float(np.mean(waited)), problem.site.spread_s(problem.framework)
     sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
-    per = sides.steps * ranks
+    rank_steps = sides.steps * ranks
     yield Correction(
-        name=SKEW, value=spread_s - now_s, sd=sd, seconds=float(np.sum(waited)) / per, calls=len(waited) / per
+        name=SKEW,
+        value=spread_s - now_s,
+        sd=sd,
+        seconds=float(np.sum(waited)) / rank_steps,
+        calls=len(waited) / rank_steps,
     )
 
 
@@ -241,14 +256,14 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
         return
     extra_s = beside_s = 0.0
     for device in {call.device for call in sides.calls}:
-        own = [call for call in sides.calls if call.device == device]
-        moving = sorted((c.start_s, c.end_s) for c in own if c.kind == ActivityKind.COMMUNICATION)
+        device_calls = [call for call in sides.calls if call.device == device]
+        moving = sorted((c.start_s, c.end_s) for c in device_calls if c.kind == ActivityKind.COMMUNICATION)
         if not moving:
             continue
         starts, ends = np.array(moving).T
         alone: dict[tuple, list[float]] = defaultdict(list)
         beside: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
-        for call in own:
+        for call in device_calls:
             if call.kind == ActivityKind.COMPUTE:
                 key = (call.name, call.op)
                 over_s = float(np.clip(np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s), 0, None).sum())
@@ -256,14 +271,15 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
                     alone[key].append(call.time_s)
                 elif over_s >= 0.9 * (call.end_s - call.start_s):
                     beside[key].append((call.time_s, over_s))
+        # A kernel's loss is measured against the same kernel with nothing beside it.
         for key in beside.keys() & alone.keys():
             usual_s = float(np.median(alone[key]))
             extra_s += sum(time_s - usual_s for time_s, _ in beside[key])
             beside_s += sum(over_s for _, over_s in beside[key])
-    per = sides.steps * profile.devices
-    if beside_s / per > LEAST_SHARE * sides.predicted_step_s:
+    device_steps = sides.steps * profile.devices
+    if beside_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
         loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
-        yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / per, calls=0.0)
+        yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / device_steps, calls=0.0)
 
 
 def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
@@ -274,26 +290,27 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     seconds = (blocks.counts * blocks.times.time_s)[:, :, moving]
     predicted_s, hidden_s = float(seconds.sum()), float((seconds * (1 - blocks.exposed[:, :, moving])).sum())
     keys = {event_key(op) for op, moves in zip(blocks.ops, moving.tolist(), strict=True) if moves}
-    own = [(c, s) for c, s, _ in sides.collective_s if c.op is not None and event_key(c.op) in keys]
-    total_s = sum(taken_s for _, taken_s in own)
-    if not own or hidden_s < 0.05 * predicted_s:
+    collectives = [(c, s) for c, s, _ in sides.collective_s if c.op is not None and event_key(c.op) in keys]
+    total_s = sum(taken_s for _, taken_s in collectives)
+    if not collectives or hidden_s < 0.05 * predicted_s:
         return
     beside_s = 0.0
-    for device in {call.device for call, _ in own}:
+    for device in {call.device for call, _ in collectives}:
         kernels = [c for c in sides.calls if c.device == device and c.kind == ActivityKind.COMPUTE]
         starts, ends = merged_intervals(np.array([c.start_s for c in kernels]), np.array([c.end_s for c in kernels]))
-        for call, taken_s in own:
-            if call.device == device:  # the wait for other ranks comes first
+        for call, taken_s in collectives:
+            if call.device == device:
+                # The wait for other ranks comes first, and is nothing that kernels could hide.
                 over_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.end_s - taken_s)
                 beside_s += float(np.clip(over_s, 0, None).sum())
     share = beside_s / total_s / (hidden_s / predicted_s)
-    per = sides.steps * len({call.device for call, _ in own})
+    device_steps = sides.steps * len({call.device for call, _ in collectives})
     yield Correction(
         name="tp_overlap_loss",
         value=min(max(1 - share, 0.0), 1.0),
         sd=0.05,
-        seconds=total_s / per,
-        calls=len(own) / per,
+        seconds=total_s / device_steps,
+        calls=len(collectives) / device_steps,
     )
 
 

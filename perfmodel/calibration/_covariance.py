@@ -40,9 +40,10 @@ class Points:
         return len(self.unrest)
 
     def take(self, index: np.ndarray) -> "Points":
+        """Some of the points."""
         return Points(
-            {k: v[index] for k, v in self.categories.items()},
-            {k: v[index] for k, v in self.coordinates.items()},
+            {name: values[index] for name, values in self.categories.items()},
+            {name: values[index] for name, values in self.coordinates.items()},
             self.unrest[index],
         )
 
@@ -62,26 +63,29 @@ class Hyperparameters:
         return cls(np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0)
 
 
-def shared_codes(component: Component, left: Points, right: Points) -> tuple[np.ndarray, np.ndarray]:
+def shared_codes(component: Component, row_points: Points, column_points: Points) -> tuple[np.ndarray, np.ndarray]:
     """Integers that are equal exactly where two points share the component's categories."""
-    both = np.zeros(len(left) + len(right), dtype=np.int64)
+    both = np.zeros(len(row_points) + len(column_points), dtype=np.int64)
     for name in component.same:
-        values = np.concatenate([left.categories[name], right.categories[name]]).astype(str)
+        values = np.concatenate([row_points.categories[name], column_points.categories[name]]).astype(str)
         _, code = np.unique(values, return_inverse=True)
         both = np.unique(both * (code.max(initial=0) + 1) + code, return_inverse=True)[1]
-    return both[: len(left)], both[len(left) :]
+    return both[: len(row_points)], both[len(row_points) :]
 
 
 def correlation(
-    component: Component, length: np.ndarray, left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]
+    component: Component,
+    length: np.ndarray,
+    row_points: Mapping[str, np.ndarray],
+    column_points: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """Correlation float64[left, right] by scaled distance along the component's coordinates."""
+    """Correlation float64[rows, columns] by scaled distance along the component's coordinates."""
     if not component.along:
-        first = next(iter(left.values())), next(iter(right.values()))
-        return np.ones((len(first[0]), len(first[1])))
+        coordinates = next(iter(row_points.values())), next(iter(column_points.values()))
+        return np.ones((len(coordinates[0]), len(coordinates[1])))
     square = 0.0
     for name, log_length in zip(component.along, length, strict=True):
-        square = square + ((left[name][:, None] - right[name][None, :]) * np.exp(-log_length)) ** 2
+        square = square + ((row_points[name][:, None] - column_points[name][None, :]) * np.exp(-log_length)) ** 2
     distance = np.sqrt(square)
     if component.rough:
         return np.exp(-distance)
@@ -89,29 +93,32 @@ def correlation(
     return (1 + scaled) * np.exp(-scaled)
 
 
-def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(row_codes: np.ndarray, column_codes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Index pairs of the points on both sides that share a code."""
-    order_left, order_right = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
-    codes = np.intersect1d(left, right)
-    starts = np.searchsorted(left[order_left], codes), np.searchsorted(right[order_right], codes)
-    ends = np.searchsorted(left[order_left], codes, "right"), np.searchsorted(right[order_right], codes, "right")
+    row_order, column_order = np.argsort(row_codes, kind="stable"), np.argsort(column_codes, kind="stable")
+    codes = np.intersect1d(row_codes, column_codes)
+    starts = np.searchsorted(row_codes[row_order], codes), np.searchsorted(column_codes[column_order], codes)
+    ends = (
+        np.searchsorted(row_codes[row_order], codes, "right"),
+        np.searchsorted(column_codes[column_order], codes, "right"),
+    )
     for a0, a1, b0, b1 in zip(starts[0], ends[0], starts[1], ends[1], strict=True):
-        yield order_left[a0:a1], order_right[b0:b1]
+        yield row_order[a0:a1], column_order[b0:b1]
 
 
 def covariance(
-    components: Sequence[Component], hyper: Hyperparameters, points: Points, others: Points | None = None
+    components: Sequence[Component], hyper: Hyperparameters, row_points: Points, column_points: Points | None = None
 ) -> np.ndarray:
-    """Noise-free covariance float64[n, m] of `points` with `others`, or with one another."""
-    others = points if others is None else others
-    total = np.zeros((len(points), len(others)))
+    """Noise-free covariance float64[rows, columns] of points with others, or with one another."""
+    column_points = row_points if column_points is None else column_points
+    total = np.zeros((len(row_points), len(column_points)))
     for i, component in enumerate(components):
-        for a, b in _blocks(*shared_codes(component, points, others)):
-            names = component.along or tuple(points.coordinates)
-            left = {k: points.coordinates[k][a] for k in names}
-            right = {k: others.coordinates[k][b] for k in names}
-            near = correlation(component, hyper.length[i], left, right)
-            total[np.ix_(a, b)] += np.exp(hyper.variance[i]) * near
+        for rows, columns in _blocks(*shared_codes(component, row_points, column_points)):
+            names = component.along or tuple(row_points.coordinates)
+            row_coordinates = {k: row_points.coordinates[k][rows] for k in names}
+            column_coordinates = {k: column_points.coordinates[k][columns] for k in names}
+            correlated = correlation(component, hyper.length[i], row_coordinates, column_coordinates)
+            total[np.ix_(rows, columns)] += np.exp(hyper.variance[i]) * correlated
     return total
 
 
@@ -129,7 +136,7 @@ def fit_hyperparameters(
     from scipy.optimize import minimize
 
     chosen = points.take(sample)
-    # padded to few sizes, each compiled once
+    # Samples are padded to few sizes, so that each is compiled only once.
     pad = -len(sample) % PADDING
     used = np.arange(len(sample) + pad) < len(sample)
     codes = [np.pad(shared_codes(component, chosen, chosen)[0], (0, pad)) for component in components]
@@ -144,7 +151,7 @@ def fit_hyperparameters(
             return float(value), np.asarray(gradient, np.float64)
 
         first = pack(Hyperparameters.default(components))
-        found = minimize(
+        optimum = minimize(
             evaluate,
             first,
             jac=True,
@@ -152,7 +159,7 @@ def fit_hyperparameters(
             bounds=[_BOUNDS] * len(first),
             options={"maxiter": ITERATIONS},
         )
-    return unpack(components, found.x)
+    return unpack(components, optimum.x)
 
 
 @lru_cache(maxsize=64)
@@ -175,7 +182,8 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
                     (coordinates[k][:, None] - coordinates[k][None, :]) ** 2 * jnp.exp(-2 * v)
                     for k, v in zip(component.along, lengths, strict=True)
                 )
-                distance = jnp.sqrt(square + 1e-12)  # keeps the gradient finite at zero distance
+                # The addend keeps the gradient finite at zero distance.
+                distance = jnp.sqrt(square + 1e-12)
                 scaled = jnp.sqrt(3.0) * distance
                 term *= jnp.exp(-distance) if component.rough else (1 + scaled) * jnp.exp(-scaled)
             total += term
@@ -184,6 +192,7 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
     def loss(vector: jax.Array, used: Any, codes: Any, coordinates: Any, target: Any, unrest: Any) -> jax.Array:
         lower = jnp.linalg.cholesky(kernel(vector, used, codes, coordinates, unrest))
         white = solve_triangular(lower, target, lower=True)
+        # Weak normal priors around the defaults keep components that the sample cannot tell apart in bounds.
         prior = jnp.sum((vector[:count] + 6) ** 2) / 18 + jnp.sum((vector[count:-2] - 1) ** 2) / 2
         prior += (vector[-1] + 5) ** 2 / 18
         return 0.5 * jnp.sum(white**2) + jnp.sum(jnp.log(jnp.diag(lower))) + prior

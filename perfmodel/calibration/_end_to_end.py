@@ -82,7 +82,10 @@ class EndToEnd:
     @property
     def contradictions(self) -> tuple[str, ...]:
         """Where runs and tables disagree, in words."""
-        return tuple(text for text in (self.beyond, *(p.contradiction for p in self.parameters)) if text)
+        sentences = [self.beyond]
+        for parameter in self.parameters:
+            sentences.append(parameter.contradiction)
+        return tuple(sentence for sentence in sentences if sentence)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -159,14 +162,16 @@ def calibrate_end_to_end(
     for run in runs:
         by_device[run.cluster.device.name].append(run)
     folder = None if base is None else Path(base)
-    found = {device: _fit(device, own, folder, profiled, progress) for device, own in by_device.items()}
-    contradictions = [text for fitted in found.values() for text in fitted.contradictions]
+    fits = {device: _fit(device, device_runs, folder, profiled, progress) for device, device_runs in by_device.items()}
+    contradictions = []
+    for fit in fits.values():
+        contradictions += fit.contradictions
     if strict and contradictions:
         raise PerfModelError(f"{'; '.join(contradictions)}; look at the runs and the tables, or drop --strict")
     if out is not None:
         _copy_weights(folder, Path(out))
-        save_adjustments(Path(out), {device: fitted.adjustment for device, fitted in found.items()})
-    return found
+        save_adjustments(Path(out), {device: fitted.adjustment for device, fitted in fits.items()})
+    return fits
 
 
 def _copy_weights(base: Path | None, out: Path) -> None:
@@ -181,39 +186,55 @@ def _fit(
     device: str, runs: Sequence[Run], base: Path | None, profiled: Sequence[Correction], progress: Report | None
 ) -> EndToEnd:
     observed = Observations(runs, base)
-    before_profile = priors([(g.model, [runs[at].layout for at in g.runs]) for g in observed.groups], base, device)
+    layouts = []
+    for group in observed.groups:
+        layouts.append((group.model, [runs[i].layout for i in group.runs]))
+    before_profile = priors(layouts, base, device)
     belief = observed.groups[0].model.belief
-    known = corrected(before_profile, profiled)
-    names, centre = tuple(prior.name for prior in known), np.array([prior.centre for prior in known])
+    parameter_priors = corrected(before_profile, profiled)
+    names, centre = (
+        tuple(prior.name for prior in parameter_priors),
+        np.array([prior.centre for prior in parameter_priors]),
+    )
+
+    # The fit moves parameters from the centres of their priors, x = 0, so that bounds move with them.
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
     check_units(runs, np.exp(before) * [run.measured_s for run in runs])
-    told = fitted(
+    posterior = fitted(
         lambda x: observed.log_errors_and_gradient(start.at(names, centre + x), names, progress),
         FittedRuns(
             at=tuple(map(tuple, observed.coordinates.tolist())),
             slopes=(),
             error=(),
             weight=tuple(observed.weight.tolist()),
-            covariance=tuple(map(tuple, covariance_of(known, belief).tolist())),
+            covariance=tuple(map(tuple, covariance_of(parameter_priors, belief).tolist())),
             likeness=belief.likeness,
             noise=belief.noise,
             scatter=belief.scatter,
             doubt=belief.doubt,
             held=belief.held_given,
         ),
-        np.array([prior.lowest for prior in known]) - centre,
+        np.array([prior.lowest for prior in parameter_priors]) - centre,
     )
-    parameters = _parameters(known, told, belief, len(runs), device)
-    profiled_names = {found.name for found in profiled}
+    parameters = _parameters(parameter_priors, posterior, belief, len(runs), device)
+    profiled_names = {correction.name for correction in profiled}
     adjustment = Adjustment(
         device=device,
-        values=tuple(zip(names, (centre + told.values).tolist(), strict=True)),
+        values=tuple(zip(names, (centre + posterior.values).tolist(), strict=True)),
         informed=frozenset(p.name for p in parameters if p.informed or p.name in profiled_names),
-        half_width=tuple((prior.name, prior.half_width) for prior in known if prior.half_width),
-        runs=told.runs,
+        half_width=tuple((prior.name, prior.half_width) for prior in parameter_priors if prior.half_width),
+        runs=posterior.runs,
     )
-    beyond, offset = told.errors[: len(runs)], told.runs.mean(observed.coordinates)
+
+    # What the parameters leave of a run's error is named where it lies far outside a site's usual scatter.
+    beyond, offset = posterior.errors[: len(runs)], posterior.runs.mean(observed.coordinates)
+    likeness = belief.likeness
+    usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + belief.noise**2)
+    unexplained = []
+    for i in np.argsort(-np.abs(beyond)).tolist():
+        if abs(beyond[i]) > _FAR_OFF * usual_sd:
+            unexplained.append((runs[i].name, float(np.expm1(-beyond[i]))))
     return EndToEnd(
         device=device,
         runs=len(runs),
@@ -221,25 +242,21 @@ def _fit(
         adjustment=adjustment,
         error_before=mean_error(before),
         error_after=mean_error(beyond + offset),
-        overall_factor=float(np.exp(told.runs.overall)),
+        overall_factor=float(np.exp(posterior.runs.overall)),
         beyond=_beyond(before, belief),
-        unexplained=tuple(
-            (runs[i].name, float(np.expm1(-beyond[i])))
-            for i in np.argsort(-np.abs(beyond)).tolist()
-            if abs(beyond[i]) > _FAR_OFF * np.sqrt(belief.likeness.near**2 + belief.likeness.own**2 + belief.noise**2)
-        ),
+        unexplained=tuple(unexplained),
     )
 
 
 def _parameters(
-    known: Sequence[Prior], told: Posterior, belief: Belief, runs: int, device: str
+    parameter_priors: Sequence[Prior], posterior: Posterior, belief: Belief, runs: int, device: str
 ) -> tuple[FittedParameter, ...]:
-    """Before and after; of those that a bound holds as wide as if none did."""
-    whole = replace(told.runs, covariance=tuple(map(tuple, covariance_of(known, belief).tolist())))
-    sd = np.sqrt(np.diag(whole.posterior))
+    """Parameters before and after the runs; one that lies at its bound is as uncertain as if it had none."""
+    unbounded = replace(posterior.runs, covariance=tuple(map(tuple, covariance_of(parameter_priors, belief).tolist())))
+    sd = np.sqrt(np.diag(unbounded.posterior))
     return tuple(
-        _parameter(prior, float(told.values[i]), float(sd[i]), told.gradient[:runs, i], device)
-        for i, prior in enumerate(known)
+        _parameter(prior, float(posterior.values[i]), float(sd[i]), posterior.gradient[:runs, i], device)
+        for i, prior in enumerate(parameter_priors)
     )
 
 

@@ -206,11 +206,12 @@ def _assemble(
                 continue
             wanted: tuple[Op, ...] = (op,)
             if isinstance(op, Collective):
-                found = reachable(op, step_problem.cluster, nodes=nodes)
-                wanted = found.ops
-                if not found.exact:
-                    extrapolated[op] = found.ops
-            new |= dict.fromkeys(w for w in wanted if w not in chosen)
+                measurements = reachable(op, step_problem.cluster, nodes=nodes)
+                wanted = measurements.ops
+                if not measurements.exact:
+                    extrapolated[op] = measurements.ops
+            # A measurement that an earlier layout has asked for already costs this one nothing.
+            new |= dict.fromkeys(measured for measured in wanted if measured not in chosen)
         chosen |= new
         costs.append(_cost(step_problem, layout, share, list(new), list(lost), iterations, rule, collective_rule))
     plan = Plan(
@@ -219,7 +220,7 @@ def _assemble(
         rule=rule,
         collective_rule=collective_rule,
         kernels=tuple(sorted((op for op in chosen if not isinstance(op, Collective)), key=_kind)),
-        # one group of ranks after the other: starting one takes longer than a collective
+        # One group of ranks after the other: starting one takes longer than a collective.
         collectives=tuple(sorted((op for op in chosen if isinstance(op, Collective)), key=_kind)),
         kernel_table="kernels.csv",
         collective_table="collectives.csv",

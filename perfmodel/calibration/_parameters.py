@@ -72,23 +72,29 @@ class Prior:
 def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Prior]:
     """Priors after a profile, which has measured what tables only let expect and so takes their place; parameters that
     no run moves come from the profile alone."""
-    by_name = {found.name: found for found in profiled}
-    moved = [_told(p, by_name[p.name]) if p.name in by_name else p for p in known]
-    others = [found for name, found in by_name.items() if name not in {p.name for p in known}]
-    return moved + [Prior(found.name, found.sd, None, 0.0, found.value, found.sd) for found in others]
+    by_name = {correction.name: correction for correction in profiled}
+    after_profile = []
+    for prior in known:
+        correction = by_name.pop(prior.name, None)
+        after_profile.append(prior if correction is None else _profiled(prior, correction))
+    for correction in by_name.values():
+        after_profile.append(Prior(correction.name, correction.sd, None, 0.0, correction.value, correction.sd))
+    return after_profile
 
 
-def _told(prior: Prior, by: Correction) -> Prior:
-    return replace(prior, centre=max(by.value, prior.lowest), sd=by.sd, own_sd=by.sd)
+def _profiled(prior: Prior, correction: Correction) -> Prior:
+    """A prior in which the profile has the last word."""
+    centre = max(correction.value, prior.lowest)
+    return replace(prior, centre=centre, sd=correction.sd, own_sd=correction.sd)
 
 
-def covariance_of(known: Sequence[Prior], belief: Belief) -> Float[np.ndarray, "parameters parameters"]:
+def covariance_of(parameter_priors: Sequence[Prior], belief: Belief) -> Float[np.ndarray, "parameters parameters"]:
     """Prior covariance: of every parameter its own variance, and that of the factors of its class at a site; of what
     a profile told, its own alone."""
-    at = [CLASSES.index(class_of(prior.name)) for prior in known]
-    shared = np.array([prior.own_sd < prior.sd for prior in known], float)
-    found = belief.covariance[np.ix_(at, at)] * shared[:, None] * shared
-    return found + np.diag([prior.own_sd**2 for prior in known])
+    classes = [CLASSES.index(class_of(prior.name)) for prior in parameter_priors]
+    shared = np.array([prior.own_sd < prior.sd for prior in parameter_priors], float)
+    class_covariance = belief.covariance[np.ix_(classes, classes)] * shared[:, None] * shared
+    return class_covariance + np.diag([prior.own_sd**2 for prior in parameter_priors])
 
 
 def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
@@ -103,15 +109,17 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
                 spread[name] += seconds * half
             if not isinstance(op, Collective):
                 dtypes[factors_of(op)[0]] |= {kind.dtype for kind in rows_from_ops([op]).kinds}
-    belief = models[0][0].belief  # all run at one site
+
+    # All run at one site. A parameter's factor is its class's there and, besides, its own.
+    belief = models[0][0].belief
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
-    found = []
+    parameter_priors = []
     for name, half in [*half_width.items(), *((name, 0.0) for name in HOST_FACTORS)]:
-        own, at = max(belief.events * half / GAUSS_90, _LEAST), CLASSES.index(class_of(name))
-        n = _measured(base, device, name, dtypes[name]) if name in KERNEL_FACTORS else None
-        sd = float(np.hypot(own, belief.covariance[at, at] ** 0.5))
-        found.append(Prior(name, sd, n, half, float(belief.mean[at]), own))
-    return found + [Prior(name, WIDTHS[name], None, 0.0, 0.0, WIDTHS[name]) for name in LOSSES]
+        own_sd, place = max(belief.events * half / GAUSS_90, _LEAST), CLASSES.index(class_of(name))
+        measured = _measured(base, device, name, dtypes[name]) if name in KERNEL_FACTORS else None
+        sd = float(np.hypot(own_sd, belief.covariance[place, place] ** 0.5))
+        parameter_priors.append(Prior(name, sd, measured, half, float(belief.mean[place]), own_sd))
+    return parameter_priors + [Prior(name, WIDTHS[name], None, 0.0, 0.0, WIDTHS[name]) for name in LOSSES]
 
 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:
@@ -121,7 +129,7 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
 
 
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
-    """(event, its seconds in one pass of every block or one step, log half-width of its interval)."""
+    """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
     for bundle in bundles(model, layouts):
         for table, between in zip(bundle.tables, event_classes(model, bundle), strict=True):
             counted = (
@@ -173,12 +181,13 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
     tried: list[tuple[float, Posterior]] = []
     for attempt in range(_TANGENTS):
         errors, gradient = errors_and_gradient(x)
-        of_tangent, found = _of_tangent(runs, gradient @ x - errors, gradient, lowest)
-        moved = float((np.abs(found - x) / sd).max(initial=0.0))
+        of_tangent, expected = _of_tangent(runs, gradient @ x - errors, gradient, lowest)
+        moved = float((np.abs(expected - x) / sd).max(initial=0.0))
         tried.append((moved, Posterior(x, of_tangent, errors, gradient)))
         if moved < _ENOUGH:
             break
-        x = x + (found - x) / (1 if attempt < _TANGENTS // 2 else 2)
+        # Half steps, once whole ones have not settled.
+        x = x + (expected - x) / (1 if attempt < _TANGENTS // 2 else 2)
     return min(tried, key=lambda pair: pair[0])[1]
 
 
@@ -186,18 +195,19 @@ def _of_tangent(
     runs: FittedRuns, error: Float[np.ndarray, " observations"], gradient: np.ndarray, lowest: Vector
 ) -> tuple[FittedRuns, Vector]:
     """Runs of a tangent and the parameters expected given them: those that would lie below their bounds stay there."""
-    held, prior = np.zeros(len(lowest), bool), np.array(runs.covariance)
+    at_bound, prior = np.zeros(len(lowest), bool), np.array(runs.covariance)
+    # A parameter at its bound is known exactly, which moves the others, so the bounds are found one after another.
     while True:
-        fixed = np.where(held, lowest, 0.0)
-        free = prior * ~held[:, None] * ~held
-        told = replace(
+        fixed = np.where(at_bound, lowest, 0.0)
+        free = prior * ~at_bound[:, None] * ~at_bound
+        conditioned = replace(
             runs,
             slopes=tuple(map(tuple, gradient.tolist())),
             error=tuple((error - gradient @ fixed).tolist()),
             covariance=tuple(map(tuple, free.tolist())),
         )
-        found = told.values + fixed
-        below = (found < lowest) & ~held
+        expected = conditioned.values + fixed
+        below = (expected < lowest) & ~at_bound
         if not below.any():
-            return told, found
-        held |= below
+            return conditioned, expected
+        at_bound |= below

@@ -167,8 +167,8 @@ def fit_profile(
         measured_s=report.measured_step_s,
         framework=problem.framework,
     )
-    found = calibrate_end_to_end([run], out=out, base=base, profiled=report.corrections)
-    return ProfileFit(report=report, fit=found[problem.cluster.device.name])
+    fits = calibrate_end_to_end([run], out=out, base=base, profiled=report.corrections)
+    return ProfileFit(report=report, fit=fits[problem.cluster.device.name])
 
 
 def _read(profile: Files, format: str) -> Profile:
@@ -186,8 +186,9 @@ def _report(
     step_s: float | None = None,
 ) -> ProfileReport:
     recorded_s = float(np.median(profile.step_s()))
+    # Corrections are relative to the cost models, so those of an earlier fit are left out.
     bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
-    found = corrections(problem.unadjusted, layout, profile, bare, max(recorded_s - (step_s or recorded_s), 0.0))
+    of_profile = corrections(problem.unadjusted, layout, profile, bare, max(recorded_s - (step_s or recorded_s), 0.0))
     differences = [*_events(sides), *_idle(sides, profile)]
     measured_s = sum(total.measured_s for total in sides.events.values())
     both_s = sum(total.measured_s for total in sides.events.values() if total.predicted_s > 0)
@@ -199,7 +200,7 @@ def _report(
         measured_step_s=step_s or recorded_s,
         matched_share=both_s / max(measured_s, 1e-300),
         differences=tuple(sorted(differences, key=lambda d: -abs(d.effect_s))[:most]),
-        corrections=found,
+        corrections=of_profile,
         unread=tuple(profile.unread.items()),
     )
 
@@ -249,14 +250,14 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     """What no kernel takes: predicted on the critical path, measured on the mean device."""
-    found = idle_s(profile, sides)
-    per = sides.steps * profile.devices
-    waited_s = sum(wait_s for _, _, wait_s in sides.collective_s) / per
+    idle = idle_s(profile, sides)
+    device_steps = sides.steps * profile.devices
+    waited_s = sum(wait_s for _, _, wait_s in sides.collective_s) / device_steps
     rows = (
-        ("host issues too late", found["host late"], "fit --profile: host_op_s; or CUDA graphs, or larger kernels"),
-        (GAPS, found["between kernels"], "fit --profile: kernel_gap_s"),
+        ("host issues too late", idle["host late"], "fit --profile: host_op_s; or CUDA graphs, or larger kernels"),
+        (GAPS, idle["between kernels"], "fit --profile: kernel_gap_s"),
         (WAITS, waited_s, "fit --profile: the skew of ranks; or balance them"),
-        ("nothing runs (bubble, other ranks, copies)", found["waits"], "compare timelines: perfmodel compare"),
+        ("nothing runs (bubble, other ranks, copies)", idle["waits"], "compare timelines: perfmodel compare"),
     )
     predicted = dict.fromkeys((name for name, _, _ in rows), 0.0) | sides.predicted_idle_s
     return [
@@ -274,8 +275,8 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     ]
 
 
-def amount(found: Correction) -> str:
+def amount(correction: Correction) -> str:
     """A correction in words: a factor, or an amount."""
-    if found.name in (*LOSSES, SKEW):
-        return f"{found.value:+.3g} ± {found.sd:.2g}"
-    return f"{expm1(found.value):+.1%} ± {found.sd:.1%}"
+    if correction.name in (*LOSSES, SKEW):
+        return f"{correction.value:+.3g} ± {correction.sd:.2g}"
+    return f"{expm1(correction.value):+.1%} ± {correction.sd:.1%}"

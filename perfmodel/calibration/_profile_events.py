@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ class SideBySide:
     predicted_idle_s: dict[str, float]
     """What no event takes of the predicted step's critical path."""
     steps: int
-    whole: bool
+    stands_for_all: bool
     """Whether the recorded devices stand for all: every one, or those of layouts in which all do the same."""
     calls: tuple[Call, ...]
     """Measured, of whole steps."""
@@ -59,17 +60,17 @@ class SideBySide:
 
     def families(self) -> dict[str, tuple[float, float]]:
         """Predicted and measured seconds by family."""
-        found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for total in self.events.values():
-            found[total.family][0] += total.predicted_s
-            found[total.family][1] += total.measured_s
-        return {name: (predicted, measured) for name, (predicted, measured) in found.items()}
+            seconds[total.family][0] += total.predicted_s
+            seconds[total.family][1] += total.measured_s
+        return {name: (predicted, measured) for name, (predicted, measured) in seconds.items()}
 
     def matched(self, family: str) -> float:
         """Share of a family's measured seconds whose event was predicted."""
-        own = [total for total in self.events.values() if total.family == family]
-        of_both = sum(total.measured_s for total in own if total.predicted_s > 0)
-        return of_both / max(sum(total.measured_s for total in own), 1e-300)
+        of_family = [total for total in self.events.values() if total.family == family]
+        of_both = sum(total.measured_s for total in of_family if total.predicted_s > 0)
+        return of_both / max(sum(total.measured_s for total in of_family), 1e-300)
 
 
 def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> SideBySide:
@@ -83,6 +84,7 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
             f"the profile is of {profile.devices} devices, layout {layout.label} has {layout.devices}; give the layout "
             "that ran, or the files of its ranks only"
         )
+    # What is predicted of every event, per device and step.
     shares = event_shares(problem, layout)
     seconds = priced_events(problem, shares.ops).time_s
     events: dict[Key, Total] = {}
@@ -93,21 +95,25 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
         total.predicted_s += count * time_s
         total.predicted_calls += count
         total.critical_s += critical_s
+
+    # What is measured of it. Waits of collectives are counted by themselves.
     calls = profile.in_steps()
-    per = len(profile.step_numbers()) * profile.devices
-    apart = tuple(waits(calls, profile.devices))
-    taken_s = {id(call): time_s for call, time_s, _ in apart}
+    device_steps = len(profile.step_numbers()) * profile.devices
+    collective_s = tuple(waits(calls, profile.devices))
+    taken_s = {id(call): time_s for call, time_s, _ in collective_s}
     for call in calls:
         if call.kind == ActivityKind.COPY:
             continue
         key = event_key(call.op) if call.op is not None else ("named", call.family, call.name)
         key = ("optimizer",) if call.family == "optimizer" else key
         total = events.setdefault(key, Total(call.name if call.op is None else call.op.label, call.family, call.op))
-        total.measured_s += taken_s.get(id(call), call.time_s) / per
-        total.measured_calls += 1 / per
-    whole = profile.devices == layout.devices or layout.pp == 1
+        total.measured_s += taken_s.get(id(call), call.time_s) / device_steps
+        total.measured_calls += 1 / device_steps
+    stands_for_all = profile.devices == layout.devices or layout.pp == 1
     idle_s = {GAPS: shares.gap_s - shares.waiting_s, WAITS: shares.waiting_s}
-    return SideBySide(events, shares.step_time_s, idle_s, len(profile.step_numbers()), whole, calls, apart)
+    return SideBySide(
+        events, shares.step_time_s, idle_s, len(profile.step_numbers()), stands_for_all, calls, collective_s
+    )
 
 
 def event_key(op: Op) -> Key:
@@ -139,16 +145,17 @@ def waits(calls: Iterable[Call], devices: int) -> Iterable[tuple[Call, float, fl
         if call.kind == ActivityKind.COMMUNICATION:
             same = event_key(call.op) if call.op is not None else (call.family, call.name)
             groups[same, call.group][call.device].append(call)
-    for (same, _), of_device in groups.items():
-        counts = {len(own) for own in of_device.values()}
-        if len(of_device) > 1 and len(counts) == 1 and same[0] != "send_recv":
-            for ranks in zip(*of_device.values(), strict=True):
+    for (same, _), by_device in groups.items():
+        counts = {len(device_calls) for device_calls in by_device.values()}
+        # Ranks that recorded equally many calls recorded the same ones, in the same order.
+        if len(by_device) > 1 and len(counts) == 1 and same[0] != "send_recv":
+            for ranks in zip(*by_device.values(), strict=True):
                 least_s = min(call.time_s for call in ranks)
                 yield from ((call, least_s, call.time_s - least_s) for call in ranks)
         else:
-            own = [call for each in of_device.values() for call in each]
-            least_s = float(np.quantile([call.time_s for call in own], 0.1))
-            yield from ((c, min(least_s, c.time_s), max(c.time_s - least_s, 0.0)) for c in own)
+            group_calls = list(chain.from_iterable(by_device.values()))
+            least_s = float(np.quantile([call.time_s for call in group_calls], 0.1))
+            yield from ((c, min(least_s, c.time_s), max(c.time_s - least_s, 0.0)) for c in group_calls)
 
 
 def issued(problem: StepProblem, layout: Layout) -> float:
@@ -165,7 +172,7 @@ def issued(problem: StepProblem, layout: Layout) -> float:
 
 def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
     """Seconds per device and step in which nothing runs: because the host is late, between kernels, and in waits."""
-    found = {"host late": 0.0, "between kernels": 0.0, "waits": 0.0}
+    idle = {"host late": 0.0, "between kernels": 0.0, "waits": 0.0}
     asynchronous = profile.asynchronous
     parts: dict[tuple[int, int], list[Call]] = defaultdict(list)
     for call in sides.calls:
@@ -178,7 +185,7 @@ def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
             if gap_s > 0:
                 late_s = min(max(call.launched_s - end_s, 0.0), gap_s) if np.isfinite(call.launched_s) else 0.0
                 short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
-                found["host late"] += late_s
-                found["between kernels" if short else "waits"] += gap_s - late_s
+                idle["host late"] += late_s
+                idle["between kernels" if short else "waits"] += gap_s - late_s
             end_s = max(end_s, call.end_s)
-    return {name: value / len(parts) for name, value in found.items()}
+    return {name: value / len(parts) for name, value in idle.items()}

@@ -130,12 +130,11 @@ class Observations:
         self._measured_s = np.array([run.measured_s for run in runs])
 
     def _coordinates(self) -> Float[np.ndarray, "runs coordinates"]:
-        where = {
-            at: layout_coordinates(group.model.setting, self.runs[at].layout)
-            for group in self.groups
-            for at in group.runs
-        }
-        return np.array([where[at] for at in range(len(self.runs))])
+        coordinates = {}
+        for group in self.groups:
+            for i in group.runs:
+                coordinates[i] = layout_coordinates(group.model.setting, self.runs[i].layout)
+        return np.array([coordinates[i] for i in range(len(self.runs))])
 
     def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
         """log(predicted / measured): of every step, then of what the timelines add."""
@@ -147,21 +146,23 @@ class Observations:
         """`log_errors` and their derivatives by the named parameters."""
         n = len(self.runs)
         error, gradient = np.zeros(n), np.zeros((n, len(names)))
-        more: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        traced: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for done, group in enumerate(self.groups):
-            of = step_derivatives(group.model.adjusted(adjustment), [self.runs[at].layout for at in group.runs], names)
-            where = list(group.runs)
-            error[where] = np.log(of.step_s / self._measured_s[where])
-            gradient[where] = of.by_parameter / of.step_s[:, None]
+            derivatives = step_derivatives(
+                group.model.adjusted(adjustment), [self.runs[at].layout for at in group.runs], names
+            )
+            places = list(group.runs)
+            error[places] = np.log(derivatives.step_s / self._measured_s[places])
+            gradient[places] = derivatives.by_parameter / derivatives.step_s[:, None]
             for lane, at in enumerate(group.runs):
                 if at in self._traced:
                     sums, measured_s = self._traced[at].counts, self._traced[at].measured_s
-                    predicted_s = sums @ of.durations_s[lane]
-                    slope = sums @ of.durations_by_parameter[lane].T / predicted_s[:, None]
-                    more[at] = np.log(predicted_s / measured_s), slope
+                    predicted_s = sums @ derivatives.durations_s[lane]
+                    slope = sums @ derivatives.durations_by_parameter[lane].T / predicted_s[:, None]
+                    traced[at] = np.log(predicted_s / measured_s), slope
             if report:
                 report("runs", done, len(self.groups))
-        extra = [more[at] for at in self._traced]
+        extra = [traced[at] for at in self._traced]
         return np.concatenate([error, *(e for e, _ in extra)]), np.concatenate([gradient, *(g for _, g in extra)])
 
 
@@ -178,9 +179,9 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
 
 
 def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
-    mine, structure = prepared.structure, timeline.structure
+    predicted, structure = prepared.structure, timeline.structure
     columns = ("duration", "class_kind", "class_stage", "class_segment")
-    if not all(np.array_equal(getattr(mine, name), getattr(structure, name)) for name in columns):
+    if not all(np.array_equal(getattr(predicted, name), getattr(structure, name)) for name in columns):
         raise PerfModelError(
             f"run {run.name}: its timeline is of another program than layout {run.layout.label} of {run.model.name}; "
             "make the structure with predict(..., timeline=True) and put the measured times into it"
@@ -191,8 +192,8 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     sums = sorted({pair for pair in zip(kinds.tolist(), structure.class_stage.tolist(), strict=True) if pair[0]})
     members = np.array([(kinds == kind) & (structure.class_stage == stage) for kind, stage in sums])
     measured_s = members @ measured if sums else np.zeros(0)
-    kept = np.flatnonzero(measured_s >= _LEAST_SHARE * run.measured_s)
-    of_kind = np.array([sums[i][0] for i in kept], int)
-    weight = 1.0 / np.bincount(of_kind, minlength=1)[of_kind] if len(kept) else np.zeros(0)
-    counts = (members * count)[kept] if len(kept) else np.zeros((0, structure.n_classes))
-    return _Traced(counts.astype(float), measured_s[kept], weight)
+    long_enough = np.flatnonzero(measured_s >= _LEAST_SHARE * run.measured_s)
+    of_kind = np.array([sums[i][0] for i in long_enough], int)
+    weight = 1.0 / np.bincount(of_kind, minlength=1)[of_kind] if len(long_enough) else np.zeros(0)
+    counts = (members * count)[long_enough] if len(long_enough) else np.zeros((0, structure.n_classes))
+    return _Traced(counts.astype(float), measured_s[long_enough], weight)
