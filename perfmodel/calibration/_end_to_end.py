@@ -192,10 +192,8 @@ def _fit(
     before_profile = priors(layouts, base, device)
     belief = observed.groups[0].model.belief
     parameter_priors = corrected(before_profile, profiled)
-    names, centre = (
-        tuple(prior.name for prior in parameter_priors),
-        np.array([prior.centre for prior in parameter_priors]),
-    )
+    names = tuple(prior.name for prior in parameter_priors)
+    centre = np.array([prior.centre for prior in parameter_priors])
 
     # The fit moves parameters from the centres of their priors, x = 0, so that bounds move with them.
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))

@@ -81,19 +81,24 @@ class Emitter:
             return Ref(self.builder.op(op, *(ref.name for ref in refs), **attributes), layer)
 
     def settle_layers(self) -> None:
-        """Instructions of no layer (before the first, or on weights without a number) join the first that needs
-        what they compute; layers are then numbered without gaps."""
+        """Give every instruction a layer: those of no layer (before the first, or on weights without a number) join the
+        first that needs what they compute. Layers are then numbered without gaps."""
         instructions, first_use = self.builder.instructions, dict[str, int]()
-        for at in reversed(range(len(instructions))):
-            i = instructions[at]
-            layer = i.tag.layer
+        # Backwards, so that the layers of all users are known before what they use.
+        for place in reversed(range(len(instructions))):
+            instruction = instructions[place]
+            layer = instruction.tag.layer
             if layer < 0:
-                layer = min((first_use[name] for name in i.outputs if name in first_use), default=0)
-                instructions[at] = replace(i, tag=replace(i.tag, layer=layer))
-            for name in i.inputs:
+                layer = min((first_use[name] for name in instruction.outputs if name in first_use), default=0)
+                instructions[place] = replace(instruction, tag=replace(instruction.tag, layer=layer))
+            for name in instruction.inputs:
                 first_use[name] = min(layer, first_use.get(name, layer))
-        number = {layer: k for k, layer in enumerate(sorted({i.tag.layer for i in instructions}))}
-        instructions[:] = [replace(i, tag=replace(i.tag, layer=number[i.tag.layer])) for i in instructions]
+
+        layers = sorted({instruction.tag.layer for instruction in instructions})
+        renumbered = {layer: new_layer for new_layer, layer in enumerate(layers)}
+        for place, instruction in enumerate(instructions):
+            tag = replace(instruction.tag, layer=renumbered[instruction.tag.layer])
+            instructions[place] = replace(instruction, tag=tag)
 
     def constant(self, array: np.ndarray, dtype: str) -> Ref:
         """A known value, as small as broadcasting allows."""

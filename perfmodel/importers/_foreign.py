@@ -50,13 +50,13 @@ class Graph:
         self.values[name] = Ref(label, layer)
 
     def _layer(self, name: str) -> int:
-        found = _LAYER.search(name)
-        if found is None:
+        match = _LAYER.search(name)
+        if match is None:
             return -1
-        stack = name[: found.start()]
+        stack = name[: match.start()]
         if stack not in self._stacks:
             self._stacks.append(stack)
-        return self._stacks.index(stack) * _MOST_LAYERS + int(found.group(1))
+        return self._stacks.index(stack) * _MOST_LAYERS + int(match.group(1))
 
     def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """An input; the first axis of the first one, and of all that agree with it, are samples."""
@@ -67,18 +67,25 @@ class Graph:
         self.values[name] = Ref(label)
 
     def node(
-        self, op: str, where: str, args: Sequence[Any], attributes: Mapping[str, Any], compute: Callable[[], list[Any]]
+        self,
+        op: str,
+        node_name: str,
+        args: Sequence[Any],
+        attributes: Mapping[str, Any],
+        compute: Callable[[], list[Any]],
     ) -> list[Any]:
         """Items of a node's outputs.
 
         Args:
             op: name in `FOREIGN_OPS`.
-            where: the node's own name, for messages.
+            node_name: the node's own name, for messages.
             args: items, lists of items, and plain values.
             attributes: further plain values by name.
             compute: evaluates the node where no argument depends on weights or data.
         """
-        flat = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+        flat = []
+        for arg in args:
+            flat += arg if isinstance(arg, list) else [arg]
         if any(isinstance(item, Missing) for item in flat):
             return [Missing()]
         if not any(isinstance(item, Ref) for item in flat):
@@ -87,19 +94,19 @@ class Graph:
         try:
             if op not in FOREIGN_OPS:
                 raise CannotMapError("no op of the IR stands for it")
-            found = FOREIGN_OPS[op](Call(self.emitter, tuple(args), attributes))
+            outputs = FOREIGN_OPS[op](Call(self.emitter, tuple(args), attributes))
         except (CannotMapError, PerfModelError) as reason:
-            known = self.missing.get(op, (str(reason), where, 0))
+            known = self.missing.get(op, (str(reason), node_name, 0))
             self.missing[op] = (*known[:2], known[2] + 1)
             return [Missing()]
-        items = found if isinstance(found, list) else [found]
+        items = outputs if isinstance(outputs, list) else [outputs]
         return self._in_order(items, before)
 
     def _in_order(self, items: list[Any], before: int) -> list[Any]:
         """Where no name tells a layer, every product with a weight begins one."""
         if self._stacks:
             return items
-        weights = {w.name for w in self.builder.inputs}
+        weights = {weight.name for weight in self.builder.inputs}
         made = self.builder.instructions[before:]
         self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in made)
         layer = self._products - 1
@@ -115,7 +122,9 @@ class Graph:
             PerfModelError: ops that could not be mapped, all named with the remedy.
         """
         if self.missing:
-            named = "; ".join(f"{op} ({n}x, first at {where}): {why}" for op, (why, where, n) in self.missing.items())
+            named = "; ".join(
+                f"{op} ({n}x, first at {node_name}): {why}" for op, (why, node_name, n) in self.missing.items()
+            )
             raise PerfModelError(
                 f"{self.name}: not in the IR: {named}; give values that shapes or masks depend on (--input-value), "
                 "rewrite the model without these ops, or read its costs with import-model"
@@ -146,16 +155,18 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
 
 
 def _without_dead(program: Program) -> Program:
-    """Without instructions and weights that no output depends on."""
+    """The program without instructions and weights that no output depends on."""
     function = program.function
-    live, kept = set(function.outputs), []
+    live, instructions = set(function.outputs), []
     for instruction in reversed(function.instructions):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)
-            kept.append(instruction)
+            instructions.append(instruction)
     parameters = tuple(p for p in function.parameters if p.name in live)
     inputs = tuple(w for w in program.inputs if w.pieces[0].value in live)
-    return Program(replace(function, parameters=parameters, instructions=tuple(kept[::-1])), inputs, program.outputs)
+    return Program(
+        replace(function, parameters=parameters, instructions=tuple(instructions[::-1])), inputs, program.outputs
+    )
 
 
 def _label(name: str) -> str:
@@ -170,9 +181,14 @@ def separate_projections(program: Program) -> Program:
     each rank takes its heads of each. The weight stays one tensor of several pieces.
     """
     function = program.function
-    maker = {name: i for i in function.instructions for name in i.outputs}
-    uses = Counter(name for i in function.instructions for name in i.inputs) + Counter(function.outputs)
+    maker: dict[str, Instruction] = {}
+    uses = Counter(function.outputs)
+    for instruction in function.instructions:
+        maker.update(dict.fromkeys(instruction.outputs, instruction))
+        uses.update(instruction.inputs)
     weights = program.values_of("parameter")
+
+    # Find every product that is only split, and write its steps once for each part.
     gone: set[str] = set()
     cuts: dict[str, tuple[int, tuple[str, ...]]] = {}
     written: dict[str, list[Instruction]] = {}
@@ -180,32 +196,43 @@ def separate_projections(program: Program) -> Program:
         chain = _chain(instruction, maker, uses, weights, program)
         if chain is None:
             continue
-        parts = [f".{j}" for j in range(len(instruction.outputs))]
+        suffixes = [f".{j}" for j in range(len(instruction.outputs))]
         for value, axis in chain.cut.items():
-            cuts[value] = axis, tuple(f"{value}{part}" for part in parts)
-        gone.update(name for step in chain.steps for name in step.outputs)
-        written[instruction.outputs[0]] = [
-            made for part, output in zip(parts, instruction.outputs, strict=True) for made in chain.part(part, output)
-        ]
-    kept: list[Instruction] = []
+            cuts[value] = axis, tuple(f"{value}{suffix}" for suffix in suffixes)
+        for step in chain.steps:
+            gone.update(step.outputs)
+        of_parts: list[Instruction] = []
+        for suffix, output in zip(suffixes, instruction.outputs, strict=True):
+            of_parts += chain.part(suffix, output)
+        written[instruction.outputs[0]] = of_parts
+
+    # They take the place of the split; the steps of the joint product are gone.
+    instructions: list[Instruction] = []
     for instruction in function.instructions:
-        kept += written.get(instruction.outputs[0], [] if instruction.outputs[0] in gone else [instruction])
+        instructions += written.get(instruction.outputs[0], [] if instruction.outputs[0] in gone else [instruction])
+
+    # A weight that is cut becomes a parameter per part, which remain pieces of one tensor.
     types = program.types
     parameters: list[Parameter] = []
     pieces: dict[str, tuple[Piece, ...]] = {}
-    for p in function.parameters:
-        if p.name not in cuts:
-            parameters.append(p)
+    for parameter in function.parameters:
+        if parameter.name not in cuts:
+            parameters.append(parameter)
             continue
-        axis, names = cuts[p.name]
-        tensor = types[p.name]
+        axis, names = cuts[parameter.name]
+        tensor = types[parameter.name]
         size = tensor.shape[axis] // len(names)
-        parameters += [Parameter(name, tensor.with_size(axis, size)) for name in names]
-        pieces[p.name] = tuple(
-            Piece(name, tuple(j * size if k == axis else 0 for k in range(tensor.rank))) for j, name in enumerate(names)
-        )
+        of_parameter = []
+        for j, name in enumerate(names):
+            start = [0] * tensor.rank
+            start[axis] = j * size
+            of_parameter.append(Piece(name, tuple(start)))
+            parameters.append(Parameter(name, tensor.with_size(axis, size)))
+        pieces[parameter.name] = tuple(of_parameter)
     inputs = tuple(replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs)
-    return Program(replace(function, parameters=tuple(parameters), instructions=tuple(kept)), inputs, program.outputs)
+    return Program(
+        replace(function, parameters=tuple(parameters), instructions=tuple(instructions)), inputs, program.outputs
+    )
 
 
 @dataclass(frozen=True)
@@ -218,23 +245,25 @@ class _Chain:
 
     def part(self, suffix: str, output: str) -> list[Instruction]:
         """The steps for one part, ending in the split's output."""
-        own = {name for step in self.steps for name in step.outputs} | set(self.cut)
-        made = []
+        renamed = set(self.cut)
+        for step in self.steps:
+            renamed.update(step.outputs)
+        steps = []
         for step in self.steps:
             values = dict(step.attributes)
             if step.op == "reshape":
                 *rest, last = values["shape"]
                 values["shape"] = (*rest, last // self.parts)
             last_step = step is self.steps[-1]
-            made.append(
+            steps.append(
                 replace(
                     step,
-                    inputs=tuple(f"{n}{suffix}" if n in own else n for n in step.inputs),
+                    inputs=tuple(f"{n}{suffix}" if n in renamed else n for n in step.inputs),
                     outputs=(output,) if last_step else tuple(f"{n}{suffix}" for n in step.outputs),
                     attributes=attributes(**values),
                 )
             )
-        return made
+        return steps
 
 
 def _chain(

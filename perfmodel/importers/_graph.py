@@ -179,19 +179,21 @@ def rows_of(region: Region) -> Rows:
 def _live(region: Region) -> list[Node]:
     """Nodes that an output, or something that communicates or acts, depends on."""
     needed = set(region.outputs)
-    kept = []
+    nodes = []
     for node in reversed(region.nodes):
         if needed.intersection(node.outputs) or node.role in ("collective", "effect"):
             needed.update(node.inputs)
-            kept.append(node)
-    return kept[::-1]
+            nodes.append(node)
+    return nodes[::-1]
 
 
 class _Origins:
     """Where values come from, through views: the tensor that is read, and the node that computed it."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._maker = {value: node for node in nodes for value in node.outputs}
+        self._maker: dict[Value, Node] = {}
+        for node in nodes:
+            self._maker.update(dict.fromkeys(node.outputs, node))
 
     def stored(self, value: Value) -> Value | None:
         """The tensor in memory that a use of `value` reads: of a broadcast its source, of a slice only the
@@ -226,15 +228,22 @@ def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[
     for node in nodes:
         if node.role not in ("pointwise", "reduction"):
             continue
-        makers = [m for m in map(origins.maker, node.inputs) if m is not None]
-        joined = {chain[m] for m in makers if m.role == "pointwise" and depth[m] == depth[node]}
+        makers = [maker_node for maker_node in map(origins.maker, node.inputs) if maker_node is not None]
+        joined = {
+            chain[maker_node]
+            for maker_node in makers
+            if maker_node.role == "pointwise" and depth[maker_node] == depth[node]
+        }
         key = min(joined, default=len(chain))
         chain[node] = key
         members.setdefault(key, []).append(node)
-        for other in joined - {key}:
-            for member in members.pop(other):
+        # A node that several chains feed makes them one.
+        for absorbed in joined - {key}:
+            for member in members.pop(absorbed):
                 chain[member] = key
                 members[key].append(member)
+
+    # A chain reads what was stored outside it, and writes what is used outside it.
     read: dict[int, set[Value]] = {key: set() for key in members}
     written: dict[int, set[Value]] = {key: set() for key in members}
     for node in nodes:
@@ -289,9 +298,9 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
     return KernelRow(op, sum(node.flops for node in nodes), traffic, source)
 
 
-def streamed(name: str, like: Array, traffic_bytes: float, n_inputs: int = 1) -> MemoryBound:
+def streamed(name: str, array: Array, traffic_bytes: float, n_inputs: int = 1) -> MemoryBound:
     """A kernel over rows as long as those of a tensor, as many as make up the traffic."""
-    hidden = max(1, like.shape[-1] if like.shape else 1)
-    per_row = (n_inputs + 1) * hidden * dtype_bytes(like.dtype)
+    hidden = max(1, array.shape[-1] if array.shape else 1)
+    per_row = (n_inputs + 1) * hidden * dtype_bytes(array.dtype)
     rows = max(1, round(traffic_bytes / per_row))
-    return MemoryBound(op=name, dtype=like.dtype, rows=rows, hidden=hidden, n_inputs=n_inputs)
+    return MemoryBound(op=name, dtype=array.dtype, rows=rows, hidden=hidden, n_inputs=n_inputs)

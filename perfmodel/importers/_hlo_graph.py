@@ -80,9 +80,9 @@ class _Walk:
     rules: Rules
     nodes: list[Node] = field(default_factory=list)
 
-    def inline(self, computation: Computation, given: dict[str, Operand]) -> Operand:
+    def inline(self, computation: Computation, parameters: dict[str, Operand]) -> Operand:
         """Append the nodes of a computation whose parameters are known; returns what its root is."""
-        known = dict(given)
+        known = dict(parameters)
         for instruction in computation.instructions:
             if instruction.name not in known:
                 operands = [known[name] for name in instruction.operands]
@@ -121,8 +121,8 @@ class _Walk:
 
     def _while(self, i: Instruction, state: Operand) -> Operand:
         """A loop with its count, if the compiler found it."""
-        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", ""))
-        count = int(found.group(1)) if found else self.trip_count
+        match = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", ""))
+        count = int(match.group(1)) if match else self.trip_count
         body = self._region(self._computation(i, "body"), [state], float(count if count is not None else 1))
         out = _fresh(state)
         inputs, outputs = tuple(_values(state)), tuple(_values(out))
@@ -138,13 +138,12 @@ class _Walk:
         names = re.findall(r"%?([\w.\-]+)", i.attributes.get("branch_computations", "")) or [
             i.attributes[key].lstrip("%") for key in ("true_computation", "false_computation")
         ]
-        branches = [
-            self._region(self.module.computations[name], [operand])
-            for name, operand in zip(names, operands[1:], strict=True)
-        ]
+        branches = []
+        for name, operand in zip(names, operands[1:], strict=True):
+            branches.append(self._region(self.module.computations[name], [operand]))
         out = _values_of_type(i.type)
         reason = "which branch is taken depends on data (FLOPs of the largest branch)"
-        self._unmapped(i.opcode, reason, branches, tuple(v for o in operands for v in _values(o)), tuple(_values(out)))
+        self._unmapped(i.opcode, reason, branches, tuple(_values(tuple(operands))), tuple(_values(out)))
         return out
 
     def _region(self, body: Computation, operands: Sequence[Operand], count: float = 1.0) -> Region:
@@ -156,30 +155,32 @@ class _Walk:
         self, name: str, reason: str, bodies: Sequence[Region], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> None:
         """Name what does not run a known number of times, collectives included."""
-        rows = [rows_of(body) for body in bodies]
-        flops = max(each.flops for each in rows)
-        moved = max(sum(c.count * c.bytes for c in each.collectives) for each in rows)
-        if moved:
-            reason += f", with collectives of {moved:.0f} bytes"
+        flops = moved_bytes = 0.0
+        for body in bodies:
+            rows = rows_of(body)
+            flops = max(flops, rows.flops)
+            moved_bytes = max(moved_bytes, sum(row.count * row.bytes for row in rows.collectives))
+        if moved_bytes:
+            reason += f", with collectives of {moved_bytes:.0f} bytes"
         self.nodes.append(Node(name, "unmapped", inputs, outputs, work=Unmapped(name, reason, flops)))
 
     # --- single instructions ----------------------------------------------------------------------
 
     def _collective(self, i: Instruction, base: str, operands: list[Operand]) -> Operand:
-        given = [value for operand in operands for value in _values(operand)]
+        values = _values(tuple(operands))
         kind = COLLECTIVES[base]
         groups = self._groups(i, kind)
-        n_bytes = sum(value.array.n_bytes for value in given)
+        n_bytes = sum(value.array.n_bytes for value in values)
         if kind == "all_gather":
             n_bytes *= len(groups[0])
-        dtype = max(given, key=lambda v: v.array.n_bytes).array.dtype if given else "fp32"
+        dtype = max(values, key=lambda v: v.array.n_bytes).array.dtype if values else "fp32"
         row = CollectiveRow(kind, n_bytes, groups, dtype, i.opcode)
         out = _values_of_type(_result_type(i, base))
-        if base in ("all-reduce", "collective-permute") and len(given) == len(_values(out)):
-            # the result is as wide as what went in, which the compiler may have widened
-            made = [Value(value.array) for value in given]
+        if base in ("all-reduce", "collective-permute") and len(values) == len(_values(out)):
+            # The result is as wide as what went in, which the compiler may have widened.
+            made = [Value(value.array) for value in values]
             out = tuple(made) if isinstance(out, tuple) else made[0]
-        self.nodes.append(Node(i.opcode, "collective", tuple(given), tuple(_values(out)), work=row))
+        self.nodes.append(Node(i.opcode, "collective", tuple(values), tuple(_values(out)), work=row))
         return out
 
     def _groups(self, i: Instruction, kind: str) -> Groups:
@@ -187,14 +188,15 @@ class _Walk:
             if kind == "send_recv":
                 return parse_groups(i.attributes.get("source_target_pairs", ""), self.module.n_devices)
             groups = i.attributes.get("replica_groups", "")
-            if "device_ids" in i.attributes:  # the order of a mesh's devices, itself after a comma
+            # The order of a mesh's devices stands after a comma, so it was read as an attribute of its own.
+            if "device_ids" in i.attributes:
                 groups += f", device_ids={i.attributes['device_ids']}"
             return parse_groups(groups, self.module.n_devices)
         except PerfModelError as error:
             raise PerfModelError(f"HLO %{i.name}: {error}") from None
 
     def _leaf(self, i: Instruction, operands: list[Operand]) -> Operand:
-        inputs = tuple(value for operand in operands for value in _values(operand))
+        inputs = tuple(_values(tuple(operands)))
         out = _values_of_type(i.type)
         node = self.rules.node(i, inputs, tuple(_values(out)))
         self.nodes.append(node)
@@ -208,12 +210,12 @@ def _result_type(i: Instruction, base: str) -> Type:
     return i.type[1]
 
 
-def _parameters(computation: Computation, given: Sequence[Operand] | None = None) -> dict[str, Operand]:
+def _parameters(computation: Computation, operands: Sequence[Operand] | None = None) -> dict[str, Operand]:
     """Operands of a computation by the names of its parameters; fresh ones where none are given."""
     parameters = [i for i in computation.instructions if i.opcode == "parameter"]
-    if given is None:
+    if operands is None:
         return {i.name: _values_of_type(i.type) for i in parameters}
-    return {i.name: given[int(i.literal)] for i in parameters}
+    return {i.name: operands[int(i.literal)] for i in parameters}
 
 
 def _values_of_type(kind: Type) -> Operand:
@@ -225,6 +227,10 @@ def _fresh(operand: Operand) -> Operand:
 
 
 def _values(operand: Operand) -> list[Value]:
+    """The values in an operand, tuples taken apart."""
     if isinstance(operand, Value):
         return [operand]
-    return [value for part in operand for value in _values(part)]
+    values = []
+    for part in operand:
+        values += _values(part)
+    return values

@@ -170,18 +170,18 @@ class Rules:
         updates = inputs[-1].array if opcode == "scatter" else first
         per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
         flops = _row_wise_flops(opcode, first, updates, out, prod(_window(i).get("size", (1,))), per_pair)
-        if (found := _lookup(i, first, updates, out)) is not None:
-            return Node(opcode, "kernel", inputs, outputs, flops, found, found.bytes)
+        if (embedding := _lookup(i, first, updates, out)) is not None:
+            return Node(opcode, "kernel", inputs, outputs, flops, embedding, embedding.bytes)
         match opcode:
             case "dynamic-update-slice":
-                traffic, like = 2 * inputs[1].array.n_bytes, inputs[1].array
+                traffic, streamed_array = 2 * inputs[1].array.n_bytes, inputs[1].array
             case "scatter":
-                traffic, like = 3 * updates.n_bytes, updates
+                traffic, streamed_array = 3 * updates.n_bytes, updates
             case "gather":
-                traffic, like = 2 * out.n_bytes, out
+                traffic, streamed_array = 2 * out.n_bytes, out
             case _:
-                traffic, like = sum(v.array.n_bytes for v in {*inputs, *outputs}), first
-        return Node(opcode, "kernel", inputs, outputs, flops, streamed(opcode, like, traffic), traffic)
+                traffic, streamed_array = sum(v.array.n_bytes for v in {*inputs, *outputs}), first
+        return Node(opcode, "kernel", inputs, outputs, flops, streamed(opcode, streamed_array, traffic), traffic)
 
     def _foreign(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         """Calls into libraries: products are recognised, anything else is unmapped."""
@@ -237,7 +237,8 @@ def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm |
     numbers = config.get("gemm_backend_config", config).get("dot_dimension_numbers", {})
     contracted = [int(i) for i in numbers.get("lhs_contracting_dimensions", (len(lhs.shape) - 1,))]
     batched = [int(i) for i in numbers.get("lhs_batch_dimensions", range(max(0, len(lhs.shape) - 2)))]
-    k, batch = (prod(lhs.shape[i] for i in axes) for axes in (contracted, batched))
+    k = prod(lhs.shape[i] for i in contracted)
+    batch = prod(lhs.shape[i] for i in batched)
     m = lhs.n_elements // max(1, k * batch)
     n = out.n_elements // max(1, m * batch)
     return Gemm(op="bmm" if batch > 1 else "linear", dtype=lhs.dtype, m=m, n=n, k=k, batch=batch)
@@ -245,8 +246,8 @@ def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm |
 
 def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dtype: str) -> ConvShape:
     """Shape of a `convolution` from its window and dimension labels (`b01f_01io->b01f`)."""
-    left, kernel, result = re.split(r"_|->", instruction.attributes["dim_labels"])
-    n_space = len(left) - 2
+    input_labels, kernel_labels, result_labels = re.split(r"_|->", instruction.attributes["dim_labels"])
+    n_space = len(input_labels) - 2
     window = _window(instruction)
 
     def space(array: Array, labels: str) -> tuple[int, ...]:
@@ -257,13 +258,13 @@ def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dt
 
     return ConvShape(
         dtype=dtype,
-        batch=lhs.shape[left.index("b")],
-        c_in=lhs.shape[left.index("f")],
-        c_out=out.shape[result.index("f")],
-        kernel_c_in=rhs.shape[kernel.index("i")],
-        space_in=space(lhs, left),
-        kernel=space(rhs, kernel),
-        space_out=space(out, result),
+        batch=lhs.shape[input_labels.index("b")],
+        c_in=lhs.shape[input_labels.index("f")],
+        c_out=out.shape[result_labels.index("f")],
+        kernel_c_in=rhs.shape[kernel_labels.index("i")],
+        space_in=space(lhs, input_labels),
+        kernel=space(rhs, kernel_labels),
+        space_out=space(out, result_labels),
         stride=sizes("stride"),
         pad_low=window.get("pad", (0,) * n_space),
         in_dilation=sizes("lhs_dilate"),
@@ -276,7 +277,10 @@ def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dt
 def _window(instruction: Instruction) -> dict[str, tuple[int, ...]]:
     """`{size=3x3 stride=2x2 pad=1_1x1_1}` as numbers by name; of paddings the lower ones."""
     items = re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.get("window", ""))
-    return {name: tuple(int(part.split("_")[0]) for part in value.split("x")) for name, value in items}
+    numbers = {}
+    for name, value in items:
+        numbers[name] = tuple(int(part.split("_")[0]) for part in value.split("x"))
+    return numbers
 
 
 def _disjoint_windows(instruction: Instruction) -> bool:

@@ -81,12 +81,12 @@ def parse_module(text: str) -> HloModule:
         elif line.startswith("}") and current:
             computations[current] = Computation(current, tuple(body), root or (body[-1].name if body else ""))
             current = ""
-        elif current and (found := _INSTRUCTION.match(line)):
+        elif current and (match_instruction := _INSTRUCTION.match(line)):
             try:
-                body.append(_instruction(found.group(2), _COMMENT.sub("", found.group(3))))
+                body.append(_instruction(match_instruction.group(2), _COMMENT.sub("", match_instruction.group(3))))
             except (ValueError, IndexError) as error:
                 raise PerfModelError(f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})") from None
-            root = found.group(2) if found.group(1) else root
+            root = match_instruction.group(2) if match_instruction.group(1) else root
     if entry not in computations:
         raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; the text is cut off")
     counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
@@ -97,11 +97,19 @@ def _instruction(name: str, rest: str) -> Instruction:
     kind, rest = _split_type(rest)
     opcode, _, rest = rest.partition("(")
     inside, rest = _until_closed(rest)
-    attributes = {name: value for name, _, value in (part.partition("=") for part in _top_level(rest))}
-    operands = tuple(found[-1] for part in _top_level(inside) if (found := _OPERAND.findall(part)))
+    attributes = {}
+    for part in _top_level(rest):
+        attribute, _, value = part.partition("=")
+        attributes[attribute] = value
+
+    # Operands are marked by a per cent sign in some versions of the text; in others they are the last word of a part.
+    operands = []
+    for part in _top_level(inside):
+        marked = _OPERAND.findall(part)
+        operands += marked[-1:]
     if not operands and opcode not in ("parameter", "constant", "iota"):
-        operands = tuple(part.split()[-1] for part in _top_level(inside) if part)
-    return Instruction(name, kind, opcode.strip(), operands, attributes, "" if operands else inside)
+        operands = [part.split()[-1] for part in _top_level(inside) if part]
+    return Instruction(name, kind, opcode.strip(), tuple(operands), attributes, "" if operands else inside)
 
 
 def _split_type(text: str) -> tuple[Type, str]:

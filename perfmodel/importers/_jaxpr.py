@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._graph import Array, Node, Region, Value, rows_of
 from perfmodel.importers._jaxpr_rules import leaf
-from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, axis_groups
+from perfmodel.importers._rows import CollectiveRow, Unmapped, axis_groups
 from perfmodel.importers._table import OpTable
 from perfmodel.ops import CollectiveKind
 
@@ -68,8 +69,10 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
 def table_of(closed: ClosedJaxpr, trip_count: int | None, name: str) -> OpTable:
     """Op table of a jaxpr."""
     rows = rows_of(_Walk(trip_count).region(closed.jaxpr, {}))
-    ranks = max((rank for row in rows.collectives for group in row.groups for rank in group), default=0)
-    return OpTable(name=name, **rows._asdict(), n_devices=ranks + 1)
+    highest_rank = 0
+    for row in rows.collectives:
+        highest_rank = max(highest_rank, *chain.from_iterable(row.groups), 0)
+    return OpTable(name=name, **rows._asdict(), n_devices=highest_rank + 1)
 
 
 @dataclass
@@ -96,32 +99,33 @@ class _Walk:
 
         for eqn in jaxpr.eqns:
             name, parameters = eqn.primitive.name, eqn.params
-            given = [read(atom) for atom in eqn.invars]
-            body = inlined_body(name, parameters, len(given))
+            operands = [read(atom) for atom in eqn.invars]
+            body = inlined_body(name, parameters, len(operands))
             if body is not None:
                 if name == "shard_map":
-                    found = self._on_one_device(body, given, eqn.outvars, {**mesh, **parameters["mesh"].shape})
+                    results = self._on_one_device(body, operands, eqn.outvars, {**mesh, **parameters["mesh"].shape})
                 else:
-                    found = self._call(body, given, mesh)
+                    results = self._call(body, operands, mesh)
                 values.update(
                     (var, Value(array_of(var)) if value is None else value)
-                    for var, value in zip(eqn.outvars, found, strict=True)
+                    for var, value in zip(eqn.outvars, results, strict=True)
                 )
                 continue
-            inputs = tuple(value for value in given if value is not None)
+            inputs = tuple(value for value in operands if value is not None)
             outputs = tuple(Value(array_of(var)) for var in eqn.outvars)
             values.update(zip(eqn.outvars, outputs, strict=True))
             self.nodes += self._nodes(name, parameters, inputs, outputs, mesh)
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _call(self, body: Jaxpr, given: Sequence[Value | None], mesh: Mapping[str, int]) -> list[Value | None]:
+    def _call(self, body: Jaxpr, operands: Sequence[Value | None], mesh: Mapping[str, int]) -> list[Value | None]:
         inner = {
-            var: Value(array_of(var)) if value is None else value for var, value in zip(body.invars, given, strict=True)
+            var: Value(array_of(var)) if value is None else value
+            for var, value in zip(body.invars, operands, strict=True)
         }
         return self.inline(body, inner, mesh)
 
     def _on_one_device(
-        self, body: Jaxpr, given: Sequence[Value | None], outvars: Sequence[Any], mesh: Mapping[str, int]
+        self, body: Jaxpr, operands: Sequence[Value | None], outvars: Sequence[Any], mesh: Mapping[str, int]
     ) -> list[Value | None]:
         """A call whose body sees the parts of its operands that one device holds."""
 
@@ -130,9 +134,11 @@ class _Walk:
             self.nodes.append(Node("shard_map", "view", (value,), (seen,)))
             return seen
 
-        parts = [None if value is None else as_seen(value, var) for value, var in zip(given, body.invars, strict=True)]
-        found = self._call(body, parts, mesh)
-        return [None if value is None else as_seen(value, var) for value, var in zip(found, outvars, strict=True)]
+        parts = [
+            None if value is None else as_seen(value, var) for value, var in zip(operands, body.invars, strict=True)
+        ]
+        results = self._call(body, parts, mesh)
+        return [None if value is None else as_seen(value, var) for value, var in zip(results, outvars, strict=True)]
 
     def _nodes(
         self,
@@ -184,8 +190,8 @@ def inlined_body(name: str, parameters: Mapping[str, Any], n_inputs: int) -> Jax
     """The jaxpr that an equation stands for, executed once on the equation's own operands."""
     if name not in _INLINED:
         return None
-    found = next((parameters[key] for key in _BODIES if key in parameters), None)
-    jaxpr = getattr(found, "jaxpr", found)
+    body = next((parameters[key] for key in _BODIES if key in parameters), None)
+    jaxpr = getattr(body, "jaxpr", body)
     return jaxpr if jaxpr is not None and len(jaxpr.invars) == n_inputs else None
 
 
@@ -204,9 +210,16 @@ def _collective(
         return [Node(name, "view", (i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
     groups = axis_groups(mesh, axes)
     if kind == "send_recv":
-        groups = tuple((group[a], group[b]) for group in groups for a, b in parameters["perm"])
+        pairs = []
+        for group in groups:
+            pairs += [(group[source], group[target]) for source, target in parameters["perm"]]
+        groups = tuple(pairs)
     elif parameters.get("axis_index_groups"):
-        groups: Groups = tuple(tuple(g[i] for i in part) for g in groups for part in parameters["axis_index_groups"])
+        parts: list[tuple[int, ...]] = []
+        for group in groups:
+            for part in parameters["axis_index_groups"]:
+                parts.append(tuple(group[i] for i in part))
+        groups = tuple(parts)
     nodes = []
     for i, o in zip(inputs, outputs, strict=True):
         n_bytes = o.array.n_bytes if kind == "all_gather" else i.array.n_bytes

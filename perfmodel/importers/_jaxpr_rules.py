@@ -77,8 +77,8 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name == "conv_general_dilated":
         shape = _conv_shape(parameters, inputs[0].array, inputs[1].array, out)
         return Node(name, "kernel", inputs, outputs, shape.flops, convolution(shape))
-    if name in ("gather", "scatter-add", "scatter_add") and (found := _lookup(name, parameters, inputs, out)):
-        return Node(name, "kernel", inputs, outputs, found.flops, found, found.bytes)
+    if name in ("gather", "scatter-add", "scatter_add") and (embedding := _lookup(name, parameters, inputs, out)):
+        return Node(name, "kernel", inputs, outputs, embedding.flops, embedding, embedding.bytes)
     if name in _VIEWS:
         return Node(name, "view", inputs, outputs)
     if name in _CONSTANTS:
@@ -86,8 +86,8 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name in _POINTWISE:
         return Node(name, "pointwise", inputs, outputs, _pointwise_flops(name, out.n_elements, parameters))
     if name in _RANDOM:
-        words = sum(value.array.n_bytes for value in outputs) / 4
-        return Node(name, "pointwise", inputs, outputs, _THREEFRY_OPS * words)
+        random_words = sum(value.array.n_bytes for value in outputs) / 4
+        return Node(name, "pointwise", inputs, outputs, _THREEFRY_OPS * random_words)
     if name in _REDUCTIONS:
         n_in = max((value.array.n_elements for value in inputs), default=0)
         per_element = _ARGMAX_OPS if name in ("argmax", "argmin") else 1
@@ -113,16 +113,20 @@ def _product_dtype(lhs: Array, precision: Any) -> str:
 
 def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Array) -> ConvShape:
     numbers = parameters["dimension_numbers"]
-    (lb, lf, *ls), (_, ri, *rs), (_, of, *os) = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    (batch_axis, in_feature, *in_space), (_, kernel_feature, *kernel_space), (_, out_feature, *out_space) = (
+        numbers.lhs_spec,
+        numbers.rhs_spec,
+        numbers.out_spec,
+    )
     return ConvShape(
         dtype=_product_dtype(lhs, parameters.get("precision")),
-        batch=lhs.shape[lb],
-        c_in=lhs.shape[lf],
-        c_out=out.shape[of],
-        kernel_c_in=rhs.shape[ri],
-        space_in=_at(lhs, ls),
-        kernel=_at(rhs, rs),
-        space_out=_at(out, os),
+        batch=lhs.shape[batch_axis],
+        c_in=lhs.shape[in_feature],
+        c_out=out.shape[out_feature],
+        kernel_c_in=rhs.shape[kernel_feature],
+        space_in=_at(lhs, in_space),
+        kernel=_at(rhs, kernel_space),
+        space_out=_at(out, out_space),
         stride=tuple(parameters["window_strides"]),
         pad_low=tuple(low for low, _ in parameters["padding"]),
         in_dilation=tuple(parameters["lhs_dilation"]),
@@ -165,15 +169,15 @@ def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...
     n_in = arrays[0].n_elements if arrays else 0
     flops = _row_wise_flops(name, n_in, updates.n_elements, out.n_elements, window)
     if name == "dynamic_update_slice":
-        traffic, like = 2 * arrays[1].n_bytes, arrays[1]
+        traffic, streamed_array = 2 * arrays[1].n_bytes, arrays[1]
     elif name.startswith("scatter"):
-        traffic, like = 3 * updates.n_bytes, updates
+        traffic, streamed_array = 3 * updates.n_bytes, updates
     elif name == "gather":
-        traffic, like = 2 * out.n_bytes + sum(a.n_bytes for a in arrays[1:]), out
+        traffic, streamed_array = 2 * out.n_bytes + sum(a.n_bytes for a in arrays[1:]), out
     else:
         traffic = sum(a.n_bytes for a in arrays) + sum(value.array.n_bytes for value in outputs)
-        like = max(arrays, key=lambda a: a.n_elements, default=out)
-    return Node(name, "kernel", inputs, outputs, flops, streamed(name, like, traffic), traffic)
+        streamed_array = max(arrays, key=lambda a: a.n_elements, default=out)
+    return Node(name, "kernel", inputs, outputs, flops, streamed(name, streamed_array, traffic), traffic)
 
 
 def _pointwise_flops(name: str, n_elements: int, parameters: Mapping[str, Any]) -> float:

@@ -230,10 +230,10 @@ class _Reader:
 
 def _product(lhs: Array, rhs: Array, transpose_a: bool, transpose_b: bool) -> Any:
     """A matrix product; batch axes that only the left operand has count as rows."""
-    left, right = len(lhs.shape) - 1 - transpose_a, max(0, len(rhs.shape) - 2 + transpose_b)
+    contracted_lhs, contracted_rhs = len(lhs.shape) - 1 - transpose_a, max(0, len(rhs.shape) - 2 + transpose_b)
     batch = range(len(rhs.shape) - 2) if len(rhs.shape) == len(lhs.shape) > 2 else range(0)
     shared = tuple(i for i in batch if rhs.shape[i] == lhs.shape[i])
-    return product(lhs, rhs, ((left,), (right,)), (shared, shared))
+    return product(lhs, rhs, ((contracted_lhs,), (contracted_rhs,)), (shared, shared))
 
 
 def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> ConvShape:
@@ -243,8 +243,8 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
     stride, dilation = tuple(a.get("strides", ones)), tuple(a.get("dilations", ones))
     low = tuple(a.get("pads", (0,) * 2 * n_space))[:n_space]
     if a.get("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER"):
-        whole = zip(lhs.shape[2:], rhs.shape[2:], out.shape[2:], stride, dilation, strict=True)
-        low = tuple(max(0, (o - 1) * s + (k - 1) * d + 1 - n) // 2 for n, k, o, s, d in whole)
+        axes = zip(lhs.shape[2:], rhs.shape[2:], out.shape[2:], stride, dilation, strict=True)
+        low = tuple(max(0, (o - 1) * s + (k - 1) * d + 1 - n) // 2 for n, k, o, s, d in axes)
     return ConvShape(
         dtype=lhs.dtype,
         batch=lhs.shape[0],

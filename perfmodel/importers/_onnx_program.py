@@ -40,8 +40,12 @@ def onnx_program(
     onnx, model = load_onnx(model)
     graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
     values, dims = dict(values or {}), dims or {}
-    # running statistics of batch norms are not trained
-    statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
+
+    # Running statistics of batch norms are not trained, though they are stored as weights are.
+    statistics: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            statistics.update(node.input[3:])
     for tensor in graph.initializer:
         kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
         if kind.startswith(("float", "bfloat")) and np.prod(shape) > 1 and tensor.name not in statistics:
@@ -77,15 +81,15 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int]) -> N
     if node.op_type in ("Shape", "Size") and isinstance(x, Ref):
         shape = reader.emitter.shape(x)
         cut = slice(attributes.get("start", 0), attributes.get("end", len(shape)))
-        found: list[Any] = [Known.of(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
+        items: list[Any] = [Known.of(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
     else:
         if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
             attributes["num_outputs"] = len(node.output)
-        where = node.name or node.output[0]
-        found = reader.node(node.op_type, where, args, attributes, lambda: _computed(onnx, node, args, versions))
-    if isinstance(found[0], Missing):
-        found = [Missing()] * len(node.output)
-    for name, item in zip(node.output, found, strict=False):
+        node_name = node.name or node.output[0]
+        items = reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
+    if isinstance(items[0], Missing):
+        items = [Missing()] * len(node.output)
+    for name, item in zip(node.output, items, strict=False):
         large = isinstance(item, Known) and item.array.dtype.kind == "f" and item.array.size > _WEIGHT_ELEMENTS
         if node.op_type == "Constant" and large:
             reader.weight(name, item.array.dtype.name, item.array.shape)

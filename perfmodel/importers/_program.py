@@ -57,24 +57,24 @@ def trace_program(
     named = [(_name(path, "w"), leaf, True) for path, leaf in jax.tree_util.tree_leaves_with_path(weights)]
     for i, tree in enumerate(data):
         named += [(_name(path, f"data{i}"), leaf, False) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    given: list[Item] = []
+    inputs: list[Item] = []
     for (label, _, is_weight), var in zip(named, closed.jaxpr.invars, strict=True):
         tensor = _tensor(var)
         if is_weight:
             model.dtype = tensor.dtype
             value = model.weight(label, tensor.shape, tensor_axis=(tensor_axis or {}).get(label))
             number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", label)
-            given.append(Ref(value, int(number.group(1)) if number else -1))
+            inputs.append(Ref(value, int(number.group(1)) if number else -1))
         else:
-            given.append(Ref(model.data(label, tensor.shape, tensor.dtype)))
+            inputs.append(Ref(model.data(label, tensor.shape, tensor.dtype)))
     walk = _Walk(emitter)
-    found = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, given))
+    items = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, inputs))
     if walk.missing:
         total = table_of(closed, None, title).flops or 1.0
         names = ", ".join(f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items())
         raise PerfModelError(f"{title}: not in the IR: {names}; use trace for a table of its costs")
     results = []
-    for item, var in zip(found, closed.jaxpr.outvars, strict=True):
+    for item, var in zip(items, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
             raise PerfModelError(f"{title}: an output does not depend on weights or data; return what does")
         results.append((emitter.whole(item, array_of(var)).name, "loss" if differentiable else "output"))
@@ -137,8 +137,9 @@ class _Walk:
         return mapped(name, self.emitter, eqn.params, items, arrays, array_of(eqn.outvars[0]), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
-        values = [tuple(Value(array_of(v)) for v in side) for side in (eqn.invars, eqn.outvars)]
-        node = leaf(eqn.primitive.name, eqn.params, values[0], values[1])
+        inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
+        outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
+        node = leaf(eqn.primitive.name, eqn.params, inputs, outputs)
         flops = getattr(node.work, "flops", 0.0) or node.flops
         known = self.missing.get(eqn.primitive.name, (reason, 0.0))
         self.missing[eqn.primitive.name] = (known[0], known[1] + flops)
@@ -161,8 +162,8 @@ class _Walk:
         slices = [self._slices(item, atom, n) for item, atom in zip(scanned, atoms, strict=True)]
         collected: list[list[Item]] = []
         for i in reversed(range(n)) if p["reverse"] else range(n):
-            given = [*constants, *carry, *(part[i] for part in slices)]
-            results = self.inline(body.jaxpr, _environment(body.jaxpr, body.consts, given))
+            operands = [*constants, *carry, *(part[i] for part in slices)]
+            results = self.inline(body.jaxpr, _environment(body.jaxpr, body.consts, operands))
             carry, rest = results[:n_carry], results[n_carry:]
             collected.append(rest)
         if p["reverse"]:
@@ -176,7 +177,7 @@ class _Walk:
         if not isinstance(item, Ref):
             raise CannotMapError("the IR computes no integers")
         x = self.emitter.whole(item, array_of(atom))
-        # weights stacked along the scanned axis are those of one layer each
+        # Weights stacked along the scanned axis are those of one layer each.
         parts = self.emitter.parts(x, 0, n)
         layers = range(n) if item.layer < 0 else [item.layer] * n
         shape = array_of(atom).shape[1:]
@@ -188,38 +189,38 @@ class _Walk:
             return Known(np.stack([part.array for part in parts]))  # pyright: ignore[reportAttributeAccessIssue]
         if any(isinstance(part, (Missing, IndexCheck)) for part in parts):
             return Missing()
-        one = Array(array_of(var).dtype, shape[1:], 4)
+        part_array = Array(array_of(var).dtype, shape[1:], 4)
         rows = [
-            self.emitter.reshape(self.emitter.whole(part, one), (1, *shape[1:]))
+            self.emitter.reshape(self.emitter.whole(part, part_array), (1, *shape[1:]))
             if isinstance(part, Ref)
-            else self.emitter.constant(part.array[None], one.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+            else self.emitter.constant(part.array[None], part_array.dtype)  # pyright: ignore[reportAttributeAccessIssue]
             for part in parts
         ]
         return self.emitter.op("concat", *rows, axis=0)
 
 
-def _environment(jaxpr: Jaxpr, constants: Sequence[Any], given: Sequence[Item]) -> dict[Any, Item]:
+def _environment(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Item]) -> dict[Any, Item]:
     """What is known of a jaxpr's variables before its first equation."""
     values: dict[Any, Item] = {v: Known.of(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
-    return values | dict(zip(jaxpr.invars, given, strict=True))
+    return values | dict(zip(jaxpr.invars, inputs, strict=True))
 
 
 def _needed(jaxpr: Jaxpr) -> list[Any]:
     """Equations that an output depends on."""
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    kept = []
+    equations = []
     for eqn in reversed(jaxpr.eqns):
         if needed.intersection(eqn.outvars):
             needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-            kept.append(eqn)
-    return kept[::-1]
+            equations.append(eqn)
+    return equations[::-1]
 
 
 def _computed(eqn: Any, items: Sequence[Item]) -> list[Item]:
     """An equation without unknown operands, evaluated."""
     arrays = [item.array for item in items if isinstance(item, Known)]
-    found = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **eqn.params)
-    return [Known.of(value) for value in (found if eqn.primitive.multiple_results else [found])]
+    results = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **eqn.params)
+    return [Known.of(value) for value in (results if eqn.primitive.multiple_results else [results])]
 
 
 def _dtype(var: Any) -> str:

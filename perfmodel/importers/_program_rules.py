@@ -174,10 +174,10 @@ def _reshape(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: 
     x = _first(items)
     have, full = d.shape(x), arrays[0].shape
     if have != full:
-        kept = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
-        if kept is None or [f for f in full if f != 1] != [n for n in out.shape if n != 1]:
+        stored_sizes = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
+        if stored_sizes is None or [f for f in full if f != 1] != [n for n in out.shape if n != 1]:
             return d.reshape(d.whole(x, arrays[0]), out.shape)
-        rest = iter(kept)
+        rest = iter(stored_sizes)
         return d.reshape(x, [1 if n == 1 else next(rest) for n in out.shape])
     return d.reshape(x, out.shape)
 
@@ -220,7 +220,8 @@ def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequ
     columns = [i for i in range(len(arrays[1].shape)) if i not in (*contract_b, *batch_b)]
     size_k = prod(arrays[0].shape[i] for i in contract_a)
     lead = tuple(arrays[0].shape[i] for i in batch_a)
-    m, n = (tuple(array.shape[i] for i in axes) for array, axes in zip(arrays, (rows, columns), strict=True))
+    m = tuple(arrays[0].shape[i] for i in rows)
+    n = tuple(arrays[1].shape[i] for i in columns)
     a = d.transpose(a, (*batch_a, *rows, *contract_a))
     a = d.reshape(a, (*lead, *((prod(m),) if lead or not m else m), size_k))
     transposed = len(contract_b) == 1 and tuple(contract_b) == (len(arrays[1].shape) - 1,) and len(columns) == 1

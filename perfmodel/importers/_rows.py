@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -58,12 +59,18 @@ class CollectiveRow:
         Raises:
             PerfModelError: a rank that the cluster does not have.
         """
-        highest = max((max(group, default=0) for group in self.groups), default=0)
+        highest = max(chain.from_iterable(self.groups), default=0)
         cluster.require(highest + 1, "the program")
-        node = cluster.devices_per_node
-        nodes = [{rank // node for rank in group} for group in self.groups]
+        nodes = []
+        for group in self.groups:
+            nodes.append({rank // cluster.devices_per_node for rank in group})
         widest = self.groups[max(range(len(nodes)), key=lambda i: len(nodes[i]))]
-        leaving = Counter(n for of_group in nodes if len(of_group) > 1 for n in of_group)
+
+        # Groups that leave the same node share its links.
+        leaving: Counter[int] = Counter()
+        for nodes_of_group in nodes:
+            if len(nodes_of_group) > 1:
+                leaving.update(nodes_of_group)
         place = cluster.reach(widest)._replace(concurrent=max(leaving.values(), default=1))
         return Collective(
             collective=self.collective, bytes=self.bytes, num_ranks=len(widest), dtype=self.dtype, **place._asdict()
@@ -134,9 +141,11 @@ def parse_groups(text: str, n_devices: int) -> Groups:
     if text in ("", "{}"):
         return (tuple(range(n_devices)),)
     if text.startswith("{"):
-        return tuple(
-            tuple(int(rank) for rank in group.split(",")) for group in _BRACES.findall(text[1:-1]) if group.strip()
-        )
+        groups = []
+        for group in _BRACES.findall(text[1:-1]):
+            if group.strip():
+                groups.append(tuple(int(rank) for rank in group.split(",")))
+        return tuple(groups)
     if match := _IOTA.fullmatch(text):
         shape, base, order = (tuple(map(int, part.split(","))) if part else () for part in match.groups())
         ranks = np.arange(int(np.prod(base))).reshape(base)
@@ -144,7 +153,10 @@ def parse_groups(text: str, n_devices: int) -> Groups:
     if match := _MESH.fullmatch(text):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match.group(1))}
         device = _device_order(match.group(2), match.group(3), n_devices)
-        return tuple(tuple(device[rank] for rank in group) for group in _mesh_groups(sizes, match.group(4)))
+        groups = []
+        for group in _mesh_groups(sizes, match.group(4)):
+            groups.append(tuple(device[position] for position in group))
+        return tuple(groups)
     raise PerfModelError(f"replica groups {text!r} are in a notation that is not known")
 
 

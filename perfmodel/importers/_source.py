@@ -108,7 +108,7 @@ def _exported(path: str) -> Any:
 
 
 def _in_mode(program: Program, mode: Mode | None) -> Program:
-    loss = any(whole.role == "loss" for whole in program.outputs)
+    loss = any(output.role == "loss" for output in program.outputs)
     if program.trains or mode == "inference" or (mode is None and not loss):
         return program
     if not loss:
@@ -143,10 +143,10 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     loader = spec.loader
     module = importlib.util.module_from_spec(spec)
     of_the_file(path, lambda: loader.exec_module(module))
-    found = getattr(module, function, None)
-    if not callable(found):
+    entry = getattr(module, function, None)
+    if not callable(entry):
         raise PerfModelError(f"{path}: it has no function {function!r}")
-    made = of_the_file(path, found)
+    made = of_the_file(path, entry)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
         raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
     return made[0], tuple(made[1])
@@ -168,5 +168,5 @@ def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> An
         if inside and not lines:
             raise
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        where = f"{path}, line {line}" if line else str(path)
-        raise PerfModelError(f"{where}: {type(error).__name__}: {error}") from error
+        place = f"{path}, line {line}" if line else str(path)
+        raise PerfModelError(f"{place}: {type(error).__name__}: {error}") from error

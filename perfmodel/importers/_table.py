@@ -246,13 +246,19 @@ class OpTable:
             if row.op.uses_matrix_units
         )
         flops = sum(row.count * row.flops for row in self.kernels)
+
+        # Which of these times hide behind others is not known, so none do.
         belief = Site().belief(COMPILED, device)
         shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
         half = belief.half_width(shares)
         room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
+        provenance = {}
+        for name in sorted(set(names)):
+            is_of_name = np.array([row_name == name for row_name in names])
+            provenance[name] = float(sum(time_s[is_of_name])) / (total or 1.0)
         return StepEstimate(
             step_time_s=total,
-            # no less than the kernels alone, however lucky the rest
+            # A step takes no less than its kernels alone, however short the rest.
             step_time_lo_s=max(float(lo_s.sum()) * exp(-half), float(lo_s[: len(self.kernels)].sum())),
             step_time_hi_s=float(hi_s.sum()) * exp(half),
             overlapped_time_s=max(kernel_s, total - kernel_s),
@@ -262,10 +268,7 @@ class OpTable:
             mfu=peak_s / total if total else 0.0,
             memory_bytes=self.memory_bytes,
             fits=None if self.memory_bytes is None else self.memory_bytes <= room,
-            provenance={
-                name: float(sum(t for t, given in zip(time_s, names, strict=True) if given == name)) / (total or 1.0)
-                for name in sorted(set(names))
-            },
+            provenance=provenance,
             rows=_frame(rows, time_s, names),
         )
 

@@ -70,7 +70,7 @@ class _Reader:
         signature = self.exported.graph_signature
         parameters, buffers = signature.inputs_to_parameters, signature.inputs_to_buffers
         constants = getattr(signature, "inputs_to_lifted_tensor_constants", {})
-        outputs: tuple[Any, ...] = ()
+        outputs: list[Any] = []
         for node in self.exported.graph.nodes:
             if node.op == "placeholder":
                 if node.name in parameters:
@@ -80,13 +80,11 @@ class _Reader:
                 else:
                     self._argument(node)
             elif node.op == "output":
+                # Updated buffers are outputs of the graph too, but not of the module.
                 wanted = set(signature.user_outputs)
-                outputs = tuple(
-                    item
-                    for n in node.args[0]
-                    if getattr(n, "name", None) in wanted
-                    for item in _listed(self.graph.values[n.name])
-                )
+                for returned in node.args[0]:
+                    if getattr(returned, "name", None) in wanted:
+                        outputs += _listed(self.graph.values[returned.name])
             else:
                 self.graph.values[node.name] = self._call(node)
         if self.values:
@@ -95,20 +93,20 @@ class _Reader:
 
     def _weight(self, node: Any, label: str) -> None:
         """A parameter, under the first of its names where modules share it."""
-        tensor, held = node.meta["val"], self.exported.state_dict
-        label = next((name for name, other in held.items() if other is held[label]), label)
+        tensor, state = node.meta["val"], self.exported.state_dict
+        label = next((name for name, tensor_there in state.items() if tensor_there is state[label]), label)
         if label not in self.graph.values:
             self.graph.weight(label, _dtype(tensor), tuple(tensor.shape))
         self.graph.values[node.name] = self.graph.values[label]
 
     def _constant(self, node: Any, label: str) -> None:
-        found = self.exported.state_dict.get(label, self.exported.constants.get(label))
-        if found is None or found.is_meta:
+        buffer = self.exported.state_dict.get(label, self.exported.constants.get(label))
+        if buffer is None or buffer.is_meta:
             raise PerfModelError(
                 f"{self.graph.name}: buffer {label} has no values; make the module on the CPU, or move only its "
                 "parameters to the meta device"
             )
-        self.graph.values[node.name] = self._known(found)
+        self.graph.values[node.name] = self._known(buffer)
 
     def _argument(self, node: Any) -> None:
         tensor = node.meta["val"]
@@ -127,14 +125,14 @@ class _Reader:
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             raise PerfModelError(f"{self.graph.name}: {node.target} is no op of ATen; rewrite the model without it")
-        given = [
+        operands = [
             node.args[k] if k < len(node.args) else node.kwargs.get(a.name, getattr(a, "default_value", None))
             for k, a in enumerate(schema.arguments)
         ]
-        args = [self._item(value) for value in given]
+        args = [self._item(value) for value in operands]
         op = node.target.name().removeprefix("aten::")
-        found = self.graph.node(op, node.name, args, {}, lambda: self._computed(node))
-        return found if len(schema.returns) > 1 or str(schema.returns[0].type).startswith("List") else found[0]
+        outputs = self.graph.node(op, node.name, args, {}, lambda: self._computed(node))
+        return outputs if len(schema.returns) > 1 or str(schema.returns[0].type).startswith("List") else outputs[0]
 
     def _item(self, value: Any) -> Any:
         if isinstance(value, self.torch.fx.Node):
@@ -152,8 +150,8 @@ class _Reader:
 
         args, kwargs = self.torch.fx.map_arg((node.args, dict(node.kwargs)), tensor)
         here = {"device": self.torch.device("cpu")} if kwargs.get("device") is not None else {}
-        found = node.target(*args, **{**kwargs, **here})
-        return [self._known(f) for f in (found if isinstance(found, (list, tuple)) else [found])]
+        results = node.target(*args, **{**kwargs, **here})
+        return [self._known(result) for result in (results if isinstance(results, (list, tuple)) else [results])]
 
     def _known(self, value: Any) -> Any:
         if not isinstance(value, self.torch.Tensor):

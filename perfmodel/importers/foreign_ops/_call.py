@@ -51,9 +51,13 @@ class Call:
     @property
     def dtype(self) -> str:
         """Element type of the operands that are values of the program."""
-        flat = [i for a in self.args for i in (a if isinstance(a, list) else [a]) if isinstance(i, Ref)]
-        kinds = [self.d.builder.types[i.name].dtype for i in flat]
-        return next((k for k in kinds if not k.startswith("int")), kinds[0])
+        kinds = []
+        for arg in self.args:
+            for item in arg if isinstance(arg, list) else [arg]:
+                if isinstance(item, Ref):
+                    kinds.append(self.d.builder.types[item.name].dtype)
+        # Integers are indices beside what the call computes with.
+        return next((kind for kind in kinds if not kind.startswith("int")), kinds[0])
 
     def shape(self, item: Item) -> tuple[int, ...]:
         return self.d.shape(item) if isinstance(item, Ref) else np.shape(item.array)  # pyright: ignore
@@ -62,14 +66,14 @@ class Call:
         """A plain value: ONNX's attribute of a name, or the known operand at a position."""
         if name in self.attributes:
             return self.attributes[name]
-        found = self.args[position] if 0 <= position < len(self.args) else None
-        if isinstance(found, Known):
-            found = found.array.tolist()
-        if isinstance(found, Ref):
+        operand = self.args[position] if 0 <= position < len(self.args) else None
+        if isinstance(operand, Known):
+            operand = operand.array.tolist()
+        if isinstance(operand, Ref):
             raise CannotMapError(f"{name} depends on data; give its value")
-        if found is None and default is _ABSENT:
+        if operand is None and default is _ABSENT:
             raise CannotMapError(f"{name} is not given")
-        return default if found is None else found
+        return default if operand is None else operand
 
     def op(self, op: str, *refs: Ref, **attributes: Any) -> Ref:
         return self.d.op(op, *refs, **attributes)

@@ -56,10 +56,10 @@ def _silu(c: Call) -> Ref:
 
 def _clip(c: Call) -> Item:
     x: Item = c.ref(0)
-    for name, position, like in (("min", 1, "max"), ("max", 2, "min")):
+    for name, position, primitive_name in (("min", 1, "max"), ("max", 2, "min")):
         bound = c.value(name, position, None)
         if bound is not None:
-            x = primitive(c, like, x, Known.of(bound, float))
+            x = primitive(c, primitive_name, x, Known.of(bound, float))
     return x
 
 
@@ -115,7 +115,7 @@ _AS_IN_JAX: Final = {
 
 ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
     {
-        **{name: _like(like) for name, like in _AS_IN_JAX.items()},
+        **{name: _like(jax_name) for name, jax_name in _AS_IN_JAX.items()},
         **spelled("Relu", "relu", "relu_", rule=lambda c: c.op("relu", c.ref(0))),
         **spelled("add.Tensor", "add_.Tensor", rule=_weighted("add")),
         "sub.Tensor": _weighted("sub"),

@@ -34,10 +34,10 @@ def _padding(c: Call, position: int) -> tuple[int, int]:
         if starts != ends:
             raise CannotMapError("other padding before an image than after it")
         return _pair(starts)
-    given = c.value("pads", position, 0)
-    if isinstance(given, str):
-        raise CannotMapError(f"padding {given!r}; give it in numbers")
-    return _pair(given)
+    pads = c.value("pads", position, 0)
+    if isinstance(pads, str):
+        raise CannotMapError(f"padding {pads!r}; give it in numbers")
+    return _pair(pads)
 
 
 def _undilated(c: Call, position: int) -> None:

@@ -19,13 +19,13 @@ def _matmul(c: Call) -> Ref:
 
 def _product(c: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
     """With leading axes of the smaller operand repeated or merged, as the IR's `matmul` wants them."""
-    left, right = c.shape(a), c.shape(b)
-    if len(left) == 1:
-        return c.d.reshape(_product(c, c.d.reshape(a, (1, *left)), b), (*right[:-2], right[-1]))
-    if len(right) == 1:
-        return c.d.reshape(_product(c, a, c.d.reshape(b, (*right, 1))), left[:-1])
-    if len(right) > 2 and left[:-2] != right[:-2]:
-        raise CannotMapError(f"batches {left[:-2]} and {right[:-2]} differ; expand them first")
+    shape_a, shape_b = c.shape(a), c.shape(b)
+    if len(shape_a) == 1:
+        return c.d.reshape(_product(c, c.d.reshape(a, (1, *shape_a)), b), (*shape_b[:-2], shape_b[-1]))
+    if len(shape_b) == 1:
+        return c.d.reshape(_product(c, a, c.d.reshape(b, (*shape_b, 1))), shape_a[:-1])
+    if len(shape_b) > 2 and shape_a[:-2] != shape_b[:-2]:
+        raise CannotMapError(f"batches {shape_a[:-2]} and {shape_b[:-2]} differ; expand them first")
     return c.op("matmul", a, b, **transposed)
 
 
@@ -51,8 +51,8 @@ def _sum(c: Call, mean: bool = False, keep: int = 1) -> Ref:
     """ONNX keeps summed axes unless told otherwise, ATen does not."""
     x = c.ref(0)
     rank = len(c.shape(x))
-    given = c.value("axes", 1, None)
-    axes = tuple(range(rank)) if given is None or given == [] else axes_of(given, rank)
+    stated_axes = c.value("axes", 1, None)
+    axes = tuple(range(rank)) if stated_axes is None or stated_axes == [] else axes_of(stated_axes, rank)
     total = c.op("sum", x, axes=axes, keep=bool(c.value("keepdims", 2, keep)))
     return c.scaled(total, 1.0 / prod(c.shape(x)[a] for a in axes)) if mean else total
 

@@ -47,15 +47,15 @@ def _unflatten(c: Call) -> Ref:
 def _squeeze(c: Call) -> Ref:
     x = c.ref(0)
     shape = c.shape(x)
-    given = c.value("axes", 1, None)
-    axes = range(len(shape)) if given is None else axes_of(given, len(shape))
+    stated_axes = c.value("axes", 1, None)
+    axes = range(len(shape)) if stated_axes is None else axes_of(stated_axes, len(shape))
     return c.d.reshape(x, [n for k, n in enumerate(shape) if n != 1 or k not in axes])
 
 
 def _unsqueeze(c: Call) -> Ref:
-    x, given = c.ref(0), np.atleast_1d(c.value("axes", 1))
-    rank = len(c.shape(x)) + len(given)
-    rest, axes = iter(c.shape(x)), axes_of(given, rank)
+    x, new_axes = c.ref(0), np.atleast_1d(c.value("axes", 1))
+    rank = len(c.shape(x)) + len(new_axes)
+    rest, axes = iter(c.shape(x)), axes_of(new_axes, rank)
     return c.d.reshape(x, [1 if k in axes else next(rest) for k in range(rank)])
 
 
