@@ -128,15 +128,15 @@ def _places(chosen: Array, experts: int) -> Array:
 def _dispatch(x: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
     experts, capacity, hidden = outputs[0].shape
     buffers = jnp.zeros((experts, capacity, hidden), x.dtype)
-    # what goes beyond the capacity is out of bounds and so dropped
+    # What goes beyond the capacity is out of bounds, and so dropped.
     return buffers.at[chosen.reshape(-1), _places(chosen, experts)].set(x.reshape(-1, hidden), mode="drop")
 
 
 def _collect(buffers: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
     experts, capacity, hidden = buffers.shape
     places = _places(chosen, experts)
-    found = buffers[chosen.reshape(-1), jnp.minimum(places, capacity - 1)]
-    return jnp.where((places < capacity)[:, None], found, 0).reshape(*chosen.shape, hidden)
+    rows = buffers[chosen.reshape(-1), jnp.minimum(places, capacity - 1)]
+    return jnp.where((places < capacity)[:, None], rows, 0).reshape(*chosen.shape, hidden)
 
 
 def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
@@ -179,7 +179,8 @@ def attention(*parts: Array, attributes: Values, outputs: Outputs) -> Array:
     qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
     q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
-    if attributes.get("causal"):  # the last query sees every key
+    # The last query sees every key, whatever part of the sequence the queries are.
+    if attributes.get("causal"):
         scores = jnp.where(jnp.tri(seq, k.shape[1], k.shape[1] - seq, dtype=bool), scores, -jnp.inf)
     context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
     return context.reshape(batch, seq, heads * size)

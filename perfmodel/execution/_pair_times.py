@@ -136,10 +136,13 @@ class PairTimes:
             return EventTime(self.core_factor * self.kernels_s[event])
         link = (event.kind, event.across_hosts)
         if link not in self.transfers:
-            where = "between hosts" if event.across_hosts else "within a host"
-            raise NoDataError(f"{event.kind} {where} was not measured")
+            reach = "between hosts" if event.across_hosts else "within a host"
+            raise NoDataError(f"{event.kind} {reach} was not measured")
+
+        # Latency grows with the messages in a row, the rest with the bytes sent (as two ranks do, and as all do).
+        # Concurrent transfers share the links.
         curve, two, all_ranks = self.transfers[link], messages(event.kind, PAIR), messages(event.kind, event.ranks)
-        operand_bytes = event.bytes * event.concurrent  # which share the links
+        operand_bytes = event.bytes * event.concurrent
         if event.ranks == PAIR:
             network_s = max(0.0, curve.at(operand_bytes) - self.call_s)
         else:
@@ -203,8 +206,8 @@ def _curve(group: RankGroup, events: Sequence[Transfer]) -> Curve:
     largest = max(TINY_BYTES, *(event.bytes * event.concurrent for event in events))
     points = 2 + int(np.ceil(_POINTS_PER_DECADE * np.log10(largest / TINY_BYTES)))
     grid = np.unique(np.ceil(np.geomspace(TINY_BYTES, largest, points) / 8) * 8)
-    like = events[0]
-    times_s = np.array([_transfer_s(group, like.kind, like.dtype, size) for size in grid.tolist()])
+    example = events[0]
+    times_s = np.array([_transfer_s(group, example.kind, example.dtype, size) for size in grid.tolist()])
     return Curve(grid, times_s[:, 0], times_s[:, 1:].mean(axis=1))
 
 
@@ -233,6 +236,7 @@ def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: 
     """
     prepared = program_structure(function, cluster)
     structure, instruction = prepared.structure, prepared.instruction
+    # Joins are instruction -1, the last of these times, and take none.
     times_s = np.array([*(pair.time(event) for event in rank_events(function, cluster)), EventTime(0.0)])
-    core_s, network_s, credit_s = times_s[instruction].T  # joins are instruction -1 and take no time
+    core_s, network_s, credit_s = times_s[instruction].T
     return simulate_on_cores(structure, core_s, network_s, credit_s, cores)

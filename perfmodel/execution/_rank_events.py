@@ -119,10 +119,12 @@ class EventSession(ProgramSession):
     def _prepared_call(
         self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]
     ) -> Callable[[], Any]:
-        mine = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
-        arguments = {name: _some_values(tensor) for name, tensor in mine.items()}
+        local_types = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
+        arguments = {name: _some_values(tensor) for name, tensor in local_types.items()}
         groups = (group,) if len(group) > 1 else ()
-        self.load(RankCode((instruction,), (group,), types, arguments, mine, (), groups, is_double(types.values())))
+        self.load(
+            RankCode((instruction,), (group,), types, arguments, local_types, (), groups, is_double(types.values()))
+        )
         (step,) = self._steps
         return partial(step.call, *(self._arguments[name] for name in step.inputs))
 

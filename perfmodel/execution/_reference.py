@@ -43,12 +43,15 @@ def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) ->
     """Returned values by name from the values of all parameters."""
     with double_precision() if is_double(function.types.values()) else nullcontext():
         values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
-        remaining = Counter(name for i in function.instructions for name in set(i.inputs))  # uses of each value
-        remaining.update(function.outputs)
+
+        # How often each value is still used; one that nothing uses any more is dropped, to save memory.
+        remaining = Counter(function.outputs)
+        for instruction in function.instructions:
+            remaining.update(set(instruction.inputs))
         for instruction in function.instructions:
             outputs = [function.types[name] for name in instruction.outputs]
-            found = _evaluate(instruction, outputs, [values[name] for name in instruction.inputs])
-            values.update(zip(instruction.outputs, found, strict=True))
+            results = _evaluate(instruction, outputs, [values[name] for name in instruction.inputs])
+            values.update(zip(instruction.outputs, results, strict=True))
             for name in {*instruction.inputs, *instruction.outputs}:
                 remaining[name] -= name in instruction.inputs
                 if remaining[name] <= 0:
@@ -91,13 +94,13 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     limit = _smallest_table(program.function)
     moments = {i.inputs[3] for i in program.function.instructions if i.op == "adam"}
     arrays: dict[str, np.ndarray] = {}
-    for whole in program.inputs:
-        if whole.dtype.startswith("int"):
-            arrays[whole.name] = rng.integers(0, limit, whole.shape)
+    for tensor in program.inputs:
+        if tensor.dtype.startswith("int"):
+            arrays[tensor.name] = rng.integers(0, limit, tensor.shape)
         else:
-            values = 0.5 * rng.standard_normal(whole.shape)
-            positive = any(piece.value in moments for piece in whole.pieces)
-            arrays[whole.name] = np.abs(values) if positive else values
+            values = 0.5 * rng.standard_normal(tensor.shape)
+            positive = any(piece.value in moments for piece in tensor.pieces)
+            arrays[tensor.name] = np.abs(values) if positive else values
     return arrays
 
 
@@ -108,11 +111,11 @@ def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int
     """
     rng = np.random.default_rng(seed)
     arrays = dict(inputs)
-    for whole in program.inputs:
-        if not whole.dtype.startswith("int"):
-            last_place = float(jnp.finfo(jax_dtype(Tensor(whole.dtype, whole.shape))).eps)
-            value = np.asarray(arrays[whole.name], np.float64)
-            arrays[whole.name] = value * (1 + last_place * rng.uniform(-1, 1, value.shape))
+    for tensor in program.inputs:
+        if not tensor.dtype.startswith("int"):
+            last_place = float(jnp.finfo(jax_dtype(Tensor(tensor.dtype, tensor.shape))).eps)
+            value = np.asarray(arrays[tensor.name], np.float64)
+            arrays[tensor.name] = value * (1 + last_place * rng.uniform(-1, 1, value.shape))
     return arrays
 
 
@@ -130,11 +133,11 @@ def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]
     if OPS[instruction.op].collective:
         return _COLLECTIVES[instruction.op]([*map(np.asarray, arrays)], dict(instruction.attributes), len(outputs))
     if instruction.op in PLAIN and all(tensor.dtype in _OF_NUMPY for tensor in outputs):
-        # a kernel that runs once or twice is sooner done than compiled
+        # A kernel that runs once or twice is sooner done than compiled.
         with np.errstate(all="ignore"):
             operands, attributes = [*map(np.asarray, arrays)], dict(instruction.attributes)
-            found = KERNELS[instruction.op](*operands, attributes=attributes, outputs=outputs)
-        return found if isinstance(found, tuple) else (found,)
+            results = KERNELS[instruction.op](*operands, attributes=attributes, outputs=outputs)
+        return results if isinstance(results, tuple) else (results,)
     return compiled_kernel(instruction, outputs)(*arrays)
 
 
@@ -144,7 +147,10 @@ def _reduced(arrays: Arrays, attributes: Mapping[str, Any]) -> np.ndarray:
 
 def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Arrays:
     blocks = [np.split(array, count, attributes["split_axis"]) for array in arrays]
-    return [np.concatenate([row[j] for row in blocks], attributes["concat_axis"]) for j in range(count)]
+    results = []
+    for received in zip(*blocks, strict=True):
+        results.append(np.concatenate(received, attributes["concat_axis"]))
+    return results
 
 
 _COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = MappingProxyType(

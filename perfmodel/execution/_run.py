@@ -107,12 +107,16 @@ def run(
         raise PerfModelError(f"the program is for {len(codes)} devices, but {ranks.num_ranks} ranks are running")
     with program_ranks(len(codes), backend) if ranks is None else nullcontext(ranks) as group:
         group.ask_each("load", [(code,) for code in codes])
+        # The first run compiles, and is not timed.
         group.ask("run")
         recorded, interference = zip(*(_watched_run(group) for _ in range(repeats)), strict=True)
         values = group.ask("values")
         offset_s = _clock_offsets(group)
     timelines = tuple(_timeline(prepared, record, offset_s) for record in recorded)
-    outputs = program.join({name: array for of_rank in values for name, array in of_rank.items()})
+    values_by_name = {}
+    for of_rank in values:
+        values_by_name |= of_rank
+    outputs = program.join(values_by_name)
     return Run(outputs, timelines, prepared, np.array(interference), offset_s)
 
 
@@ -133,15 +137,17 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
     all_groups = tuple(dict.fromkeys(group for group in groups.values() if len(group) > 1))
     codes = []
     for rank, instructions in enumerate(lower(function)):
-        mine = [p.name for p in function.parameters if types[p.name].device == rank]
-        named = {name for i in instructions for name in (*i.inputs, *i.outputs)}
+        local_parameters = [p.name for p in function.parameters if types[p.name].device == rank]
+        named: set[str] = set()
+        for instruction in instructions:
+            named.update(instruction.inputs, instruction.outputs)
         codes.append(
             RankCode(
                 instructions,
                 tuple(groups[i.outputs] for i in instructions),
                 {name: types[name] for name in named},
-                {name: arguments[name] for name in mine},
-                {name: types[name] for name in mine},
+                {name: arguments[name] for name in local_parameters},
+                {name: types[name] for name in local_parameters},
                 tuple(dict.fromkeys(n for n in function.outputs if types[n].device == rank)),
                 all_groups,
                 is_double(types.values()),
@@ -176,17 +182,17 @@ def _timeline(
     structure = prepared.structure
     start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
     origin_s = min(reached[0] - offset_s[rank] for rank, (reached, _) in enumerate(record) if reached)
-    device, own = structure.device, prepared.instruction >= 0
+    device, is_instruction = structure.device, prepared.instruction >= 0
     for rank, (reached, done) in enumerate(record):
-        # the structure's ops of a device stand in the order of its program
-        ops = np.flatnonzero(own & (device == rank))
+        # The structure's ops of a device stand in the order of its program.
+        ops = np.flatnonzero(is_instruction & (device == rank))
         start_s[ops] = np.array(reached) - offset_s[rank] - origin_s
         end_s[ops] = np.array(done) - offset_s[rank] - origin_s
-    # a collective starts when its last rank has reached it
+    # A collective starts when its last rank has reached it.
     met_s = np.zeros(len(prepared.function.instructions))
-    np.maximum.at(met_s, prepared.instruction[own], start_s[own])
-    start_s[own] = np.minimum(met_s[prepared.instruction[own]], end_s[own])
-    _fill_joins(structure.pred, np.flatnonzero(~own), start_s, end_s)
+    np.maximum.at(met_s, prepared.instruction[is_instruction], start_s[is_instruction])
+    start_s[is_instruction] = np.minimum(met_s[prepared.instruction[is_instruction]], end_s[is_instruction])
+    _fill_joins(structure.pred, np.flatnonzero(~is_instruction), start_s, end_s)
     return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
 
 

@@ -63,9 +63,9 @@ def _broadcast(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) 
 
 
 def _scatter(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
-    to = values["to"]
-    mine = jnp.array([to.index(member) if member in to else 0 for member in group])[lax.axis_index(_AXIS)]
-    return _slice(lax.psum(x, _AXIS), values["axis"], len(to), mine)
+    receivers = values["to"]
+    part = jnp.array([receivers.index(member) if member in receivers else 0 for member in group])[lax.axis_index(_AXIS)]
+    return _slice(lax.psum(x, _AXIS), values["axis"], len(receivers), part)
 
 
 def _slice(x: jax.Array, axis: int, parts: int, index: jax.Array) -> jax.Array:
@@ -135,7 +135,7 @@ class ProgramSession(RankSession):
             reached_s.append(time.perf_counter())
             results = self.finished(step.call(*operands))
             done_s.append(time.perf_counter())
-            # a sender is left with nothing to name, and acknowledgements have no name
+            # A sender has nothing to name, and acknowledgements have no name.
             values.update(zip(step.outputs, results, strict=False))
             for name in step.dead:
                 del values[name]
@@ -175,8 +175,8 @@ class ProgramSession(RankSession):
         nothing = jnp.zeros(operand.shape, jax_dtype(operand))
         here = devices[self.rank]
 
-        def call(mine: jax.Array | None) -> tuple[jax.Array, ...]:
-            local = jax.device_put((nothing if mine is None else mine)[None], here)
+        def call(operand: jax.Array | None) -> tuple[jax.Array, ...]:
+            local = jax.device_put((nothing if operand is None else operand)[None], here)
             results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
             return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
 

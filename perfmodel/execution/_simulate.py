@@ -4,6 +4,7 @@ processor cores need of them; and timelines as Chrome traces."""
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,12 @@ def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
 
 def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " classes"]:
     """Seconds of each class: its kernels and collectives one after another."""
-    ops = list(dict.fromkeys(op for _, work in events for op in work))
+    ops = list(dict.fromkeys(chain.from_iterable(work for _, work in events)))
     time_s = dict(zip(ops, timer(ops).tolist(), strict=True)) if ops else {}
-    return np.array([sum(time_s[op] for op in work) for _, work in events])
+    class_s = []
+    for _, work in events:
+        class_s.append(sum(time_s[op] for op in work))
+    return np.array(class_s)
 
 
 def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
@@ -78,13 +82,15 @@ def simulate_on_cores(
     work_s, wait_s, most_s = core_s.tolist(), network_s.tolist(), credit_s.tolist()
     device = structure.device.tolist()
     link_free_s = [-np.inf] * structure.devices
-    left = (structure.pred >= 0).sum(axis=1).tolist()
+    unmet = (structure.pred >= 0).sum(axis=1).tolist()
     start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
     queue: dict[int, deque[int]] = defaultdict(deque)
-    ready, now_s = [op for op, n in enumerate(left) if n == 0], 0.0
-    events: list[tuple[float, bool, int]] = []  # (when, whether on a core until then, op)
+    ready, now_s = [op for op, n in enumerate(unmet) if n == 0], 0.0
+    # An event: when, whether the op is on a core until then, and the op.
+    events: list[tuple[float, bool, int]] = []
 
     def await_messages(op: int) -> None:
+        # The first message after a pause may be shorter, by as much as the link was idle.
         if wait_s[op] > 0:
             idle_s = now_s - link_free_s[device[op]]
             link_free_s[device[op]] = now_s + max(0.0, wait_s[op] - min(most_s[op], idle_s))
@@ -93,6 +99,7 @@ def simulate_on_cores(
             heapq.heappush(events, (now_s, False, op))
 
     while ready or events:
+        # What is ready queues for its core; the first of a queue is on it.
         for op in ready:
             start_s[op] = now_s
             if work_s[op] == 0:
@@ -103,6 +110,8 @@ def simulate_on_cores(
             if len(waiting) == 1:
                 heapq.heappush(events, (now_s + work_s[op], True, op))
         ready = []
+
+        # The next op leaves its core, and waits for messages or is done.
         now_s, on_core, op = heapq.heappop(events)
         if on_core:
             waiting = queue[cores[device[op]]]
@@ -114,8 +123,8 @@ def simulate_on_cores(
                 continue
         end_s[op] = now_s
         for follower in followers[op]:
-            left[follower] -= 1
-            if left[follower] == 0:
+            unmet[follower] -= 1
+            if unmet[follower] == 0:
                 ready.append(follower)
     return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
 
@@ -148,8 +157,8 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
         }
         name = f"%{instruction.outputs[0]}"
         events.append(ingest.complete_event(device, stream, start_s, end_s - start_s, name, instruction.op, args))
-    other = {"program": program.function.name, "makespan_s": timeline.makespan_s}
-    return ingest.chrome_trace(events, other)
+    metadata = {"program": program.function.name, "makespan_s": timeline.makespan_s}
+    return ingest.chrome_trace(events, metadata)
 
 
 def write_chrome_trace(program: ProgramStructure, timeline: Timeline, path: Path | str) -> None:

@@ -6,6 +6,7 @@ alike are one event (DistSim, section 4.1), so that costs are few even where ins
 """
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -54,7 +55,8 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
     nodes = _Nodes(function, cluster)
     source, destination = nodes.edges()
     edges = Edges(source, destination, np.zeros_like(source))
-    position, pred, _ = binary_joins(len(nodes.device) + 1, [edges])  # one more for the end
+    # One more node stands for the end of the program.
+    position, pred, _ = binary_joins(len(nodes.device) + 1, [edges])
     return nodes.assemble(position[:-1], pred)
 
 
@@ -71,18 +73,20 @@ class _Nodes:
         width = size + several
         first = np.cumsum(width) - width
         n = int(width.sum())
-        own = np.ones(n, bool)
-        own[first[several]] = False
+        is_instruction = np.ones(n, bool)
+        is_instruction[first[several]] = False
         self.device = np.full(n, _JOIN, np.int32)
-        self.device[own] = np.fromiter((d for group in groups for d in group), np.int32, int(size.sum()))
-        self.instruction = np.where(own, np.repeat(np.arange(len(instructions)), width), _JOIN).astype(np.int32)
-        # what has to come before a node leads to where its devices meet
+        self.device[is_instruction] = np.fromiter(chain.from_iterable(groups), np.int32, int(size.sum()))
+        self.instruction = np.where(is_instruction, np.repeat(np.arange(len(instructions)), width), _JOIN).astype(
+            np.int32
+        )
+        # What has to come before a node leads to where its devices meet.
         self.entry = np.where(np.repeat(several, width), np.repeat(first, width), np.arange(n))
         numbers = [events.number(i, group) for i, group in zip(instructions, groups, strict=True)]
         classes = np.repeat(np.array(numbers, np.int32), width)
-        self.event = np.where(own, classes, 0)
+        self.event = np.where(is_instruction, classes, 0)
         streams = np.repeat(np.array([_STREAM[i.tag.stream] for i in instructions], np.int32), width)
-        self.stream = np.where(own, self.device * N_STREAMS + streams, _JOIN).astype(np.int32)
+        self.stream = np.where(is_instruction, self.device * N_STREAMS + streams, _JOIN).astype(np.int32)
         self._events, self._groups, self._first = events, groups, first
 
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
@@ -150,16 +154,17 @@ class _Events:
         self.numbers: dict[Event, int] = {_NOTHING: 0}
         """In order."""
         self._types, self._cluster = function.types, cluster
-        # ranks that are not written down are there nevertheless
+        # Ranks that are not written down are there nevertheless.
         replicas = {i.attribute("replicas") for i in function.instructions} - {None}
         self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
         self._known: dict[tuple[object, ...], int] = {}
 
     def number(self, instruction: Instruction, group: tuple[int, ...]) -> int:
         """Class of an instruction on a group of devices."""
-        inputs, outputs = ([self._types[n] for n in side] for side in (instruction.inputs, instruction.outputs))
-        where = group if len(group) > 1 or instruction.attribute("replicas") else ()
-        what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, where)
+        inputs = [self._types[name] for name in instruction.inputs]
+        outputs = [self._types[name] for name in instruction.outputs]
+        members = group if len(group) > 1 or instruction.attribute("replicas") else ()
+        what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, members)
         key = (*what, tuple([(t.dtype, t.shape) for t in inputs]), tuple([(t.dtype, t.shape) for t in outputs]))
         number = self._known.get(key)
         if number is None:

@@ -86,9 +86,9 @@ def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
 def _attention_grad(t: Any, *tensors: Any, a: Values, out: Outputs) -> Any:
     *parts, dy = tensors
     with t.enable_grad():
-        own = [part.detach().requires_grad_() for part in parts]
-        like = (Tensor(out[0].dtype, tuple(dy.shape)),)
-        return t.autograd.grad(_attention(t, *own, a=a, out=like), own, dy)
+        leaves = [part.detach().requires_grad_() for part in parts]
+        out_of_forward = (Tensor(out[0].dtype, tuple(dy.shape)),)
+        return t.autograd.grad(_attention(t, *leaves, a=a, out=out_of_forward), leaves, dy)
 
 
 def _convolution_grad(name: str) -> Callable[..., Any]:
@@ -109,8 +109,8 @@ def _pool2d(t: Any, x: Any, a: Values, out: Outputs) -> Any:
 
 def _pool2d_grad(t: Any, x: Any, dy: Any, a: Values, out: Outputs) -> Any:
     with t.enable_grad():
-        own = x.detach().requires_grad_()
-        return t.autograd.grad(_pool2d(t, own, a, out), own, dy)[0]
+        leaf = x.detach().requires_grad_()
+        return t.autograd.grad(_pool2d(t, leaf, a, out), leaf, dy)[0]
 
 
 def _local(t: Any, ids: Any, rows: int, a: Values) -> tuple[Any, Any]:
@@ -149,17 +149,17 @@ def _places(t: Any, chosen: Any, experts: int) -> Any:
 def _dispatch(t: Any, x: Any, chosen: Any, a: Values, out: Outputs) -> Any:
     experts, capacity, hidden = out[0].shape
     places, tokens = _places(t, chosen, experts), x.reshape(-1, hidden)
-    kept = places < capacity
+    fits = places < capacity
     buffers = t.zeros((experts, capacity, hidden), dtype=x.dtype, device=x.device)
-    buffers[chosen.reshape(-1).long()[kept], places[kept]] = tokens[kept]
+    buffers[chosen.reshape(-1).long()[fits], places[fits]] = tokens[fits]
     return buffers
 
 
 def _collect(t: Any, buffers: Any, chosen: Any, a: Values, out: Outputs) -> Any:
     experts, capacity, hidden = buffers.shape
     places = _places(t, chosen, experts)
-    found = buffers[chosen.reshape(-1).long(), places.clamp(max=capacity - 1)]
-    return (found * (places < capacity)[:, None]).reshape(*chosen.shape, hidden)
+    rows = buffers[chosen.reshape(-1).long(), places.clamp(max=capacity - 1)]
+    return (rows * (places < capacity)[:, None]).reshape(*chosen.shape, hidden)
 
 
 def _adam(t: Any, w: Any, g: Any, m: Any, v: Any, a: Values, out: Outputs) -> Any:

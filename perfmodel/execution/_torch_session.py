@@ -99,9 +99,9 @@ class _Collective:
         self._nothing = torch_module().zeros(operand.shape, dtype=torch_dtype(operand), device=device)
 
     def __call__(self, operand: TorchTensor | None) -> tuple[TorchTensor]:
-        # torch reduces in place, and the operand may have other users
-        mine = (self._nothing if operand is None else operand).clone(memory_format=torch_module().contiguous_format)
-        return (self._body(self, mine) if len(self.group) > 1 else mine,)
+        # torch reduces in place, and the operand may have other users.
+        copy = (self._nothing if operand is None else operand).clone(memory_format=torch_module().contiguous_format)
+        return (self._body(self, copy) if len(self.group) > 1 else copy,)
 
     @property
     def place(self) -> int:
@@ -110,8 +110,8 @@ class _Collective:
 
     def in_order(self, by_rank: Sequence[TorchTensor]) -> list[TorchTensor]:
         """What torch gives in order of ranks, in order of the members."""
-        of = dict(zip(sorted(self.group), by_rank, strict=True))
-        return [of[member] for member in self.group]
+        tensor_of = dict(zip(sorted(self.group), by_rank, strict=True))
+        return [tensor_of[member] for member in self.group]
 
 
 def _to_torch(array: np.ndarray) -> TorchTensor:
@@ -175,9 +175,11 @@ def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
 
 
 def _scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
-    to = c.values["to"]
-    whole = _broadcast(c, x)
-    return whole.chunk(len(to), c.values["axis"])[to.index(c.rank) if c.rank in to else 0].contiguous()
+    receivers = c.values["to"]
+    tensor = _broadcast(c, x)
+    return tensor.chunk(len(receivers), c.values["axis"])[
+        receivers.index(c.rank) if c.rank in receivers else 0
+    ].contiguous()
 
 
 _BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(

@@ -49,17 +49,23 @@ def classes_of_program(program: Program) -> Classes:
     function, types = program.function, program.types
     groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
 
+    def local_types(rank: int, names: Sequence[str]) -> Hashable:
+        return tuple((types[name].dtype, types[name].shape) for name in names if types[name].device == rank)
+
     def signature(rank: int, instructions: Sequence[Any]) -> Hashable:
-        return tuple(
-            (
-                i.op,
-                len(groups[i.outputs]),
-                tuple((types[n].dtype, types[n].shape) for n in i.inputs if types[n].device == rank),
-                tuple((types[n].dtype, types[n].shape) for n in i.outputs if types[n].device == rank),
-                tuple((name, str(value)) for name, value in i.attributes if name not in _PLACES),
+        signatures = []
+        for instruction in instructions:
+            attributes = tuple((name, str(value)) for name, value in instruction.attributes if name not in _PLACES)
+            signatures.append(
+                (
+                    instruction.op,
+                    len(groups[instruction.outputs]),
+                    local_types(rank, instruction.inputs),
+                    local_types(rank, instruction.outputs),
+                    attributes,
+                )
             )
-            for i in instructions
-        )
+        return tuple(signatures)
 
     return _grouped([signature(rank, code) for rank, code in enumerate(lower(function))])
 
@@ -80,13 +86,13 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
     """
     every = Classes(tuple((rank,) for rank in range(emulation.world_size)))
     free = Prices(cluster, lambda op: 0.0)
-    found: dict[int, RankRun] = {}
+    rank_runs: dict[int, RankRun] = {}
     for ranks in every.turns(at_once):
         scout = replace(emulation, real_ranks=ranks, wire=None, prices=free, quiet=True)
         run = emulate(replace(scout, conditions={"stop_after": _SCOUTED, "apart": True}))
         run.iteration_s()  # or says that there are none
-        found |= {rank.rank: rank for rank in run.ranks}
-    return _grouped([_part(found[rank]) for rank in range(emulation.world_size)])
+        rank_runs |= {rank.rank: rank for rank in run.ranks}
+    return _grouped([_part(rank_runs[rank]) for rank in range(emulation.world_size)])
 
 
 def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> list[EmulatedRun]:

@@ -21,15 +21,15 @@ class Effects:
 
     _group: Any
 
-    def __init__(self, own: int, size: int, real: tuple[int, ...], group: Any) -> None:
+    def __init__(self, place: int, size: int, real: tuple[int, ...], group: Any) -> None:
         """
         Args:
-            own: this rank's place in the group.
+            place: this rank's place in the group.
             size: ranks of the group.
             real: places of the real ranks, in order.
             group: process group of these; None for one.
         """
-        self._own, self._size, self._real, self._group = own, size, real, group
+        self._own, self._size, self._real, self._group = place, size, real, group
 
     def release(self) -> None:
         """Leave the group of the real ranks."""
@@ -43,16 +43,17 @@ class Effects:
                 if op != dist.ReduceOp.AVG:
                     self._group.allreduce([tensor], options).wait()
                     continue
-                self._group.allreduce([tensor]).wait()  # gloo has no average of its own in all versions
+                # Not all versions of gloo have an average of their own.
+                self._group.allreduce([tensor]).wait()
                 tensor.div_(len(self._real)) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))
 
     def all_gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
-        for parts, mine in zip(outputs, inputs, strict=True):
+        for parts, sent in zip(outputs, inputs, strict=True):
             for part in parts:
-                if part.data_ptr() != mine.data_ptr():
-                    part.copy_(mine.view_as(part) if part.shape != mine.shape else mine)
+                if part.data_ptr() != sent.data_ptr():
+                    part.copy_(sent.view_as(part) if part.shape != sent.shape else sent)
             if self._group is not None:
-                self._group.allgather([[parts[place] for place in self._real]], [mine.contiguous()]).wait()
+                self._group.allgather([[parts[place] for place in self._real]], [sent.contiguous()]).wait()
 
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any) -> None:
         for output, parts in zip(outputs, inputs, strict=True):
@@ -65,9 +66,9 @@ class Effects:
 
     def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
         for place, part in enumerate(received):
-            mine = sent[place]
-            if part.shape == mine.shape:
-                part.copy_(mine)
+            sent_part = sent[place]
+            if part.shape == sent_part.shape:
+                part.copy_(sent_part)
             elif place == self._own or place not in self._real:
                 part.zero_()
         if self._group is not None:
@@ -96,11 +97,14 @@ class Effects:
                     tensor.copy_(copy)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int) -> None:
+        outputs_of_all: list[list[Tensor]] = []
         if self._group is not None:
-            outputs_of_all = [[torch.empty_like(mine) for _ in range(self._size)] for mine in inputs]
+            for sent in inputs:
+                outputs_of_all.append([torch.empty_like(sent) for _ in range(self._size)])
             self.all_gather(outputs_of_all, inputs)
         else:
-            outputs_of_all = [[mine] * self._size for mine in inputs]
+            for sent in inputs:
+                outputs_of_all.append([sent] * self._size)
         if root == self._own:
             for parts, gathered in zip(outputs, outputs_of_all, strict=True):
                 for part, data in zip(parts, gathered, strict=True):
@@ -138,9 +142,9 @@ class Effects:
 def type_of(tensors: Sequence[Tensor]) -> str:
     """Their type, and where they are if that is not here."""
     first = tensors[0]
-    words = [first.device.type] if first.device.type != "cpu" else []
-    words += ["sparse"] if first.layout != torch.strided else []
-    return " ".join([*words, str(first.dtype).removeprefix("torch.")])
+    qualifiers = [first.device.type] if first.device.type != "cpu" else []
+    qualifiers += ["sparse"] if first.layout != torch.strided else []
+    return " ".join([*qualifiers, str(first.dtype).removeprefix("torch.")])
 
 
 def device_module(dtype: str) -> Any:

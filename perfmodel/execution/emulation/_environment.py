@@ -63,14 +63,15 @@ class Environment:
             for (channel, _), meeting in self._meetings.items():
                 absent = [rank for rank in meeting.members if rank not in meeting.calls]
                 late = self.clock_s - meeting.since_s > timeout_s
-                if absent and (late or ended & set(absent)):
-                    rank, call = next(iter(meeting.calls.items()))
-                    others = "; ".join(
-                        f"rank {r} {'has ended' if r in ended else 'has not come'}, its last call was "
-                        f"{self._last.get(r, 'none')}"
-                        for r in absent
-                    )
-                    return f"deadlock: rank {rank} waits in {call}, {_where(channel, meeting.sequence)}; {others}"
+                if not absent or not (late or ended & set(absent)):
+                    continue
+                rank, call = next(iter(meeting.calls.items()))
+                reasons = []
+                for missing in absent:
+                    state = "has ended" if missing in ended else "has not come"
+                    reasons.append(f"rank {missing} {state}, its last call was {self._last.get(missing, 'none')}")
+                operation = f"{call}, {_where(channel, meeting.sequence)}"
+                return f"deadlock: rank {rank} waits in {operation}; {'; '.join(reasons)}"
         return ""
 
     def _listen(self) -> None:
@@ -97,8 +98,10 @@ class Environment:
     def _on_group(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         with self._changed:
             if self._groups.setdefault(group, members) != members:
-                other = self._groups[group]
-                raise ValueError(f"rank {rank}: group {group} is of ranks {members}, for other ranks of {other}")
+                known_members = self._groups[group]
+                raise ValueError(
+                    f"rank {rank}: group {group} is of ranks {members}, for other ranks of {known_members}"
+                )
 
     def _on_price(self, rank: int, group: str, kind: str, nbytes: int) -> tuple[float, float]:
         return self._prices(kind, nbytes, self._groups[group])
@@ -110,15 +113,15 @@ class Environment:
         self, rank: int, channel: str, members: tuple[int, ...], sequence: int, call: str, issued_s: float
     ) -> float:
         """When the last member came to the operation; all must have come to the same one."""
-        where = _where(channel, sequence)
+        operation = _where(channel, sequence)
         with self._changed:
             meeting = self._meetings.setdefault((channel, sequence), _Meeting(members, sequence, since_s=self.clock_s))
-            for other, theirs in meeting.calls.items():
+            for other_rank, theirs in meeting.calls.items():
                 if theirs != call:
-                    raise ValueError(f"{where}: rank {rank} calls {call}, but rank {other} calls {theirs}")
+                    raise ValueError(f"{operation}: rank {rank} calls {call}, but rank {other_rank} calls {theirs}")
             meeting.calls[rank] = call
             meeting.issued_s = max(meeting.issued_s, issued_s)
-            self._last[rank] = f"{call}, {where}"
+            self._last[rank] = f"{call}, {operation}"
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.failure or len(meeting.calls) == len(members))
             if self.failure:

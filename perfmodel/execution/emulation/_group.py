@@ -31,12 +31,12 @@ class EmulatedGroup(_ProcessGroup):
             rank: this process.
             real: process group of the real members; None where this is the only one.
         """
-        own = members.index(rank.orders.rank)
-        super().__init__(own, len(members))
+        place = members.index(rank.orders.rank)
+        super().__init__(place, len(members))
         self.name_, self.members, self._rank = name, members, rank
         self._real_members = tuple(m for m in members if m in rank.orders.real_ranks)
-        exchanging = tuple(place for place, m in enumerate(members) if m in rank.orders.exchanging)
-        self._effects = Effects(own, len(members), exchanging, real)
+        exchanging = tuple(position for position, m in enumerate(members) if m in rank.orders.exchanging)
+        self._effects = Effects(place, len(members), exchanging, real)
         self._lanes: dict[str, Lane] = {}
         self._sequence: dict[str, int] = {}
         rank.line.ask("group", name, members)
@@ -97,8 +97,8 @@ class EmulatedGroup(_ProcessGroup):
         call = _call("all_gather", list(chain(*outputs)), inputs)
         return self._submit(call, outputs, lambda: self._effects.all_gather(outputs, inputs), opts)
 
-    def all_gather_single(self, output: Tensor, mine: Tensor, opts: Any = None) -> EmulatedWork:
-        return self.all_gather_single_coalesced([output], [mine], opts)
+    def all_gather_single(self, output: Tensor, input_tensor: Tensor, opts: Any = None) -> EmulatedWork:
+        return self.all_gather_single_coalesced([output], [input_tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         call = _call("all_gather", outputs, inputs)
@@ -116,25 +116,25 @@ class EmulatedGroup(_ProcessGroup):
         call = _call("reduce_scatter", list(chain(*inputs)), outputs, self._named(op))
         return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
 
-    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> EmulatedWork:
-        return self.reduce_scatter_single_coalesced([output], [whole], opts)
+    def reduce_scatter_single(self, output: Tensor, input_tensor: Tensor, opts: Any = None) -> EmulatedWork:
+        return self.reduce_scatter_single_coalesced([output], [input_tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         op = _reduction(opts)
         call = _call("reduce_scatter", inputs, outputs, self._named(op))
 
         def effect() -> None:
-            parts = [list(whole.reshape(self.size(), -1)) for whole in inputs]
+            parts = [list(input_tensor.reshape(self.size(), -1)) for input_tensor in inputs]
             self._effects.reduce_scatter([output.view(-1) for output in outputs], parts, op)
 
         return self._submit(call, outputs, effect, opts)
 
     def all_to_all_single(
-        self, output: Tensor, mine: Tensor, output_sizes: Any = (), input_sizes: Any = (), opts: Any = None
+        self, output: Tensor, input_tensor: Tensor, output_sizes: Any = (), input_sizes: Any = (), opts: Any = None
     ) -> EmulatedWork:
         received = _split(output, output_sizes, self.size())
-        sent = _split(mine, input_sizes, self.size())
-        return self._exchange(received, sent, mine, [output], opts)
+        sent = _split(input_tensor, input_sizes, self.size())
+        return self._exchange(received, sent, input_tensor, [output], opts)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> EmulatedWork:
         return self._exchange(outputs, inputs, inputs, outputs, opts)
@@ -246,8 +246,8 @@ class EmulatedGroup(_ProcessGroup):
         )
         record.collectives.append(noted)
         line = f"{self.name_}{channel and f', {channel}'}"
-        where = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
-        record.tell(where)
+        call_name = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
+        record.tell(call_name)
         agreed, alive, meets = call, self.members, self._real_members
         if peer is not None:
             agreed, alive = Call("message", call.nbytes, call.dtype), (rank.orders.rank, self.members[peer])
@@ -258,7 +258,7 @@ class EmulatedGroup(_ProcessGroup):
         at_once = not getattr(opts, "asyncOp", True)
 
         def plan() -> Plan:
-            rank.conditions.check_alive(alive, where)
+            rank.conditions.check_alive(alive, call_name)
             start_s = begun_s(noted.issued_s)
             if len(meets) > 1:
                 start_s = rank.line.meet(line, meets, number, agreed, start_s)

@@ -93,8 +93,8 @@ class _Installed:
         parameters = inspect.signature(function)
 
         def checked(*arguments: Any, **named: Any) -> Any:
-            given = parameters.bind(*arguments, **named).arguments
-            source = given.get("src", None if name == "recv_object_list" else 0)
+            bound = parameters.bind(*arguments, **named).arguments
+            source = bound.get("src", None if name == "recv_object_list" else 0)
             orders = self._orders
             if source is not None and source not in orders.exchanging:
                 why = (

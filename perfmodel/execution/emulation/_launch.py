@@ -70,8 +70,8 @@ class Emulation:
             )
         if self.wire is not None and self.hosts:
             raise PerfModelError("emulation: ranks on the wire are on this host; leave the emulated hosts out")
-        told = self.conditions
-        if self.wire is not None and (told.get("swept") or told.get("apart")):
+        conditions = self.conditions
+        if self.wire is not None and (conditions.get("swept") or conditions.get("apart")):
             raise PerfModelError(
                 "emulation: on the wire real ranks exchange their data and every run has one delay; leave --sweep and "
                 "--apart out"
@@ -118,18 +118,19 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
             pinned=bool(emulation.cores),
             **emulation.conditions,  # pyright: ignore[reportArgumentType]
         )
-        port, others = free_port(), None
+        port, peer_process = free_port(), None
         if emulation.wire is not None:
-            cores = emulation.cores  # the next one after those of the real ranks
+            # The peer process keeps to the next core after those of the real ranks.
+            cores = emulation.cores
             with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
-                others = stack.enter_context(peers(orders, emulation.wire))
+                peer_process = stack.enter_context(peers(orders, emulation.wire))
         processes: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_end, processes)
         for number, rank in enumerate(emulation.real_ranks):
             processes[rank] = _start(emulation, replace(orders, rank=rank), number, port, _errors_of(work, rank))
-        _watch(emulation, processes, environment, work, folder, others)
-        if others is not None:
-            end(others)
+        _watch(emulation, processes, environment, work, folder, peer_process)
+        if peer_process is not None:
+            end(peer_process)
         return read_run(folder)
 
 
@@ -151,16 +152,17 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
     path = os.pathsep.join(filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package]))
     cores = emulation.cores
     core = cores[number % len(cores)] if cores else None
-    sink = subprocess.DEVNULL if emulation.quiet else 2  # standard output is the report's
+    # Standard output is the report's, so scripts print to standard error.
+    sink = subprocess.DEVNULL if emulation.quiet else 2
     command = emulation.command
     if host is not None:
         command = (sys.executable, "-m", f"{__package__}._on_host", host.namespace, host.address, *command)
-    with _on_core(core), errors.open("wb") as kept:
+    with _on_core(core), errors.open("wb") as error_file:
         return subprocess.Popen(
             supervised(command),
             env={**os.environ, **{name: str(value) for name, value in names.items()}, "PYTHONPATH": path},
             stdout=sink,
-            stderr=kept if emulation.quiet else None,
+            stderr=error_file if emulation.quiet else None,
             start_new_session=True,
         )
 
@@ -185,18 +187,19 @@ def _watch(
     environment: Environment | None,
     work: Path,
     folder: Path,
-    others: "subprocess.Popen[str] | None",
+    peer_process: "subprocess.Popen[str] | None",
 ) -> None:
     """Until all ranks have ended well.
 
     A signal that ends a process after its script (its record is written by then) ends nothing of the script's: threads
     of the library that outlive the interpreter abort so, now and then.
     """
-    told: dict[int, tuple[str, float]] = {}
+    last_progress: dict[int, tuple[str, float]] = {}
     clock_s, before_s = 0.0, time.monotonic()
     while True:
         now_s = time.monotonic()
-        clock_s += min(now_s - before_s, 20 * _LOOK_S)  # more: everything was suspended
+        # After a longer pause everything was suspended, the ranks too, so it does not count as their silence.
+        clock_s += min(now_s - before_s, 20 * _LOOK_S)
         before_s = now_s
         codes = {rank: process.poll() for rank, process in processes.items()}
         if environment is not None:
@@ -205,21 +208,21 @@ def _watch(
             environment.fail(stuck) if (stuck := environment.stuck(emulation.timeout_s, ended)) else None
             if environment.failure:
                 raise EmulationError(environment.failure)
-        if others is not None and others.poll() is not None:
+        if peer_process is not None and peer_process.poll() is not None:
             raise EmulationError(f"emulated ranks: {failure_of(folder)}")
         for rank, code in codes.items():
-            where = _told(folder, rank)
+            progress = _told(folder, rank)
             if code and (code > 0 or not record_of(folder, rank).exists()):
                 said = _last_line(_errors_of(work, rank))
                 raise EmulationError(
-                    f"rank {rank}: the script ended with status {code}, after {where or 'no call'}{said}"
+                    f"rank {rank}: the script ended with status {code}, after {progress or 'no call'}{said}"
                 )
-            before, since_s = told.get(rank, (None, 0.0))
-            if where != before:
-                told[rank] = where, clock_s
-            elif code is None and clock_s - since_s > (emulation.timeout_s if where else _START_S):
+            before, since_s = last_progress.get(rank, (None, 0.0))
+            if progress != before:
+                last_progress[rank] = progress, clock_s
+            elif code is None and clock_s - since_s > (emulation.timeout_s if progress else _START_S):
                 raise EmulationError(
-                    f"rank {rank}: silent for {clock_s - since_s:.0f} s after {where or 'its start'}; "
+                    f"rank {rank}: silent for {clock_s - since_s:.0f} s after {progress or 'its start'}; "
                     "raise --timeout if it is at work"
                 )
         if all(code is not None for code in codes.values()):

@@ -129,23 +129,23 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
 
 def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
     n, rank = dist.get_world_size(), dist.get_rank()
-    whole = torch.ones(max(n, nbytes // 4 // n * n))
-    share = whole[: len(whole) // n].clone()
-    other = torch.empty_like(whole)
+    full = torch.ones(max(n, nbytes // 4 // n * n))
+    share = full[: len(full) // n].clone()
+    received = torch.empty_like(full)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     def shift() -> None:
-        requests = [dist.isend(whole, (rank + 1) % n), dist.irecv(other, (rank - 1) % n)]
+        requests = [dist.isend(full, (rank + 1) % n), dist.irecv(received, (rank - 1) % n)]
         for request in requests:
             request.wait()
 
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, dist.ReduceOp.MAX),
-        "all_gather": lambda: gather(other, share),
-        "reduce_scatter": lambda: scatter(share, whole, dist.ReduceOp.MAX),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
+        "all_reduce": lambda: dist.all_reduce(full, dist.ReduceOp.MAX),
+        "all_gather": lambda: gather(received, share),
+        "reduce_scatter": lambda: scatter(share, full, dist.ReduceOp.MAX),
+        "all_to_all": lambda: dist.all_to_all_single(received, full),
+        "broadcast": lambda: dist.broadcast(full, 0),
         "send_recv": shift,
     }
     return calls[kind]
@@ -165,12 +165,13 @@ def _timed(
         start_s, own_s = time.perf_counter(), time.process_time()
         call()
         end_s, core_s = time.perf_counter(), time.process_time() - own_s
-        mine = torch.tensor([start_s], dtype=torch.double)
-        starts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(starts, mine)
+        own_start = torch.tensor([start_s], dtype=torch.double)
+        starts = [torch.zeros_like(own_start) for _ in range(dist.get_world_size())]
+        dist.all_gather(starts, own_start)
         last_s = max(map(float, starts))
         if number >= _WARM_UP:
-            times_s.append(max(0.0, end_s - last_s))  # a sender may be done before the last has come
+            # A sender may be done before the last rank has come.
+            times_s.append(max(0.0, end_s - last_s))
             if last_s == start_s:
                 cores_s.append(core_s)
             rates.append(core.copies_per_s())
@@ -191,9 +192,9 @@ def _jitter(dist: Any, torch: Any) -> float:
             memory.add_(1.0)
             for _ in range(_PRODUCTS):
                 torch.mm(matrix, matrix)
-        mine = torch.tensor([time.perf_counter() - start_s], dtype=torch.double).log()
-        logs = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(logs, mine)
+        own_log = torch.tensor([time.perf_counter() - start_s], dtype=torch.double).log()
+        logs = [torch.zeros_like(own_log) for _ in range(dist.get_world_size())]
+        dist.all_gather(logs, own_log)
         rounds.append(torch.cat(logs))
     return spread(torch.stack(rounds).tolist())
 
@@ -204,15 +205,20 @@ def spread(rounds: Sequence[Sequence[float]]) -> float:
     Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
     """
     ranks = len(rounds[0])
-    rows = [[value - sum(row) / ranks for value in row] for row in rounds]
-    usual = [median(column) for column in zip(*rows, strict=True)]
-    off = median(abs(value - m) for row in rows for value, m in zip(row, usual, strict=True))
-    return off / 0.6745 * (ranks / (ranks - 1)) ** 0.5
+    centred = []
+    for row in rounds:
+        mean = sum(row) / ranks
+        centred.append([value - mean for value in row])
+    medians = [median(column) for column in zip(*centred, strict=True)]
+    deviations = []
+    for row in centred:
+        deviations += [abs(value - usual) for value, usual in zip(row, medians, strict=True)]
+    return median(deviations) / 0.6745 * (ranks / (ranks - 1)) ** 0.5
 
 
 def _mean(values: list[float]) -> float:
-    kept = sorted(values)[: max(1, int(_KEPT * len(values)))]
-    return sum(kept) / len(kept)
+    shortest = sorted(values)[: max(1, int(_KEPT * len(values)))]
+    return sum(shortest) / len(shortest)
 
 
 if __name__ == "__main__":

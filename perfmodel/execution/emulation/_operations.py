@@ -113,10 +113,10 @@ class Operation:
 
     def pair(self, peer: int, connection: Connection) -> Pair:
         """That with one emulated rank, begun with its first message."""
-        found = self.pairs.get(peer)
-        if found is None:
-            found = self.pairs[peer] = Pair(connection)
-        return found
+        pair = self.pairs.get(peer)
+        if pair is None:
+            pair = self.pairs[peer] = Pair(connection)
+        return pair
 
     def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> memoryview:
         """Where the data of the message that is coming from the real rank go."""

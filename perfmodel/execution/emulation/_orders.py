@@ -116,8 +116,8 @@ class Call:
     """Reduction, root, peer or split sizes."""
 
     def __str__(self) -> str:
-        words = f"{self.kind} of {self.nbytes} bytes of {self.dtype}"
-        return f"{words} ({self.detail})" if self.detail else words
+        text = f"{self.kind} of {self.nbytes} bytes of {self.dtype}"
+        return f"{text} ({self.detail})" if self.detail else text
 
 
 def delayed_as(kind: str) -> str:

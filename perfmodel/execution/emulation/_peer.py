@@ -208,10 +208,11 @@ class Peer:
         elif header.what == DATA:
             if wrong := operation.arrive(end.peer, header.nbytes, now_s):
                 raise EmulationError(f"rank {end.group.rank}: group {end.group.name}: {wrong}")
-            if operation.kind == "all_gather":  # what one neighbour sent is what the other passes on
-                for peer, other in operation.pairs.items():
+            if operation.kind == "all_gather":
+                # What one neighbour sent is what the other passes on.
+                for peer, neighbour in operation.pairs.items():
                     if (beside := end.group.ends.get(peer)) is not None:
-                        self._in_turn(_Entry(beside, operation, other))
+                        self._in_turn(_Entry(beside, operation, neighbour))
         else:
             raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
         self._in_turn(_Entry(end, operation, pair))
@@ -285,22 +286,23 @@ def main(orders: str) -> int:
     """Serve, and leave what there was in the orders' folder: `peer.json`."""
     fields: dict[str, Any] = json.loads(orders)
     network = Network(**fields.pop("network"))
-    told = Orders.from_fields(fields)
-    peer, failure = Peer(told, network), ""
+    rank_orders = Orders.from_fields(fields)
+    peer, failure = Peer(rank_orders, network), ""
     begin_s, cpu_s = time.perf_counter(), time.process_time()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' script may be interrupted; this ends after it
+    # The ranks' script may be interrupted; this process ends after it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("ready", flush=True)
     try:
         peer.serve()
     except EmulationError as error:
         failure = str(error)
-    found = {
+    result = {
         "failure": failure,
         "cpu_s": time.process_time() - cpu_s,
         "wall_s": time.perf_counter() - begin_s,
         "operations": peer.log(),
     }
-    (Path(told.out) / PEER).write_text(json.dumps(found))
+    (Path(rank_orders.out) / PEER).write_text(json.dumps(result))
     return 1 if failure else 0
 
 

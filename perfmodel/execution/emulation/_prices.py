@@ -106,8 +106,10 @@ class PriceTable:
         groups: Any = table.groupby(["collective", "ranks"])
         for (kind, ranks), rows in groups:
             curves[str(kind), int(ranks)] = rows.sort_values("bytes")[["bytes", "time_s", "core_s"]].to_numpy(float)
-        one = {name: float(table[name].iloc[0]) for name in ("jitter", "copies_per_s") if name in table and len(table)}
-        return cls(path, curves, **one)
+        machine = {
+            name: float(table[name].iloc[0]) for name in ("jitter", "copies_per_s") if name in table and len(table)
+        }
+        return cls(path, curves, **machine)
 
     @property
     def conditions(self) -> dict[str, float]:

@@ -105,7 +105,8 @@ class Record:
         def before(optimizer: Any, arguments: Any, named: Any) -> None:
             if self._optimizer is None:
                 self._optimizer = optimizer
-                self._parameters = [[*p.shape] for group in optimizer.param_groups for p in group["params"]]
+                for group in optimizer.param_groups:
+                    self._parameters += [[*parameter.shape] for parameter in group["params"]]
             if optimizer is self._optimizer:
                 self.mark("optimizer")
                 self.on_optimizer(max((n.end_s for n in self.collectives[-_LOOK_BACK:]), default=0.0))
@@ -124,11 +125,17 @@ class Record:
     def write(self) -> None:
         """The notes as JSON."""
         self.mark("end")
+        collectives = {}
+        for name in COLLECTIVE_COLUMNS:
+            collectives[name] = [getattr(noted, name) for noted in self.collectives]
+        marks = {}
+        for i, name in enumerate(MARK_COLUMNS):
+            marks[name] = [mark[i] for mark in self.marks]
         data = {
             "rank": self.orders.rank,
             "world_size": self.orders.world_size,
-            "collectives": {name: [getattr(n, name) for n in self.collectives] for name in COLLECTIVE_COLUMNS},
-            "marks": {name: [mark[i] for mark in self.marks] for i, name in enumerate(MARK_COLUMNS)},
+            "collectives": collectives,
+            "marks": marks,
             "peak_bytes": _peak_bytes(),
             "start_bytes": self._resident_at_start,
             "overhead_s": self.overhead_s,
@@ -143,9 +150,9 @@ class Record:
 
 def _peak_bytes() -> int:
     """Largest resident memory of this process since it was last reset, else so far."""
-    found = _status_bytes("VmHWM:")
-    if found is not None:
-        return found
+    high_water_bytes = _status_bytes("VmHWM:")
+    if high_water_bytes is not None:
+        return high_water_bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -252,7 +252,7 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
     worst = steady.assign(point=point).groupby(["iteration", "point"], as_index=False).time_s.max()
     groups = worst.groupby("point").time_s
     first = steady[(point == 0) & (steady["rank"] == run.ranks[0].rank)].iteration.to_numpy()
-    found = replay(typical(run.ranks[0], first))
+    replayed = replay(typical(run.ranks[0], first))
     beyond = [delay - delays_s[0] for delay in delays_s]
     return EmulatedCurve(
         collective=collective,
@@ -260,10 +260,10 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
         emulated_s=tuple(groups.median().tolist()),
         spread_s=tuple(((groups.quantile(0.75) - groups.quantile(0.25)) / 2).tolist()),
         iterations=tuple(groups.count().tolist()),
-        predicted_s=tuple(found.time_s(collective, delay) for delay in beyond),
-        felt=found.felt(collective),
-        felt_at_most=found.felt(collective, beyond[-1]),
-        hidden_s=found.slack_s(collective),
+        predicted_s=tuple(replayed.time_s(collective, delay) for delay in beyond),
+        felt=replayed.felt(collective),
+        felt_at_most=replayed.felt(collective, beyond[-1]),
+        hidden_s=replayed.slack_s(collective),
     )
 
 

@@ -183,38 +183,38 @@ def read_run(folder: Path) -> EmulatedRun:
     peer: dict[str, Any] = json.loads((folder / PEER).read_text())
     operations = pd.DataFrame(peer["operations"], columns=list(OPERATION_COLUMNS))
     moved = operations[["in_bytes", "out_bytes"]]
-    found = PeerRun(peer["cpu_s"], peer["wall_s"], int(operations.messages.sum()), int(moved.to_numpy().sum()))
-    return EmulatedRun(tuple(_on_the_wire(rank, operations) for rank in ranks), found)
+    peer_run = PeerRun(peer["cpu_s"], peer["wall_s"], int(operations.messages.sum()), int(moved.to_numpy().sum()))
+    return EmulatedRun(tuple(_on_the_wire(rank, operations) for rank in ranks), peer_run)
 
 
 def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
-    """With its collectives as the emulated ranks saw them.
+    """The rank's run with its collectives as the emulated ranks saw them.
 
     `bytes` is what the busier direction carried; in_bytes, out_bytes: what the emulated ranks received and sent.
     """
     import pandas as pd
 
-    own: Any = operations[operations["rank"] == rank.rank]
-    own = own.sort_values("first_s")
+    seen: Any = operations[operations["rank"] == rank.rank]
+    seen = seen.sort_values("first_s")
     ends_s = rank.ends.wall_s.to_numpy()
     columns = {
-        "group": own.group,
+        "group": seen.group,
         "lane": "",
-        "ranks": own.ranks,
-        "sequence": own.sequence,
-        "kind": own.kind,
-        "bytes": own[["in_bytes", "out_bytes"]].max(axis=1),
-        "iteration": np.searchsorted(ends_s, own.first_s),
-        "issued_s": own.first_s,
+        "ranks": seen.ranks,
+        "sequence": seen.sequence,
+        "kind": seen.kind,
+        "bytes": seen[["in_bytes", "out_bytes"]].max(axis=1),
+        "iteration": np.searchsorted(ends_s, seen.first_s),
+        "issued_s": seen.first_s,
         "thread_s": 0.0,
-        "start_s": own.first_s,
-        "end_s": own.last_s,
-        "delay_s": own.begin_s - own.first_s,
+        "start_s": seen.first_s,
+        "end_s": seen.last_s,
+        "delay_s": seen.begin_s - seen.first_s,
         "core_s": 0.0,
         "wait_start_s": 0.0,
         "wait_end_s": 0.0,
     }
-    columns |= {"in_bytes": own.in_bytes, "out_bytes": own.out_bytes}
+    columns |= {"in_bytes": seen.in_bytes, "out_bytes": seen.out_bytes}
     return replace(rank, collectives=pd.DataFrame(columns).reset_index(drop=True))
 
 

@@ -138,8 +138,10 @@ def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
 
 def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float]:
     """The limits, and when the share of the core changes between them."""
-    changes_s = {moment_s for user in users for moment_s in user[:2] if low_s < moment_s < high_s}
-    return sorted({low_s, high_s, *changes_s})
+    moments_s = {low_s, high_s}
+    for start_s, end_s, _ in users:
+        moments_s.update(moment_s for moment_s in (start_s, end_s) if low_s < moment_s < high_s)
+    return sorted(moments_s)
 
 
 def _left(moment_s: float, users: Sequence[User]) -> float:
@@ -165,8 +167,8 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
         ends_s = rank.ends.wall_s.to_numpy()
         lanes: dict[tuple[str, str], int] = {}
         for number in range(max(1, len(ends_s) - steps), len(ends_s)):
-            found, begin_s = iteration(rank, number), float(ends_s[number - 1])
-            for span in found.spans:
+            recorded, begin_s = iteration(rank, number), float(ends_s[number - 1])
+            for span in recorded.spans:
                 if span.end_s > span.start_s:
                     activities.append(
                         Activity(
@@ -181,8 +183,8 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
                             step=number,
                         )
                     )
-            phase_of = {span.issues: span.phase for span in found.spans}
-            rows: Any = found.calls.itertuples()
+            phase_of = {span.issues: span.phase for span in recorded.spans}
+            rows: Any = recorded.calls.itertuples()
             for place, call in enumerate(rows):
                 stream = lanes.setdefault((call.group, call.lane), 1 + len(lanes))
                 name = f"{call.kind} {call.bytes} bytes, {call.ranks} ranks, group {call.group} #{call.sequence}"

@@ -123,5 +123,5 @@ def end(process: "subprocess.Popen[str]") -> None:
 
 def failure_of(folder: Path) -> str:
     """Why it ended."""
-    found = folder / PEER
-    return (json.loads(found.read_text())["failure"] if found.exists() else "") or "their process ended"
+    path = folder / PEER
+    return (json.loads(path.read_text())["failure"] if path.exists() else "") or "their process ended"

@@ -49,8 +49,8 @@ def land_or_sea(seed: int) -> Places:
     features = np.sqrt(2) * np.sin(at @ rng.normal(scale=6, size=(2, WIDTH)) + rng.uniform(0, 2 * np.pi, WIDTH))
     labels = np.where(height.ravel() > 0, 1.0, -1.0)
     order = np.random.default_rng(seed).permutation(len(at))
-    tests, others = np.split(order, [int(_TEST_SHARE * len(order))])
-    return Places(features[others], labels[others], features[tests], labels[tests])
+    tests, training = np.split(order, [int(_TEST_SHARE * len(order))])
+    return Places(features[training], labels[training], features[tests], labels[tests])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,8 @@ class TimeToAccuracy:
     @classmethod
     def of(cls, curves: Sequence[AccuracyCurve], target: float) -> "TimeToAccuracy":
         """From one curve per seed."""
-        there = [found for curve in curves if np.isfinite((found := curve.reaches(target))[0])]
+        there = [curve.reaches(target) for curve in curves]
+        there = [(epochs, time_s) for epochs, time_s in there if np.isfinite(epochs)]
         last = [float(curve.accuracy[-1]) for curve in curves]
         epochs, time_s = zip(*there, strict=True) if there else ((), ())
         return cls(curves[0].schedule, len(there), _span(epochs), _span(time_s), (min(last), max(last)))

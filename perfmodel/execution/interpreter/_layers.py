@@ -48,8 +48,8 @@ class LayeredModel:
 
     def output(self, params: Sequence[Params], x: Array) -> Array:
         """Of whole sequences, by parameters of every layer."""
-        for layer, own in zip(self.layers, params, strict=True):
-            x, _ = layer.apply(own, x, ())
+        for layer, layer_params in zip(self.layers, params, strict=True):
+            x, _ = layer.apply(layer_params, x, ())
         return x
 
     def stages(self, n: int) -> list[range]:
@@ -147,13 +147,14 @@ def _tanh(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, No
 
 
 def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
-    own = (x @ params["k"], x @ params["v"])
+    own_columns = (x @ params["k"], x @ params["v"])
     keys, values = (
-        jnp.concatenate([*earlier, mine], axis=-2) for earlier, mine in zip(_columns(context), own, strict=True)
+        jnp.concatenate([*earlier, column], axis=-2)
+        for earlier, column in zip(_columns(context), own_columns, strict=True)
     )
     scores = (x @ params["q"]) @ jnp.swapaxes(keys, -1, -2) / x.shape[-1] ** 0.5
     seen = jnp.arange(keys.shape[-2])[None, :] <= keys.shape[-2] - x.shape[-2] + jnp.arange(x.shape[-2])[:, None]
-    return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, own
+    return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, own_columns
 
 
 def _columns(context: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:

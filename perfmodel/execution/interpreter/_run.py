@@ -43,9 +43,9 @@ class _Saved:
 
     inputs: list[Array] = field(default_factory=list)
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
-    left: list[Any] = field(default_factory=list)
+    carried: list[Any] = field(default_factory=list)
     cotangents: list[tuple[Any, Any]] = field(default_factory=list)
-    """Of output and of what was left; None until a backward asks for them."""
+    """Of output and of what was carried; None until a backward asks for them."""
 
 
 def run_schedule(
@@ -101,19 +101,18 @@ class _Machine:
         params: list[Params],
         policy: WeightPolicy,
         rate: float,
-        per: int,
+        per_update: int,
         keep_every: int,
     ) -> None:
-        self.schedule, self.model, self.rate, self.per_update = schedule, model, rate, per
+        self.schedule, self.model, self.rate, self.per_update = schedule, model, rate, per_update
         self.keep_every = keep_every
         self.kept: dict[int, dict[int, Params]] = {}
         self.layers = model.stages(schedule.n_stages)
         self.used = weight_versions(schedule, policy).used
-        self.weights: dict[tuple[int, int], dict[int, list[Params]]] = {
-            (device, chunk): {0: [params[i] for i in self.layers[stage]]}
-            for device, stages in enumerate(schedule.stage.tolist())
-            for chunk, stage in enumerate(stages)
-        }
+        self.weights: dict[tuple[int, int], dict[int, list[Params]]] = {}
+        for device, stages in enumerate(schedule.stage.tolist()):
+            for chunk, stage in enumerate(stages):
+                self.weights[device, chunk] = {0: [params[i] for i in self.layers[stage]]}
         self.newest = np.zeros(schedule.devices, np.int64)
         self.gradients: dict[tuple[int, int], list[Params]] = {}
         self.saved: dict[tuple[int, int, int], _Saved] = {}
@@ -149,12 +148,13 @@ class _Machine:
         first = batch - batch % self.schedule.slices
         saved = _Saved()
         for number, layer in enumerate(self.layers[stage]):
-            before = [self.saved[(*place, earlier)].left[number] for earlier in range(first, batch)]
-            context = tuple(left for left in before if left is not None)
+            # Later slices of a sequence see what earlier ones carried: attention its keys and values.
+            before = [self.saved[(*place, earlier)].carried[number] for earlier in range(first, batch)]
+            context = tuple(of_slice for of_slice in before if of_slice is not None)
             saved.inputs.append(x)
             saved.contexts.append(context)
-            x, left = forward(self.model.layers[layer].apply, weights[number], x, context)
-            saved.left.append(left)
+            x, carried = forward(self.model.layers[layer].apply, weights[number], x, context)
+            saved.carried.append(carried)
             saved.cotangents.append((None, None))
         self.saved[(*place, batch)] = saved
         if stage + 1 < self.schedule.n_stages:
@@ -170,12 +170,13 @@ class _Machine:
         first = batch - batch % self.schedule.slices
         for number in reversed(range(len(saved.inputs))):
             apply = self.model.layers[self.layers[stage][number]].apply
-            of_left = saved.cotangents[number][1]  # what later slices ask of this one's context
-            if of_left is None:
-                of_left = jax.tree.map(jnp.zeros_like, saved.left[number])
-            saved.cotangents[number] = (g, of_left)
+            # What later slices ask of what this one carried.
+            of_carried = saved.cotangents[number][1]
+            if of_carried is None:
+                of_carried = jax.tree.map(jnp.zeros_like, saved.carried[number])
+            saved.cotangents[number] = (g, of_carried)
             x, context = saved.inputs[number], saved.contexts[number]
-            g, of_context = input_gradient(apply, weights[number], x, context, (g, of_left))
+            g, of_context = input_gradient(apply, weights[number], x, context, (g, of_carried))
             for earlier, part in zip(range(first, batch), of_context, strict=False):
                 self._ask(self.saved[(*place, earlier)], number, part)
         if stage:
@@ -222,7 +223,8 @@ class _Machine:
         """Drop versions that no later instruction uses, but for the newest; count what was held meanwhile."""
         for chunk in range(self.schedule.chunks):
             versions = self.weights[device, chunk]
-            made = int(self.schedule.updates[index])  # while this instruction ran, the one it made was not there
+            # While this instruction ran, the version that it made was not there.
+            made = int(self.schedule.updates[index])
             self.held[device] = max(self.held[device], len(versions) - made)
             for version in [v for v in versions if v < self.newest[device]]:
                 if self.last_use.get((device, version), -1) <= index:
@@ -238,12 +240,16 @@ class _Machine:
         for (device, chunk), versions in self.weights.items():
             stage = int(s.stage[device, chunk])
             newest = versions[int(self.newest[device])]
-            own: list[Params] = self.gradients.get((device, chunk)) or jax.tree.map(jnp.zeros_like, newest)
-            gradients[stage] = own if stage not in gradients else jax.tree.map(jnp.add, gradients[stage], own)
+            gradient: list[Params] = self.gradients.get((device, chunk)) or jax.tree.map(jnp.zeros_like, newest)
+            gradients[stage] = gradient if stage not in gradients else jax.tree.map(jnp.add, gradients[stage], gradient)
             params |= dict(zip(self.layers[stage], newest, strict=True))
-        whole = s.micro_batches
-        by_layer = [g for stage in range(s.n_stages) for g in gradients[stage]]
-        mean = jax.tree.map(lambda g: g / whole, by_layer)
+        micro_batches = s.micro_batches
+        by_layer: list[Params] = []
+        for stage in range(s.n_stages):
+            by_layer += gradients[stage]
+        mean = jax.tree.map(lambda g: g / micro_batches, by_layer)
         order = range(len(self.model.layers))
-        kept = {update: [of[i] for i in order] for update, of in self.kept.items()}
-        return ScheduleRun(self.losses, mean, [params[i] for i in order], self.held, kept)
+        weights_after = {}
+        for update, layer_weights in self.kept.items():
+            weights_after[update] = [layer_weights[i] for i in order]
+        return ScheduleRun(self.losses, mean, [params[i] for i in order], self.held, weights_after)

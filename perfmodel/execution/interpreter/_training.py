@@ -83,15 +83,15 @@ def train(
         )
     schedule = scheduler(stages, per_step)
     runs: list[ScheduleRun] = []
-    kept: dict[int, list[Params]] = {}
+    weights_after: dict[int, list[Params]] = {}
     for step in range(steps):
-        own = slice(step * per_step, (step + 1) * per_step)
-        runs.append(run_schedule(schedule, model, params, inputs[own], targets[own]))
+        of_step = slice(step * per_step, (step + 1) * per_step)
+        runs.append(run_schedule(schedule, model, params, inputs[of_step], targets[of_step]))
         params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
         if keep_every and (step + 1) % keep_every == 0:
-            kept[step + 1] = params
+            weights_after[step + 1] = params
     losses = np.concatenate([run.losses for run in runs])
-    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held, kept)
+    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held, weights_after)
 
 
 def training_curve(
@@ -145,8 +145,8 @@ def update_times(name: str, stages: int, per_step: int, steps: int, passes: Pass
     structure = build(spec)
     durations = np.zeros(structure.n_classes)
     for phase, of_stage in passes.by_phase.items():
-        own = structure.class_kind == Kind[phase.name]
-        durations[own] = of_stage[structure.class_stage[own]] * structure.class_span[own]
+        of_phase = structure.class_kind == Kind[phase.name]
+        durations[of_phase] = of_stage[structure.class_stage[of_phase]] * structure.class_span[of_phase]
     durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
     timeline = event_times(structure, durations)
     optimizer = structure.kind == Kind.OPTIMIZER
@@ -167,8 +167,13 @@ def as_mini_batches(
         return per_step, inputs, targets, passes
     inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
     inputs, targets = (a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets))
-    of_passes = (per_step * of for of in (passes.forward_s, passes.backward_input_s, passes.backward_weight_s))
-    return 1, inputs, targets, PassTimes(*of_passes, transfer_s=per_step * passes.transfer_s)
+    of_mini_batch = PassTimes(
+        per_step * passes.forward_s,
+        per_step * passes.backward_input_s,
+        per_step * passes.backward_weight_s,
+        transfer_s=per_step * passes.transfer_s,
+    )
+    return 1, inputs, targets, of_mini_batch
 
 
 def teacher_data(

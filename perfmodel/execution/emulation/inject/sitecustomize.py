@@ -36,7 +36,7 @@ class _Finder(MetaPathFinder):
 def _run_hidden():
     """The sitecustomize of the environment, which this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
-    kept = list(sys.path)
+    path_before = list(sys.path)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
@@ -44,7 +44,7 @@ def _run_hidden():
         if spec is not None and spec.loader is not None:
             spec.loader.exec_module(module_from_spec(spec))
     finally:
-        sys.path[:] = kept
+        sys.path[:] = path_before
         if ours is not None:
             sys.modules["sitecustomize"] = ours
 
@@ -52,7 +52,7 @@ def _run_hidden():
 if "PERFMODEL_EMULATION" in os.environ:
     from perfmodel.processes import end_with_parent
 
-    # a rank ends with the command that started it, even where that is killed
+    # A rank ends with the command that started it, even where that is killed.
     end_with_parent()
     sys.meta_path.insert(0, _Finder())
 _run_hidden()
