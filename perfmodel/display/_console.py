@@ -19,14 +19,14 @@ def new_console(file: IO[str] | None = None) -> "Console":
         """Prints tables as they lay themselves out, names longer than a line included."""
 
         def print(self, *objects: Any, **how: Any) -> None:
-            if any(isinstance(one, FittedTable) for one in objects):
+            if any(isinstance(printed, FittedTable) for printed in objects):
                 how |= {"soft_wrap": True}
             super().print(*objects, **how)
 
-    # wide enough for most tables when the output goes to a file, unless somebody says otherwise
+    # Wide enough for most tables when the output goes to a file, unless somebody says otherwise.
     console = WholeTables(highlight=False, file=file)
-    said = console.is_terminal or "COLUMNS" in os.environ
-    return console if said else WholeTables(highlight=False, file=file, width=150)
+    width_is_known = console.is_terminal or "COLUMNS" in os.environ
+    return console if width_is_known else WholeTables(highlight=False, file=file, width=150)
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:

@@ -26,12 +26,17 @@ def escaped(value: object) -> str:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table whose first column is text and whose others stand on the right; values are escaped."""
-    head = "".join(f"<th{_LEFT if i == 0 else _RIGHT}>{escaped(h)}</th>" for i, h in enumerate(heads))
-    body = "".join(
-        "<tr>" + "".join(f"<td{_LEFT if i == 0 else _RIGHT}>{escaped(v)}</td>" for i, v in enumerate(row)) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    head = _table_row("th", heads)
+    body = "".join(_table_row("td", row) for row in rows)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _table_row(tag: str, values: Sequence[object]) -> str:
+    cells = []
+    for i, value in enumerate(values):
+        alignment = _LEFT if i == 0 else _RIGHT
+        cells.append(f"<{tag}{alignment}>{escaped(value)}</{tag}>")
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def folded(summary: str, inside: str, opened: bool = False) -> str:
@@ -57,7 +62,9 @@ def bar(parts: Sequence[tuple[str, str, float]]) -> str:
 
 def frame_html(frame: "pd.DataFrame", title: str = "") -> str:
     """A table of results with four significant figures, its first rows if it is long."""
-    rows = [[cell(value) for value in row] for row in frame.head(MOST_ROWS).itertuples(index=False)]
+    rows = []
+    for row in frame.head(MOST_ROWS).itertuples(index=False):
+        rows.append([cell(value) for value in row])
     more = f"{len(frame):,} rows, the first {MOST_ROWS} shown" if len(frame) > MOST_ROWS else ""
     above = paragraph(title, more) if title or more else ""
     return above + table([str(name).replace("_", " ") for name in frame.columns], rows)
@@ -94,7 +101,9 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
         parts.append(paragraph(*notes))
     parts.append(_breakdown(values["breakdown_s"], step_s))
     per_stage = values["memory_bytes"]["per_stage"]
-    rows = [[f"rank {i}", *(f"{v / GIB:.2f}" for v in stage.values())] for i, stage in enumerate(per_stage)]
+    rows = []
+    for i, stage in enumerate(per_stage):
+        rows.append([f"rank {i}", *(f"{part_bytes / GIB:.2f}" for part_bytes in stage.values())])
     parts.append(
         folded(f"memory per pipeline rank as {values['framework']} reports it, GiB", table(("", *per_stage[0]), rows))
     )

@@ -75,16 +75,21 @@ def _inside(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
     event the places of its blocks (`passes`)."""
     names: dict[str, int] = {}
     blocks: dict[Any, int] = {}
-    place = lambda name: names.setdefault(name, len(names))  # noqa: E731
-    passes = [[blocks.setdefault(block, len(blocks)) for block in one] for one in of_events]
-    listed = [
-        [
-            place(block.name.replace("_", " ")),
-            block.time_s,
-            [[place(e.name), e.time_s, round(e.count, 3), int(bool(e.group))] for e in block.events],
-        ]
-        for block in blocks
-    ]
+    passes = []
+    for of_event in of_events:
+        passes.append([blocks.setdefault(block, len(blocks)) for block in of_event])
+
+    # Names repeat, so blocks and their events refer to a list of them.
+    def place(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    listed = []
+    for block in blocks:
+        block_place = place(block.name.replace("_", " "))
+        events = []
+        for event in block.events:
+            events.append([place(event.name), event.time_s, round(event.count, 3), int(bool(event.group))])
+        listed.append([block_place, block.time_s, events])
     return {"names": list(names), "blocks": listed, "passes": passes}
 
 

@@ -65,9 +65,9 @@ PARTS: Final = {
 """By the name of a part of `Prediction.breakdown_s`, in the order in which bars stack them."""
 
 
-def part_looks(found: Iterable[str]) -> dict[str, Look]:
+def part_looks(names: Iterable[str]) -> dict[str, Look]:
     """Of all `PARTS`, and after them of the parts of breakdowns that are none of these."""
-    return PARTS | {name: Look("#B39DDB", name.replace("_", " ")) for name in found if name not in PARTS}
+    return PARTS | {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
 
 
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)

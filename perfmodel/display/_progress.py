@@ -93,7 +93,8 @@ def _notebook_bar(title: str) -> Iterator[Report]:
 
     handle: Any = None
     began_s = last_s = time.monotonic()
-    stage = ("", began_s, 0)  # what is done, and since when from how many on
+    # What is done, and since when from how many on.
+    stage = ("", began_s, 0)
 
     def report(what: str, done: int, total: int) -> None:
         nonlocal handle, last_s, stage
@@ -104,10 +105,10 @@ def _notebook_bar(title: str) -> Iterator[Report]:
         if what != stage[0] or done < stage[2]:
             stage = (what, now_s, done)
         rate = (done - stage[2]) / (now_s - stage[1]) if now_s > stage[1] else 0.0
-        left = f", about {(total - done) / rate:.0f} s left" if rate > 0 else ""
+        remaining = f", about {(total - done) / rate:.0f} s left" if rate > 0 else ""
         shown = HTML(
             f'<progress value="{done}" max="{max(total, 1)}"></progress> '
-            f"{escaped(title)}: {escaped(what)}, {done:,} of {total:,}, {now_s - began_s:.0f} s{left}"
+            f"{escaped(title)}: {escaped(what)}, {done:,} of {total:,}, {now_s - began_s:.0f} s{remaining}"
         )
         if handle is None:
             handle = display(shown, display_id=True)

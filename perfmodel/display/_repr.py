@@ -41,8 +41,8 @@ def short_repr(thing: Any) -> str:
 
 def _short_repr(thing: Any) -> str:
     name = type(thing).__qualname__
-    values = {one.name: getattr(thing, one.name, None) for one in fields(thing) if one.repr}
-    usual = {one.name: one.default for one in fields(thing)}
+    values = {field_info.name: getattr(thing, field_info.name, None) for field_info in fields(thing) if field_info.repr}
+    usual = {field_info.name: field_info.default for field_info in fields(thing)}
     values = {name: value for name, value in values.items() if not _alike(value, usual[name])}
     if len([*islice(_leaves(list(values.values())), _MOST_LEAVES + 1)]) <= _MOST_LEAVES:
         text = f"{name}({', '.join(f'{field}={value!r}' for field, value in values.items())})"
@@ -63,9 +63,9 @@ def _alike(value: Any, usual: Any) -> bool:
 
 def digest(thing: object) -> str:
     """Twelve hexadecimal digits of everything that the object's repr would hold, whole."""
-    told = hashlib.sha256()
-    _tell(told, thing)
-    return told.hexdigest()[:12]
+    hashed = hashlib.sha256()
+    _tell(hashed, thing)
+    return hashed.hexdigest()[:12]
 
 
 def _leaves(value: Any) -> Iterator[None]:
@@ -96,28 +96,29 @@ def _shown(value: Any) -> str:
         return repr(value) if len(value) <= _MOST_OF_VALUE else f"{value[:_MOST_OF_VALUE]!r}..."
     text = repr(value)
     if len(text) > _MOST_OF_VALUE and type(value).__str__ is not object.__str__:
-        text = str(value)  # a notation of its own, as layouts have
+        # A notation of its own, as layouts have.
+        text = str(value)
     return text if len(text) <= _MOST_OF_VALUE else f"<{type(value).__qualname__}>"
 
 
-def _tell(told: Any, value: Any) -> None:
+def _tell(hashed: Any, value: Any) -> None:
     """Feed a hash with a value, to its last number."""
-    told.update(type(value).__qualname__.encode())
+    hashed.update(type(value).__qualname__.encode())
     if isinstance(value, type):
-        told.update(repr(value).encode())
+        hashed.update(repr(value).encode())
     elif is_dataclass(value):
-        for one in fields(value):
-            if one.repr:
-                told.update(one.name.encode())
-                _tell(told, getattr(value, one.name, None))
+        for field_info in fields(value):
+            if field_info.repr:
+                hashed.update(field_info.name.encode())
+                _tell(hashed, getattr(value, field_info.name, None))
     elif isinstance(value, Mapping):
-        _tell(told, list(value.items()))
+        _tell(hashed, list(value.items()))
     elif isinstance(value, (tuple, list)):
-        told.update(str(len(value)).encode())
+        hashed.update(str(len(value)).encode())
         for inner in value:
-            _tell(told, inner)
+            _tell(hashed, inner)
     else:
-        told.update(_content(value))
+        hashed.update(_content(value))
 
 
 def _content(value: Any) -> bytes:

@@ -19,10 +19,22 @@ INDENT: Final = 4
 """Spaces before the further lines of a row."""
 LEAST_WORDS: Final = 24
 """Columns of a window to which a column of words is folded at the narrowest, before a row takes several lines."""
-WORD_HEADS: Final = frozenset({
-    "options", "device", "kind", "value", "source", "provenance", "network, from the inside", "steps", "attention",
-    "runs schedules", "remedy", "why",
-})  # fmt: skip
+WORD_HEADS: Final = frozenset(
+    {
+        "options",
+        "device",
+        "kind",
+        "value",
+        "source",
+        "provenance",
+        "network, from the inside",
+        "steps",
+        "attention",
+        "runs schedules",
+        "remedy",
+        "why",
+    }
+)
 """Heads of columns of words, which may be folded; all others hold figures, on the right, or names."""
 
 Lines = list[list[int]]
@@ -57,27 +69,34 @@ class FittedTable:
 
     def _natural_widths(self) -> list[int]:
         """Widths of columns of which no cell is folded."""
-        columns = zip(self.heads, *self.rows, strict=True)
-        return [max(len(line) for cell in cells for line in (cell.splitlines() or [""])) for cells in columns]
+        widths = []
+        for cells in zip(self.heads, *self.rows, strict=True):
+            width = 0
+            for cell in cells:
+                width = max(width, *(len(line) for line in cell.splitlines()), 0)
+            widths.append(width)
+        return widths
 
     def _lines(self, widths: list[int], width: int) -> Lines:
         """Which columns stand on which line of a row; narrows `widths` of columns of words where that helps."""
         every = list(range(len(widths)))
-        words = [at for at in every if self.heads[at] in WORD_HEADS]
+        word_columns = [column for column in every if self.heads[column] in WORD_HEADS]
         excess = _line_width(widths, every) - width
-        foldable = sum(max(0, widths[at] - LEAST_WORDS) for at in words)
+        foldable = sum(max(0, widths[column] - LEAST_WORDS) for column in word_columns)
         if excess <= foldable:
-            _narrow(widths, words, excess)
+            _narrow(widths, word_columns, excess)
             return [every]
+
+        # Too wide even so: columns go on the next line where they no longer fit.
         lines: Lines = [[0]]
-        for at in every[1:]:
+        for column in every[1:]:
             indent = INDENT if len(lines) > 1 else 0
-            if indent + _line_width(widths, [*lines[-1], at]) <= width:
-                lines[-1].append(at)
+            if indent + _line_width(widths, [*lines[-1], column]) <= width:
+                lines[-1].append(column)
             else:
-                lines.append([at])
-        for at in words:
-            widths[at] = min(widths[at], max(LEAST_WORDS, width - (INDENT if at else 0)))
+                lines.append([column])
+        for column in word_columns:
+            widths[column] = min(widths[column], max(LEAST_WORDS, width - (INDENT if column else 0)))
         return lines
 
     def _block(self, cells: Sequence[str], lines: Lines, widths: Sequence[int]) -> list[str]:
@@ -101,7 +120,10 @@ class FittedTable:
         lines = cell.splitlines() or [""]
         if self.heads[column] not in WORD_HEADS:
             return lines
-        return [part for line in lines for part in (_folded(line, width) or [""])]
+        folded: list[str] = []
+        for line in lines:
+            folded += _folded(line, width) or [""]
+        return folded
 
     def _placed(self, text: str, column: int, width: int) -> str:
         names_or_words = column == 0 or self.heads[column] in WORD_HEADS
@@ -117,10 +139,10 @@ def _line_width(widths: Sequence[int], columns: Sequence[int]) -> int:
     return sum(widths[at] for at in columns) + GAP * (len(columns) - 1)
 
 
-def _narrow(widths: list[int], words: Sequence[int], excess: int) -> None:
+def _narrow(widths: list[int], word_columns: Sequence[int], excess: int) -> None:
     """Take what does not fit from the columns of words, always from the widest."""
     for _ in range(max(0, excess)):
-        widest = max(words, key=lambda at: widths[at])
+        widest = max(word_columns, key=lambda column: widths[column])
         widths[widest] -= 1
 
 

@@ -102,8 +102,8 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
     """
     meeting = made_meeting(launch)
     ours, theirs = Pipe()
-    own = threading.Thread(target=serve_orders, args=(theirs,), daemon=True)
-    own.start()
+    own_thread = threading.Thread(target=serve_orders, args=(theirs,), daemon=True)
+    own_thread.start()
     me = Agent(ours, _hello(launch, meeting.host))
     agents = {0: me}
     try:
@@ -127,7 +127,7 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
         raise
     for agent in agents.values():
         agent.leave(None)
-    own.join(ORDER_TIMEOUT_S)
+    own_thread.join(ORDER_TIMEOUT_S)
 
 
 def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
@@ -204,7 +204,10 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
             f"node{'s' * (op.num_nodes > 1)} with {op.ranks_per_node} started "
             f"process{'es' * (op.ranks_per_node > 1)} each; there are {there}"
         )
-    return [agent for here in wide[: op.num_nodes] for agent in here[: op.ranks_per_node]]
+    taking_part: list[Agent] = []
+    for here in wide[: op.num_nodes]:
+        taking_part += here[: op.ranks_per_node]
+    return taking_part
 
 
 def _only_gpu() -> int | None:

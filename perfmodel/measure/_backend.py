@@ -215,13 +215,13 @@ def check_device(planned: str, accelerator: str | None) -> None:
     if accelerator is None:
         if known.host_bandwidth_bytes_per_s is None and known.vendor != "Google":  # a CPU has no host
             return
-        found = "a CPU"
+        device_found = "a CPU"
     elif same_device(known.name, accelerator):
         return
     else:
-        found = accelerator
+        device_found = accelerator
     raise CalibrationError(
-        f"the plan's device is {planned}, found {found}; run it there, or name the device found "
+        f"the plan's device is {planned}, found {device_found}; run it there, or name the device found "
         "(any_device = true in the plan measures whatever is found)"
     )
 
@@ -233,7 +233,7 @@ def same_device(name: str, accelerator: str) -> bool:
     chip = chips[0] if chips else ours[0]
     if chip not in theirs:
         return False
-    memory, their_memory = (list(filter(_is_memory, words)) for words in (ours, theirs))
+    memory, their_memory = list(filter(_is_memory, ours)), list(filter(_is_memory, theirs))
     if memory and their_memory and memory != their_memory:
         return False
     return ("PCIE" in ours) == ("PCIE" in theirs) and ("NVL" in ours) == ("NVL" in theirs)

@@ -40,13 +40,13 @@ def machine() -> dict[str, str | int]:
 
 def software(packages: Iterable[str]) -> dict[str, str]:
     """Versions of Python, the system and packages; those not installed are left out."""
-    found = {"python": platform.python_version(), "system": platform.system()}
+    versions = {"python": platform.python_version(), "system": platform.system()}
     for name in packages:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _cpu_model() -> str:

@@ -74,14 +74,18 @@ def _apart(a: Row, b: Row) -> bool:
 def _tables(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
-    if not found:
+    paths = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
+    if not paths:
         raise TableError(f"{path}: holds no table with a card; name a table or a folder made by perfmodel calibrate")
-    return found
+    return paths
 
 
 def _rows(path: Path) -> list[Row]:
-    return [{str(k): v for k, v in row.items()} for p in _tables(path) for row in read_table(p).to_dict("records")]
+    rows: list[Row] = []
+    for table_path in _tables(path):
+        for record in read_table(table_path).to_dict("records"):
+            rows.append({str(name): value for name, value in record.items()})
+    return rows
 
 
 def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
@@ -89,7 +93,10 @@ def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
     for row in rows:
         if not is_suspect(row):
             grouped.setdefault(row_key(row), []).append(row)
-    return {key: {**same[0], "time_us": median(row["time_us"] for row in same)} for key, same in grouped.items()}
+    by_key = {}
+    for key, repeats in grouped.items():
+        by_key[key] = {**repeats[0], "time_us": median(row["time_us"] for row in repeats)}
+    return by_key
 
 
 def _family(row: Row) -> str:
@@ -102,9 +109,13 @@ def _cards(path: Path) -> list[Card]:
 
 def _card_differences(first: list[Card], second: list[Card]) -> dict[str, list[Any]]:
     """Name -> both values, those of several tables joined; a side without cards has `None`."""
-    flat = [_flat(cards) for cards in (first, second)]
-    names = dict.fromkeys([*flat[0], *flat[1]])
-    return {n: [side.get(n) for side in flat] for n in names if flat[0].get(n) != flat[1].get(n)}
+    first_values, second_values = _flat(first), _flat(second)
+    differences = {}
+    for name in first_values | second_values:
+        pair = [first_values.get(name), second_values.get(name)]
+        if pair[0] != pair[1]:
+            differences[name] = pair
+    return differences
 
 
 def _flat(cards: list[Card]) -> dict[str, Any]:
@@ -112,7 +123,10 @@ def _flat(cards: list[Card]) -> dict[str, Any]:
     for card in cards:
         for name in CARD_FIELDS:
             value = asdict(card)[name]
-            for inner, v in value.items() if isinstance(value, dict) else [("", value)]:
-                values.setdefault(f"{name}.{inner}".rstrip("."), []).append(v)
-    distinct = {name: list(dict.fromkeys(map(str, found))) for name, found in values.items()}
-    return {name: found[0] if len(found) == 1 else found for name, found in distinct.items()}
+            for inner, inner_value in value.items() if isinstance(value, dict) else [("", value)]:
+                values.setdefault(f"{name}.{inner}".rstrip("."), []).append(inner_value)
+    flat = {}
+    for name, of_cards in values.items():
+        distinct = list(dict.fromkeys(map(str, of_cards)))
+        flat[name] = distinct[0] if len(distinct) == 1 else distinct
+    return flat

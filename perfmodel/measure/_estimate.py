@@ -58,13 +58,16 @@ class PointEstimate:
 def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
     """Every row of a plan in the order of measuring, each measured once."""
     kernels, collectives = plan.kernel_points, plan.collective_points
-    # ranks on CPUs are metered by counters of the system, which want long samples
+    # Ranks on CPUs are metered by counters of the system, which want long samples.
     rule = plan.collective_rule if backend == "nccl-tests" else plan.collective_rule.resolved_by(MachineMeter(()))
     guessed = guess((*kernels, *collectives))
     seconds = [_kernel_s(p, plan.rule, t, SETUP_S[backend]) for p, t in zip(kernels, guessed, strict=False)]
     if backend == "nccl-tests":
         calls = plan.nccl_tests.calls_per_size if plan.nccl_tests else 0
-        start_s = [PROGRAM_START_S / len(run) for run, _ in geometric_runs(collectives) for _ in run]
+        # A program measures a whole run of sizes, which share the time that it takes to start.
+        start_s = []
+        for run, _ in geometric_runs(collectives):
+            start_s += [PROGRAM_START_S / len(run)] * len(run)
         seconds += [s + calls * _known(t) for s, t in zip(start_s, guessed[len(kernels) :], strict=True)]
     else:
         for index, (point, call_s) in enumerate(zip(collectives, guessed[len(kernels) :], strict=True)):
@@ -76,14 +79,14 @@ def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEsti
 
 def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
     """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is written."""
-    kept: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for name in (plan.kernel_table, plan.collective_table):
         records = PartialFile(folder / f".{name}.partial", {}).read(any_header=True)
         if records is not None:
-            kept |= {record.key: record.row for record in records}
+            rows |= {record.key: record.row for record in records}
         elif (folder / name).is_file():
-            kept |= {row_key(row): dict(row) for row in read_table(folder / name).to_dict("records")}
-    return kept
+            rows |= {row_key(row): dict(row) for row in read_table(folder / name).to_dict("records")}
+    return rows
 
 
 def _estimate(point: Point, seconds: float) -> PointEstimate:
@@ -92,7 +95,8 @@ def _estimate(point: Point, seconds: float) -> PointEstimate:
 
 
 def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -> float:
-    if point.cold:  # samples are single calls, each after a flush that no limit counts
+    # Cold samples are single calls, each after a flush that no limit counts.
+    if point.cold:
         calls = WARMUP_CALLS + _BUNDLING_CALLS + TYPICAL_REPEATS * rule.min_repeats
         return setup_s + calls * (FLUSH_S + _known(call_s))
     return setup_s + _samples_s(rule, call_s)
@@ -136,7 +140,8 @@ class RemainingTime:
         if (done := self._current) is not None:
             self._took_s[done.family] = self._took_s.get(done.family, 0.0) + now_s - self._started_s
             self._expected_s[done.family] = self._expected_s.get(done.family, 0.0) + done.seconds
-        self._current = self._left.pop(point_key(point), None)  # a disturbed row again: no part of the estimate
+        # A disturbed row that is measured again is no part of the estimate, and not found.
+        self._current = self._left.pop(point_key(point), None)
         self._started_s = now_s
 
     def device_s(self) -> float:
@@ -158,7 +163,9 @@ def summary(estimates: Iterable[PointEstimate]) -> dict[str, Any]:
         family["rows"] += 1
         family["device_minutes"] += estimate.devices * estimate.seconds / 60
         family["minutes"] += estimate.seconds / 60
-    total = {name: sum(f[name] for f in families.values()) for name in ("rows", "device_minutes", "minutes")}
+    total = {}
+    for name in ("rows", "device_minutes", "minutes"):
+        total[name] = sum(family[name] for family in families.values())
     return {**total, "families": families}
 
 
@@ -178,18 +185,18 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
     expected = {"device": device, "collector_sha256": collector_sha256(), "software": software(packages)}
     if differing := [name for name, value in expected.items() if getattr(card, name) != value]:
         raise CalibrationError(f"{path}: was measured with another {', '.join(differing)}; {away}")
-    rows = [
-        {str(k): v for k, v in row.items() if present(v) or k == "variant"}
-        for row in read_table(path).to_dict("records")
-    ]
-    return [Record(row_key(row), row, earlier=True) for row in rows]
+    records = []
+    for read_row in read_table(path).to_dict("records"):
+        row = {str(name): value for name, value in read_row.items() if present(value) or name == "variant"}
+        records.append(Record(row_key(row), row, earlier=True))
+    return records
 
 
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:
     """Seconds of the plan's ops that the plan's tables in `folder` hold, measured undisturbed with warm caches."""
-    kept = kept_rows(plan, Path(folder))
+    rows_by_key = kept_rows(plan, Path(folder))
     rows = {
-        point.op: kept.get(point_key(point))
+        point.op: rows_by_key.get(point_key(point))
         for point in (*plan.kernel_points, *plan.collective_points)
         if not point.cold
     }

@@ -123,17 +123,29 @@ class RankGroup:
         """One per node: its cores, and the processor time of its ranks."""
         if not self._agents:
             return [meter.read(sum(self.ask("own_s")))]
-        each = self.ask_each("reading", [(m,) for m in self._meters(meter) for _ in range(self.ranks_per_node)])
-        nodes = [each[i : i + self.ranks_per_node] for i in range(0, self.num_ranks, self.ranks_per_node)]
-        return [replace(node[0], own_s=sum(reading.own_s for reading in node)) for node in nodes]
+        of_ranks: list[tuple[Meter]] = []
+        for node_meter in self._meters(meter):
+            of_ranks += [(node_meter,)] * self.ranks_per_node
+        readings = self.ask_each("reading", of_ranks)
+
+        # Ranks of a node read the same cores, but each its own processor time.
+        of_nodes = []
+        for first in range(0, self.num_ranks, self.ranks_per_node):
+            of_node = readings[first : first + self.ranks_per_node]
+            of_nodes.append(replace(of_node[0], own_s=sum(reading.own_s for reading in of_node)))
+        return of_nodes
 
     def _meters(self, meter: Meter) -> list[Meter]:
         """The meter of each node: it watches the cores that the node's ranks may use."""
         if not (self._agents and isinstance(meter, MachineMeter)):
             return [meter] * (self._num_nodes if self._agents else 1)
-        starts = range(0, self.num_ranks, self.ranks_per_node)
-        nodes = [self._agents[i : i + self.ranks_per_node] for i in starts]
-        return [replace(meter, cores=tuple(sorted({c for a in node for c in a.hello.cores}))) for node in nodes]
+        meters: list[Meter] = []
+        for first in range(0, self.num_ranks, self.ranks_per_node):
+            cores: set[int] = set()
+            for agent in self._agents[first : first + self.ranks_per_node]:
+                cores.update(agent.hello.cores)
+            meters.append(replace(meter, cores=tuple(sorted(cores))))
+        return meters
 
     def values(self) -> list[np.ndarray]:
         """Result of the loaded collective, one float64 array per rank."""

@@ -142,31 +142,36 @@ def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:
     """
     for _ in range(WARMUP_CALLS):
         positive("time of a warm-up call", sample(1).wall_s)
-    kept: list[Sample] = []
+    clean_samples: list[Sample] = []
     disturbed: list[Sample] = []
     spent_s, calls, fastest_s = 0.0, 1, float("inf")
-    while spent_s < rule.max_s and len(kept) < rule.max_repeats:
+    while spent_s < rule.max_s and len(clean_samples) < rule.max_repeats:
         taken = sample(calls)
         positive("time of a sample", taken.wall_s)
         spent_s += taken.wall_s
         fastest_s = min(fastest_s, taken.call_s)
         needed = ceil(rule.min_sample_s / fastest_s)
         if needed > 2 * calls and spent_s < rule.max_s:
-            # the sample was too short to resolve anything: bundle more calls and forget it
+            # The sample was too short to resolve anything: bundle more calls and forget it.
             calls = needed
             continue
-        (disturbed if taken.interference > rule.interference_limit else kept).append(taken)
-        enough = len(kept) >= rule.min_repeats
-        if enough and relative_half_width([s.call_s for s in kept], rule.confidence) <= rule.half_width:
+        if taken.interference > rule.interference_limit:
+            disturbed.append(taken)
+        else:
+            clean_samples.append(taken)
+        may_stop = len(clean_samples) >= rule.min_repeats
+        if may_stop and relative_half_width([s.call_s for s in clean_samples], rule.confidence) <= rule.half_width:
             break
-    clean = len(kept) >= MIN_CLEAN or not disturbed
-    used = kept if clean else [*kept, *disturbed]
+
+    # Disturbed samples are better than next to none.
+    enough_clean = len(clean_samples) >= MIN_CLEAN or not disturbed
+    used = clean_samples if enough_clean else [*clean_samples, *disturbed]
     times_s = [s.call_s for s in used]
     return Timing(
         median_s=median(times_s),
         std_s=stdev(times_s) if len(used) > 1 else 0.0,
         n_repeats=len(used),
-        n_set_aside=len(disturbed) if clean else 0,
+        n_set_aside=len(disturbed) if enough_clean else 0,
         half_width=relative_half_width(times_s, rule.confidence),
         interference=fmean(s.interference for s in used),
     )

@@ -68,10 +68,10 @@ def find_launch(
     if process is not None and processes is not None:
         launcher, index, count = "--process", process, processes
     else:
-        found = [names for names in LAUNCHERS if environ.keys() >= {*names[1:]}]
-        if not found:
+        launchers = [names for names in LAUNCHERS if environ.keys() >= {*names[1:]}]
+        if not launchers:
             return None
-        launcher, number, total = found[0]
+        launcher, number, total = launchers[0]
         try:
             index, count = int(environ[number]), int(environ[total])
         except ValueError:
@@ -192,19 +192,19 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        where = str(folder / NAME)
+        address_tried = str(folder / NAME)
         try:
             meeting = _read(launch, folder)
-            where = f"{meeting.host}:{meeting.port}"
+            address_tried = f"{meeting.host}:{meeting.port}"
             peer = socket.create_connection((meeting.host, meeting.port), timeout=HANDSHAKE_S)
             address = peer.getsockname()[0]
             if (connection := _authenticated(peer, meeting.key, first=False)) is not None:
                 return connection, address
-            trouble = f"{where} has another secret; is {KEY} the same on all nodes?"
+            trouble = f"{address_tried} has another secret; is {KEY} the same on all nodes?"
         except FileNotFoundError:  # process 0 has not come yet
             trouble = f"no {NAME} in {folder}; do all nodes share it? else give --coordinator HOST:PORT and {KEY}"
         except OSError as error:
-            trouble = f"{where}: {error.strerror or error}"
+            trouble = f"{address_tried}: {error.strerror or error}"
         if time.monotonic() > deadline_s:
             raise CalibrationError(
                 f"process {launch.index} on {launch.node} found no process 0 within {timeout_s:g} s: {trouble}"
@@ -216,8 +216,8 @@ def _read(launch: Launch, folder: Path) -> Meeting:
     key = _given_key()
     if key and launch.host and launch.port:
         return Meeting(launch.host, launch.port, key)
-    found = Meeting(**json.loads((folder / NAME).read_text()))
-    return replace(found, host=launch.host or found.host, port=launch.port or found.port, key=key or found.key)
+    meeting = Meeting(**json.loads((folder / NAME).read_text()))
+    return replace(meeting, host=launch.host or meeting.host, port=launch.port or meeting.port, key=key or meeting.key)
 
 
 def _given_key() -> str | None:

@@ -54,11 +54,11 @@ class NcclTests:
     def calls_per_size(self) -> int:
         """Calls that a program makes of one size: warm-up and iterations, out of place and in place, every time."""
 
-        def of(flag: str, default: int) -> int:
-            found = re.search(rf"(?:^|\s){flag}\s*(\d+)", self.arguments)
-            return int(found[1]) if found else default
+        def argument(flag: str, default: int) -> int:
+            match = re.search(rf"(?:^|\s){flag}\s*(\d+)", self.arguments)
+            return int(match[1]) if match else default
 
-        return 2 * of("-N", 1) * (of("-w", 1) + of("-n", 20))
+        return 2 * argument("-N", 1) * (argument("-w", 1) + argument("-n", 20))
 
     def command(self, op: Collective, least: int, most: int, factor: int) -> list[str]:
         """The command that measures sizes from `least` to `most` bytes, each `factor` times the one before."""
@@ -138,16 +138,16 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
     except subprocess.TimeoutExpired:
         raise CalibrationError(f"no end after {timeout_s:g} s: {shown}") from None
     if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise CalibrationError(f"exit status {done.returncode} ({words}) from: {shown}")
+        last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise CalibrationError(f"exit status {done.returncode} ({last_line}) from: {shown}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "nccl-tests.txt"
         path.write_text(done.stdout)
         try:
             table = read_measurements("nccl-tests", [path])
             if device is not None:
-                for found in {*table["device"]} - {""}:
-                    check_device(device, found)
+                for accelerator in {*table["device"]} - {""}:
+                    check_device(device, accelerator)
         except PerfModelError as error:
             raise CalibrationError(f"{error}; this was: {shown}") from None
     return table
@@ -155,8 +155,8 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
     """The out-of-place time of a size, as nccl-tests printed it; it tells no interval of a median."""
-    found: list[Row] = [dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes]
-    row = min(found, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)
+    same_size: list[Row] = [dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes]
+    row = min(same_size, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)
     if row is None:
         raise CalibrationError(f"nccl-tests printed no time of {op.collective} of {op.bytes:g} bytes")
     spread_us = row.get("time_us_std")

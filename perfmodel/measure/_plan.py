@@ -83,21 +83,24 @@ class PlanFile:
     emulated_network: dict[str, Any] | None = None
 
     def plan(self) -> Plan:
-        """The same with its grids expanded."""
+        """The plan with its grids expanded."""
         whole("plan", {"attempts": self.attempts})
         if not 0 <= self.patience_s < float("inf"):
             raise CalibrationError(f"patience_s must be a finite number of at least 0, got {self.patience_s}")
         tests, network = self.nccl_tests, self.emulated_network
         collective_rule = self.rule if self.collective_rule is None else self.collective_rule
-        points = [point for i, grid in enumerate(self.kernels) for point in _kernels(grid, i)]
+        points: list[tuple[KernelOp, str]] = []
+        for i, grid in enumerate(self.kernels):
+            points += _kernels(grid, i)
+        collectives: list[Collective] = []
+        for i, grid in enumerate(self.collectives):
+            collectives += _collectives(grid, i, tests is not None)
         stated = {f.name: getattr(self, f.name) for f in fields(self)} | {
             "rule": _make(StoppingRule, self.rule, "rule"),
             "collective_rule": _make(StoppingRule, collective_rule, "collective_rule"),
             "kernels": tuple(op for op, cache in points if cache == "warm"),
             "cold_kernels": tuple(op for op, cache in points if cache == "cold"),
-            "collectives": tuple(
-                op for i, grid in enumerate(self.collectives) for op in _collectives(grid, i, tests is not None)
-            ),
+            "collectives": tuple(collectives),
             "nccl_tests": None if tests is None else _make(NcclTests, tests, "nccl_tests"),
             "emulated_network": None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
         }
@@ -141,49 +144,55 @@ def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
         if any(not isinstance(p, list) or len(p) != len(names) for p in points):
             raise CalibrationError(f"{key}: every value must be a list of {len(names)}")
         axes.append([dict(zip(names, p, strict=True)) for p in points])
-    return [{k: v for part in point for k, v in part.items()} for point in product(*axes)]
+    expanded = []
+    for point in product(*axes):
+        values = {}
+        for of_axis in point:
+            values |= of_axis
+        expanded.append(values)
+    return expanded
 
 
 def _kernels(grid: dict[str, Any], index: int) -> list[tuple[KernelOp, str]]:
     """The ops of a grid, each with its cache."""
-    where, family = f"kernels[{index}]", grid.get("family")
+    entry, family = f"kernels[{index}]", grid.get("family")
     if not isinstance(family, str) or family not in MEASURED_FAMILIES:
-        raise UnknownNameError(f"family of {where}", str(family), MEASURED_FAMILIES)
+        raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
     ops = []
     for point in expand({"pass_" if k == "pass" else k: v for k, v in grid.items() if k != "family"}):
         cache = point.pop("cache", "warm")
         if not isinstance(cache, str) or cache not in CACHES:
-            raise UnknownNameError(f"cache of {where}", str(cache), CACHES)
-        ops.append((_make(MEASURED_FAMILIES[family], point, where), cache))
+            raise UnknownNameError(f"cache of {entry}", str(cache), CACHES)
+        ops.append((_make(MEASURED_FAMILIES[family], point, entry), cache))
     return ops
 
 
 def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Collective]:
-    where = f"collectives[{index}]"
+    entry = f"collectives[{index}]"
     ops = []
     for point in expand(grid):
-        given = point.get("bytes")
-        op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, where)
-        if isinstance(given, int):
-            # whole elements per rank, as close below the wanted size as they come
+        stated_bytes = point.get("bytes")
+        op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry)
+        if isinstance(stated_bytes, int):
+            # Whole elements per rank, as close below the wanted size as they come.
             unit = (ALIGNMENT if nccl_tests else dtype_bytes(op.dtype)) * op.num_ranks
-            op = replace(op, bytes=given - given % unit)
+            op = replace(op, bytes=stated_bytes - stated_bytes % unit)
         ops.append(op)
     return ops
 
 
-def _make(kind: type, values: dict[str, Any], where: str) -> Any:
+def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
     if not isinstance(values, dict):
-        raise CalibrationError(f"{where}: must be a table of keys, got {values!r}")
+        raise CalibrationError(f"{entry}: must be a table of keys, got {values!r}")
     known = {f.name for f in fields(kind)}
     if unknown := sorted(set(values) - known):
-        raise UnknownNameError(f"key of {where}", unknown[0], known)
-    made = checked(kind, values, where)
+        raise UnknownNameError(f"key of {entry}", unknown[0], known)
+    made = checked(kind, values, entry)
     for f in fields(kind):
         value = getattr(made, f.name)
         least = 0 if f.default == 0 or isinstance(value, float) else 1
         if isinstance(value, int | float) and not isinstance(value, bool) and not least <= value <= LARGEST:
-            raise CalibrationError(f"{where}: {f.name} must be between {least} and {LARGEST}, got {value!r:.40}")
+            raise CalibrationError(f"{entry}: {f.name} must be between {least} and {LARGEST}, got {value!r:.40}")
         if f.name == "dtype":
             dtype_bytes(str(value))
     return made
@@ -212,7 +221,10 @@ def plan_text(plan: Plan) -> str:
 
 
 def _entries(table: str, rows: Iterable[dict[str, Any]]) -> list[str]:
-    of_kind = groupby(rows, key=lambda row: (list(row), [row.get(name) for name in _LABELS]))
+    def kind(row: dict[str, Any]) -> tuple[list[str], list[Any]]:
+        return list(row), [row.get(name) for name in _LABELS]
+
+    of_kind = groupby(rows, key=kind)
     return [f"[[{table}]]\n" + "\n".join(_grid(list(alike))) for _, alike in of_kind]
 
 
@@ -222,19 +234,27 @@ def _columns(op: Op) -> dict[str, Any]:
     for f in fields(op):
         value = getattr(op, f.name)
         if value != f.default or f.name in ("dtype", "pass_"):
-            # sizes of collectives are whole bytes, which plans state as integers
+            # Sizes of collectives are whole bytes, which plans state as integers.
             columns["pass" if f.name == "pass_" else f.name] = int(value) if f.name == "bytes" else value
     return columns
 
 
 def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     names = list(rows[0])
-    joint = [name for name in names if any(row[name] != rows[0][name] for row in rows)]
-    joint = joint or (names[-1:] if len(rows) > 1 else [])  # the same op twice
+
+    def differs(name: str) -> bool:
+        return any(row[name] != rows[0][name] for row in rows)
+
+    joint = list(filter(differs, names))
+    # Where the same op stands twice, nothing differs: any key tells how often.
+    joint = joint or (names[-1:] if len(rows) > 1 else [])
     yield from _lines((name, rows[0][name]) for name in names if name not in joint)
     if joint:
-        values = [[row[name] for name in joint] if len(joint) > 1 else row[joint[0]] for row in rows]
-        yield f"{_key(','.join(joint))} = {_value(values)}"
+        joint_values = []
+        for row in rows:
+            of_row = [row[name] for name in joint]
+            joint_values.append(of_row if len(joint) > 1 else of_row[0])
+        yield f"{_key(','.join(joint))} = {_value(joint_values)}"
 
 
 def _lines(items: Iterable[tuple[str, Any]]) -> Iterator[str]:

@@ -92,8 +92,8 @@ def run_plan(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _tidy(plan, folder)
-        found = tables(plan, folder, backend, progress, agents)
-        return [_run_table(table, only_missing) for table in found]
+        table_runs = tables(plan, folder, backend, progress, agents)
+        return [_run_table(table, only_missing) for table in table_runs]
 
 
 def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> Iterator[TableRun]:
@@ -247,11 +247,11 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
     import pandas as pd
 
     frame = pd.DataFrame(rows)
-    # sizes are whole numbers also where a family lacks the column
+    # Sizes are whole numbers also where a family lacks the column.
     numbers = frame.select_dtypes("float").columns.difference(MEASURED)
-    whole = [name for name in numbers if np.all(np.mod(frame[name].dropna().to_numpy(), 1) == 0)]
+    whole_numbers = [name for name in numbers if np.all(np.mod(frame[name].dropna().to_numpy(), 1) == 0)]
     method = {"outliers": OUTLIERS, **table.method()}
-    write_table(table.path, frame.astype(dict.fromkeys(whole, "Int64")))
+    write_table(table.path, frame.astype(dict.fromkeys(whole_numbers, "Int64")))
     card = write_card(
         table.path, read_table(table.path), table.rule, method, packages=table.packages, accelerator=table.accelerator
     )
@@ -270,6 +270,6 @@ def _tidy(plan: Plan, folder: Path) -> None:
     """Remove what writes left behind that were killed before their rename."""
     for table in (folder / plan.kernel_table, folder / plan.collective_table):
         for name in (table.name, card_path(table).name, f".{table.name}.partial"):
-            for left in folder.glob(f".{name}.*.tmp"):
+            for leftover in folder.glob(f".{name}.*.tmp"):
                 with suppress(OSError):
-                    left.unlink()
+                    leftover.unlink()

@@ -56,13 +56,13 @@ class PartialFile:
 
     def read(self, *, any_header: bool = False) -> list[Record] | None:
         """Records of an interrupted run, the file left as it is; `None` where there is none."""
-        # bytes: a line may be torn within a character
+        # Read as bytes, since a line may be torn within a character.
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith(b"\n")]
-        if not whole:
+        complete_lines = [line for line in lines if line.endswith(b"\n")]
+        if not complete_lines:
             return None
         try:
-            header, *entries = [json.loads(line) for line in whole]
+            header, *entries = [json.loads(line) for line in complete_lines]
             records = [Record(**entry) for entry in entries]
         except (ValueError, TypeError) as error:
             raise CalibrationError(f"{self.path}: not a partial table ({error}); remove it to start anew") from None
@@ -114,16 +114,17 @@ def sweep(
         then rows found of points that were not asked for, which stay in the table.
     """
     wanted = {point_key(point): point for point in points}
-    found: dict[str, list[Record]] = {key: [] for key in wanted}
+    records_by_key: dict[str, list[Record]] = {key: [] for key in wanted}
     for record in partial.open(earlier):
-        found.setdefault(record.key, []).append(record)
+        records_by_key.setdefault(record.key, []).append(record)
+    # The machine may be quieter at the next attempt.
     for attempt in range(attempts):
-        pending = [key for key in wanted if is_pending(found[key], attempt, interference_limit)]
+        pending = [key for key in wanted if is_pending(records_by_key[key], attempt, interference_limit)]
         for key, row in zip(pending, measure([wanted[key] for key in pending]), strict=True):
             record = Record(key, row)
             partial.append(record)
-            found[key].append(record)
-    return [least_disturbed(records) for records in found.values()]
+            records_by_key[key].append(record)
+    return [least_disturbed(records) for records in records_by_key.values()]
 
 
 def least_disturbed(records: Sequence[Record]) -> Row:
@@ -159,7 +160,8 @@ def locked(folder: Path) -> Iterator[None]:
             raise CalibrationError(f"{folder}: another calibration is writing there; wait for it or stop it") from None
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
-        os.close(handle)  # its last holder removed the file in between
+        # Its last holder removed the file in between, so this handle locks nothing.
+        os.close(handle)
     try:
         yield
     finally:

@@ -68,7 +68,7 @@ class TorchBackend:
 
     def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
         torch = torch_module()
-        # a process-wide switch: right for this op until the next one is built
+        # A process-wide switch: right for this op until the next one is built.
         torch.backends.cuda.matmul.allow_tf32 = op.dtype == "tf32"
         torch.backends.cudnn.allow_tf32 = False
         timed = torch_program(op, "cuda" if self.accelerator else "cpu")
@@ -76,8 +76,8 @@ class TorchBackend:
 
     def overhead_sampler(self) -> SampleCalls:
         torch = torch_module()
-        one = torch.zeros((), device="cuda" if self.accelerator else "cpu")
-        return self._sampler(Program(one.add, (1,)))
+        scalar = torch.zeros((), device="cuda" if self.accelerator else "cpu")
+        return self._sampler(Program(scalar.add, (1,)))
 
     def _sampler(self, timed: Program, *, cold: bool = False) -> SampleCalls:
         if self.accelerator:

@@ -94,10 +94,10 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def _ring_shift(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
+def _ring_shift(output: Tensor, sent: Tensor, rank: int, num_ranks: int) -> None:
     """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does."""
     dist = _dist()
-    send = dist.P2POp(dist.isend, mine, (rank + 1) % num_ranks)
+    send = dist.P2POp(dist.isend, sent, (rank + 1) % num_ranks)
     receive = dist.P2POp(dist.irecv, output, (rank - 1) % num_ranks)
     for request in dist.batch_isend_irecv([send, receive]):
         request.wait()

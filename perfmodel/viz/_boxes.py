@@ -34,8 +34,8 @@ _LEAST_NARROW: Final = 20
 class Boxes:
     """Parallel arrays, one entry per box; times in the axis' unit, rows counted from the top."""
 
-    left: Float[np.ndarray, " boxes"]
-    right: Float[np.ndarray, " boxes"]
+    start: Float[np.ndarray, " boxes"]
+    end: Float[np.ndarray, " boxes"]
     top: Float[np.ndarray, " boxes"]
     height: Float[np.ndarray, " boxes"]
     colour: list[str]
@@ -57,22 +57,25 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     from matplotlib.collections import LineCollection, PolyCollection
 
     axis.set_xlim(lo, hi)
-    shown = np.flatnonzero((boxes.right > lo) & (boxes.left < hi))
+    shown = np.flatnonzero((boxes.end > lo) & (boxes.start < hi))
     axis_in = axis.get_figure().get_figwidth() - _MARGIN_IN  # type: ignore[union-attr]
-    wide_pt = (boxes.right - boxes.left) * 72 * axis_in / (hi - lo)
-    whole, lanes = _apart(boxes, shown, wide_pt)
+    wide_pt = (boxes.end - boxes.start) * 72 * axis_in / (hi - lo)
+    single, lanes = _apart(boxes, shown, wide_pt)
     axis.add_collection(
         PolyCollection(
-            _corners(boxes, whole, 0.0),
-            facecolors=[boxes.colour[i] for i in whole.tolist()],
-            edgecolors=["white" if wide else "none" for wide in (wide_pt[whole] > 2).tolist()],
+            _corners(boxes, single, 0.0),
+            facecolors=[boxes.colour[i] for i in single.tolist()],
+            edgecolors=["white" if wide else "none" for wide in (wide_pt[single] > 2).tolist()],
             linewidths=0.4,
         )
     )
     column = _COLUMN_PT * (hi - lo) / (72 * axis_in)
-    stacked = [boxes.colour[i] for lane in lanes for i in lane.tolist()]
+    # Colours are stacked in the same order in all lanes.
+    colours: dict[str, None] = {}
     for lane in lanes:
-        _draw_shares(axis, boxes, lane, list(dict.fromkeys(stacked)), np.arange(lo, hi + column, column))
+        colours |= dict.fromkeys(boxes.colour[i] for i in lane.tolist())
+    for lane in lanes:
+        _draw_shares(axis, boxes, lane, list(colours), np.arange(lo, hi + column, column))
     critical = shown[boxes.critical[shown]]
     if len(critical):
         strips = _corners(boxes, critical, 1 - _STRIP)
@@ -81,10 +84,10 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     high_pt = 72 * row_in * boxes.height
     for i in shown.tolist():
         size_pt = min(6.0, 0.72 * high_pt[i], (wide_pt[i] - 1) / _POINTS_PER_DIGIT / max(1, len(boxes.label[i])))
-        if boxes.label[i] and size_pt >= _LEAST_LABEL_PT and boxes.left[i] >= lo and boxes.right[i] <= hi:
+        if boxes.label[i] and size_pt >= _LEAST_LABEL_PT and boxes.start[i] >= lo and boxes.end[i] <= hi:
             middle = boxes.top[i] + boxes.height[i] * (1 - _STRIP * boxes.critical[i]) / 2
             axis.text(
-                (boxes.left[i] + boxes.right[i]) / 2,
+                (boxes.start[i] + boxes.end[i]) / 2,
                 middle,
                 boxes.label[i],
                 fontsize=size_pt,
@@ -102,8 +105,8 @@ def _apart(
     """Boxes to draw one by one, and those of lanes full of narrow ones."""
     short = shown[wide_pt[shown] < _SHORT_PT]
     places = np.stack([boxes.top[short], boxes.height[short]], axis=1)
-    found, lane_of = np.unique(places, axis=0, return_inverse=True)
-    lanes = [short[lane_of.ravel() == lane] for lane in range(len(found))]
+    distinct, lane_of = np.unique(places, axis=0, return_inverse=True)
+    lanes = [short[lane_of.ravel() == lane] for lane in range(len(distinct))]
     lanes = [lane for lane in lanes if np.count_nonzero(wide_pt[lane] < _NARROW_PT) >= _LEAST_NARROW]
     return np.setdiff1d(shown, np.concatenate(lanes)) if lanes else shown, lanes
 
@@ -111,14 +114,16 @@ def _apart(
 def _draw_shares(
     axis: "Axes", boxes: Boxes, lane: Int[np.ndarray, " lane"], colours: list[str], at: Float[np.ndarray, " points"]
 ) -> None:
-    """Of one lane's boxes: at every point the shares of the time around it by colour, stacked upwards."""
-    own = np.array([boxes.colour[i] for i in lane.tolist()])
-    starts = [np.sort(boxes.left[lane[own == colour]]) for colour in colours]
-    periods = [float(np.median(np.diff(one))) for one in starts if len(one) > 1]
+    """Draw a lane's boxes as shares: at every point those of the time around it by colour, stacked upwards."""
+    colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
+    starts = [np.sort(boxes.start[lane[colour_of == colour]]) for colour in colours]
+    # A share is averaged over at least a period of the slowest colour, so that it does not flicker.
+    periods = [float(np.median(np.diff(of_colour))) for of_colour in starts if len(of_colour) > 1]
     column = at[1] - at[0]
     span = min(max(column, *periods), _MOST_COLUMNS * column) if periods else column
-    shares = np.stack([_share(boxes, lane[own == colour], at, span) for colour in colours])
-    shares /= np.maximum(1, shares.sum(axis=0))  # boxes of one lane may overlap in a measured trace
+    shares = np.stack([_share(boxes, lane[colour_of == colour], at, span) for colour in colours])
+    # Boxes of one lane may overlap in a measured trace.
+    shares /= np.maximum(1, shares.sum(axis=0))
     bottom, height = float((boxes.top + boxes.height)[lane[0]]), float(boxes.height[lane[0]])
     for colour, below, share in zip(colours, np.cumsum(shares, axis=0) - shares, shares, strict=True):
         if share.any():
@@ -132,25 +137,25 @@ def _share(
     """Share of the `span` around every point that the boxes cover."""
     if not len(chosen):
         return np.zeros(len(at))
-    chosen = chosen[np.argsort(boxes.left[chosen], kind="stable")]
-    knots = np.stack([boxes.left[chosen], boxes.right[chosen]], axis=1).ravel()
-    covered = np.repeat(np.r_[0.0, np.cumsum(boxes.right[chosen] - boxes.left[chosen])], 2)[1:-1]
+    chosen = chosen[np.argsort(boxes.start[chosen], kind="stable")]
+    knots = np.stack([boxes.start[chosen], boxes.end[chosen]], axis=1).ravel()
+    covered = np.repeat(np.r_[0.0, np.cumsum(boxes.end[chosen] - boxes.start[chosen])], 2)[1:-1]
     before, after = (np.interp(at + d, np.maximum.accumulate(knots), covered) for d in (-span / 2, span / 2))
     return (after - before) / span
 
 
 def _corners(boxes: Boxes, chosen: Any, upper: float) -> list[np.ndarray]:
     """Of every chosen box, from a share of its height down, shape (4, 2)."""
-    left, right, top, height = (getattr(boxes, name)[chosen] for name in ("left", "right", "top", "height"))
+    start, end, top, height = (getattr(boxes, name)[chosen] for name in ("left", "right", "top", "height"))
     y0, y1 = top + upper * height, top + height
-    corners = ((left, y0), (right, y0), (right, y1), (left, y1))
+    corners = ((start, y0), (end, y0), (end, y1), (start, y1))
     return list(np.stack([np.stack(xy, axis=1) for xy in corners], axis=1))
 
 
 def _handovers(boxes: Boxes) -> list[list[tuple[float, float]]]:
     """Lines from each critical box to the next in another row."""
     order = np.flatnonzero(boxes.critical)
-    order = order[np.argsort(boxes.left[order], kind="stable")]
+    order = order[np.argsort(boxes.start[order], kind="stable")]
     y = (boxes.top + boxes.height * (1 - _STRIP / 2))[order].tolist()
-    left, right = boxes.left[order].tolist(), boxes.right[order].tolist()
-    return [[(right[i], y[i]), (left[i + 1], y[i + 1])] for i in range(len(order) - 1) if y[i] != y[i + 1]]
+    start, end = boxes.start[order].tolist(), boxes.end[order].tolist()
+    return [[(end[i], y[i]), (start[i + 1], y[i + 1])] for i in range(len(order) - 1) if y[i] != y[i + 1]]

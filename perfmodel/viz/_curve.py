@@ -76,8 +76,8 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
 
 def _words(name: str) -> str:
     """A parameter's name for people, without its unit."""
-    words = name.removesuffix("_s").replace("_", " ")
-    return _HYPHENED.sub(r"\1-\2", words)
+    spaced = name.removesuffix("_s").replace("_", " ")
+    return _HYPHENED.sub(r"\1-\2", spaced)
 
 
 @styled

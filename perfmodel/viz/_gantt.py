@@ -160,8 +160,8 @@ def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: f
     compute = drawn.stream == Stream.COMPUTE
     top, height = _lanes(drawn.stream)
     return Boxes(
-        left=drawn.start_s * per_s,
-        right=drawn.end_s * per_s,
+        start=drawn.start_s * per_s,
+        end=drawn.end_s * per_s,
         top=drawn.device + top,
         height=height,
         colour=[
@@ -169,8 +169,8 @@ def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: f
             for kind, c in zip(drawn.kind.tolist(), chunk.tolist(), strict=True)
         ],
         label=[
-            str(m) if numbered and m >= 0 and own else ""
-            for m, own in zip(drawn.micro_batch.tolist(), compute.tolist(), strict=True)
+            str(micro_batch) if numbered and micro_batch >= 0 and computes else ""
+            for micro_batch, computes in zip(drawn.micro_batch.tolist(), compute.tolist(), strict=True)
         ],
         critical=drawn.critical,
     )

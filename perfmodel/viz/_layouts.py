@@ -2,6 +2,7 @@
 step time, memory and cost that no other beats in everything."""
 
 from collections.abc import Sequence
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,10 +40,12 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     per_s, unit = time_unit(max(p.step_time_s for p in predictions))
     x, bottom = np.arange(len(predictions)), np.zeros(len(predictions))
     longest = max(p.step_time_s for p in predictions) * per_s
-    looks = part_looks(name for p in predictions for name in p.breakdown_s)
-    heights = {name: per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions]) for name in looks}
-    told = sum(height.max() > _LEAST_SHARE * longest for height in heights.values())
-    figure = new_figure(width, 1.7 + 0.11 * len(rows) + 0.1 * told)
+    looks = part_looks(chain.from_iterable(p.breakdown_s for p in predictions))
+    heights = {}
+    for name in looks:
+        heights[name] = per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions])
+    named = sum(height.max() > _LEAST_SHARE * longest for height in heights.values())
+    figure = new_figure(width, 1.7 + 0.11 * len(rows) + 0.1 * named)
     axis = figure.subplots()
     handles, labels = [], []
     for name, height in heights.items():
@@ -61,27 +64,38 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     axis.set_ylabel(f"step time in {unit}")
     axis.set_xlim(-0.6, len(x) - 0.4)
     _degrees(axis, predictions, rows)
-    # bars are read from the bottom up, so is the legend
+    # Bars are read from the bottom up, and so is the legend.
     legend_below(figure, [whiskers, *handles[::-1]], ["90 % interval", *labels[::-1]])
     return figure
 
 
 def _rows(predictions: Sequence[Prediction]) -> list[str]:
     """Fields of the layouts to write below their bars: numbers that vary, and words where numbers do not tell apart."""
-    rows = [*_ALWAYS, *(n for n in _IF_VARIED if len({getattr(p.layout, n) for p in predictions}) > 1)]
-    if len({tuple(getattr(p.layout, n) for n in rows) for p in predictions}) < len(predictions):
-        rows += [n for n in _IN_WORDS if len({getattr(p.layout, n) for p in predictions}) > 1]
+    layouts = [p.layout for p in predictions]
+
+    def varies(name: str) -> bool:
+        return len({getattr(layout, name) for layout in layouts}) > 1
+
+    rows = [*_ALWAYS, *filter(varies, _IF_VARIED)]
+    told_apart = set()
+    for layout in layouts:
+        told_apart.add(tuple(getattr(layout, name) for name in rows))
+    if len(told_apart) < len(layouts):
+        rows += filter(varies, _IN_WORDS)
     return rows
 
 
 def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str]) -> None:
     """Under every bar its layout's degrees, a row for each with its name on the left; words stand upright."""
-    words = any(name in _IN_WORDS for name in rows)
-    texts = [(" " if words else "\n").join(str(getattr(p.layout, name)) for name in rows) for p in predictions]
-    axis.set_xticks(range(len(texts)), texts, rotation=90 if words else 0)
+    has_words = any(name in _IN_WORDS for name in rows)
+    texts = []
+    for p in predictions:
+        values = [str(getattr(p.layout, name)) for name in rows]
+        texts.append((" " if has_words else "\n").join(values))
+    axis.set_xticks(range(len(texts)), texts, rotation=90 if has_words else 0)
     axis.tick_params(axis="x", length=0)
     names = [name.replace("_", "-") for name in rows]
-    if words:
+    if has_words:
         axis.set_xlabel(" ".join(names))
         return
     axis.annotate(
@@ -98,7 +112,7 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
 
 _LETTERS = "ABCD"
 """Of the layouts of a front that are named."""
-_ROUND = tuple(float(f"{d}e{e}") for e in range(-6, 9) for d in (1, 1.5, 2, 3, 5, 7))
+_ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(range(-6, 9), (1, 1.5, 2, 3, 5, 7)))
 """Where the logarithmic axes may have ticks."""
 
 
@@ -206,12 +220,12 @@ def _panel(
 def non_dominated(points: Float[np.ndarray, "points objectives"]) -> Bool[np.ndarray, " points"]:
     """Points that no other is at most equal to in every objective and below in one (all are minimised)."""
     order = np.lexsort(points.T[::-1])
-    kept = np.zeros(len(points), bool)
+    on_front = np.zeros(len(points), bool)
     front = np.empty((0, points.shape[1]))
     for i in order.tolist():
-        # whatever could beat the point comes before it
+        # Whatever could beat the point comes before it.
         at_most = (front <= points[i]).all(axis=1)
         if not (at_most & (front < points[i]).any(axis=1)).any():
-            kept[i] = True
+            on_front[i] = True
             front = np.concatenate([front, points[i : i + 1]])
-    return kept
+    return on_front

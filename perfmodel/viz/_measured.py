@@ -54,14 +54,14 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
     rows = rows.loc[(rows[["measured_s", "predicted_s", "lo_s", "hi_s"]] > 0).all(axis=1)]
     if rows.empty:
         raise PerfModelError("parity picture: no row was both measured and predicted")
-    groups = [(str(name), own) for name, own in rows.groupby("group", sort=True)]
+    groups = [(str(name), members) for name, members in rows.groupby("group", sort=True)]
     across = min(len(groups), 2 if width == "column" else 4)
     down = -(-len(groups) // across)
     side_in = WIDTHS_IN[width] / across
     figure = new_figure(width, (min(side_in, 2.6) + 0.3) * down + 0.3)
     grid = figure.subplots(down, across, squeeze=False).ravel()
-    for axis, (name, own) in zip(grid, groups, strict=False):
-        _panel(axis, name, own)
+    for axis, (name, members) in zip(grid, groups, strict=False):
+        _panel(axis, name, members)
     for axis in grid[len(groups) :]:
         axis.set_axis_off()
     for place, axis in enumerate(grid[: len(groups)]):
@@ -74,7 +74,8 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
 def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     measured, predicted, lo, hi = (rows[c].to_numpy() for c in ("measured_s", "predicted_s", "lo_s", "hi_s"))
     ends = np.array([min(measured.min(), predicted.min()) / 1.5, max(measured.max(), predicted.max()) * 1.5])
-    room = max(1.0, (10 * ends[0] / ends[1]) ** 0.5)  # at least a decade, so that its ticks can be read
+    # At least a decade is shown, so that its ticks can be read.
+    room = max(1.0, (10 * ends[0] / ends[1]) ** 0.5)
     ends *= [1 / room, room]
     axis.fill_between(ends, ends / 1.25, ends * 1.25, color=GREY, alpha=0.25, linewidth=0, label="within 25 %")
     axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
@@ -123,22 +124,24 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     family = kernels["family"].to_numpy()
     families = sorted(set(family.tolist()), key=lambda name: -int((family == name).sum()))
     for i, name in enumerate(families):
-        own = np.flatnonzero(family == name)
-        own = own[:: -(-len(own) // _MOST_POINTS)]
+        of_family = np.flatnonzero(family == name)
+        of_family = of_family[:: -(-len(of_family) // _MOST_POINTS)]
         style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": LINES[i % len(LINES)]}
-        axis.scatter(intensity[own], rate[own], s=4, alpha=0.35, linewidths=0, rasterized=True, label=name, **style)
-    # a decade beside what was measured, and the ridge of every roof
+        axis.scatter(
+            intensity[of_family], rate[of_family], s=4, alpha=0.35, linewidths=0, rasterized=True, label=name, **style
+        )
+    # A decade beside what was measured, and the ridge of every roof.
     peaks: dict[float, list[str]] = {}
     for dtype in dict.fromkeys(kernels["dtype"]):
         peaks.setdefault(device.peak.flops_per_s(dtype.partition("_")[0]), []).append(dtype)
     bandwidth = device.memory_bandwidth_bytes_per_s
-    left, right = intensity.min() / 2, max(intensity.max(), max(peaks) / bandwidth) * 3
+    lowest, highest = intensity.min() / 2, max(intensity.max(), max(peaks) / bandwidth) * 3
     halo = [effects.withStroke(linewidth=2, foreground="white")]
     for peak, dtypes in sorted(peaks.items()):
-        axis.plot([left, peak / bandwidth, right], [left * bandwidth, peak, peak], color="black", linewidth=0.9)
+        axis.plot([lowest, peak / bandwidth, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9)
         axis.annotate(
             f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s",
-            (right, peak),
+            (highest, peak),
             xytext=(0, 2),
             textcoords="offset points",
             ha="right",
@@ -146,7 +149,7 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
             fontsize=6,
             path_effects=halo,
         )
-    middle = (left * min(peaks) / bandwidth) ** 0.5  # of the slope; the text ends above it
+    middle = (lowest * min(peaks) / bandwidth) ** 0.5  # of the slope; the text ends above it
     axis.annotate(
         f"{bandwidth / 1e12:.3g} TB/s",
         (middle, middle * bandwidth),
@@ -156,7 +159,7 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
         va="bottom",
         fontsize=6,
     )
-    axis.set(xscale="log", yscale="log", xlim=(left, right), ylim=(rate.min() / 2, max(peaks) * 2.5))
+    axis.set(xscale="log", yscale="log", xlim=(lowest, highest), ylim=(rate.min() / 2, max(peaks) * 2.5))
     axis.set_xlabel("arithmetic intensity in FLOP per byte")
     axis.set_ylabel("rate in FLOP/s")
     _decades(axis, most=12)
@@ -222,8 +225,8 @@ def _joined(trace: MeasuredTrace) -> MeasuredTrace:
     passes = (trace.phase[order] > 0) & (trace.kind[order] == ActivityKind.COMPUTE)
     first = np.flatnonzero(np.r_[True, apart | ~passes[1:]])
     ends_s = np.maximum.reduceat(end_s, first)
-    kept = trace.select(order[first])
-    return replace(kept, end_s=ends_s)
+    joined = trace.select(order[first])
+    return replace(joined, end_s=ends_s)
 
 
 def _first_computation_s(trace: MeasuredTrace) -> float:
@@ -240,14 +243,14 @@ def _boxes(trace: MeasuredTrace, colours: list[str], origin_s: float, per_s: flo
     compute = trace.kind == ActivityKind.COMPUTE
     top, height = (np.where(compute, *lanes) for lanes in zip(_COMPUTE_LANE, _SIDE_LANE, strict=True))
     return Boxes(
-        left=(trace.start_s - origin_s) * per_s,
-        right=(trace.end_s - origin_s) * per_s,
+        start=(trace.start_s - origin_s) * per_s,
+        end=(trace.end_s - origin_s) * per_s,
         top=trace.device + top,
         height=height,
         colour=colours,
         label=[
-            str(m) if own and m >= 0 else ""
-            for m, own in zip(trace.micro_batch.tolist(), compute.tolist(), strict=True)
+            str(micro_batch) if computes and micro_batch >= 0 else ""
+            for micro_batch, computes in zip(trace.micro_batch.tolist(), compute.tolist(), strict=True)
         ],
         critical=np.zeros(trace.n, bool),
     )

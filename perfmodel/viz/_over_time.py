@@ -51,20 +51,22 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     per_s, unit = time_unit(end_s)
     named = set(range(len(steps))) if len(steps) <= _NAMED_UP_TO else {0, len(steps) // 2, len(steps) - 1}
     columns = int(axis.get_figure().get_figwidth() * 72 / _COLUMN_PT)  # type: ignore[union-attr]
-    crowded = max(len(own.time_s) for own in steps) > 2 * columns
+    crowded = max(len(rank_steps.time_s) for rank_steps in steps) > 2 * columns
     edges_s = np.linspace(0, end_s, columns + 1)
     highest = 0.0
     colours = ramp(len(steps))
     for rank in drawn_ranks(steps):
-        own = steps[rank]
-        time_s, held_bytes = (edges_s[:-1], highs(own, edges_s)) if crowded else (own.time_s, own.in_use_bytes)
-        held = np.append(held_bytes, held_bytes[-1]) / GIB
-        highest = max(highest, float(held.max()))
-        # wider below, so that equal lines show under each other
+        rank_steps = steps[rank]
+        time_s, in_use_bytes = (
+            (edges_s[:-1], highs(rank_steps, edges_s)) if crowded else (rank_steps.time_s, rank_steps.in_use_bytes)
+        )
+        in_use_gib = np.append(in_use_bytes, in_use_bytes[-1]) / GIB
+        highest = max(highest, float(in_use_gib.max()))
+        # Lines below are wider, so that equal ones show under each other.
         wide = 0.8 + 0.25 * (len(steps) - 1 - rank) * (len(steps) <= _NAMED_UP_TO)
         axis.step(
             np.append(time_s, end_s) * per_s,
-            held,
+            in_use_gib,
             where="post",
             color=colours[rank],
             linewidth=wide,
@@ -86,7 +88,7 @@ def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
     """All; of more than can be told apart some at equal distances, and the fullest."""
     if len(steps) <= _ALL_UP_TO:
         return list(range(len(steps)))
-    fullest = int(np.argmax([own.in_use_bytes.max() for own in steps]))
+    fullest = int(np.argmax([rank_steps.in_use_bytes.max() for rank_steps in steps]))
     return sorted({fullest, len(steps) // 2, *np.linspace(0, len(steps) - 1, _ALL_UP_TO // 2 + 1).astype(int).tolist()})
 
 
@@ -159,9 +161,10 @@ def busy_share(drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"])
     """Share of every bin in which at least one of a rank's slices runs."""
     share = np.zeros((ranks, len(edges_s) - 1))
     for rank in range(ranks):
-        own = drawn.device == rank
-        start_s, end_s = drawn.start_s[own], np.maximum.accumulate(drawn.end_s[own])
-        begin_s = np.maximum(start_s, np.r_[-np.inf, end_s[:-1]])  # each adds what lies beyond all before it
+        of_rank = drawn.device == rank
+        start_s, end_s = drawn.start_s[of_rank], np.maximum.accumulate(drawn.end_s[of_rank])
+        # Each slice adds what lies beyond all before it.
+        begin_s = np.maximum(start_s, np.r_[-np.inf, end_s[:-1]])
         added = end_s > begin_s
         if added.any():
             knots = np.stack([begin_s[added], end_s[added]], axis=1).ravel()

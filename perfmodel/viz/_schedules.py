@@ -61,7 +61,10 @@ def draw_schedules(
         _panel(axis, schedule, times, max(ends_s), row_in)
         axis.set_title(_facts_title(facts[0]) if facts else _title(schedule, times), pad=2)
     axes[-1].set_xlabel("time in s")
-    names = [_name(phase) for phase in sorted({p for schedule, *_ in schedules for p in schedule.phase.tolist()})]
+    phases: set[int] = set()
+    for schedule, *_ in schedules:
+        phases.update(schedule.phase.tolist())
+    names = [_name(phase) for phase in sorted(phases)]
     labels: dict[str, list[str]] = {}
     for name in names:
         labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
@@ -77,8 +80,8 @@ def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float,
     start, end = starts_and_ends(schedule, times)
     shades = {p: chunk_shades(EVENTS[_name(p)].colour, schedule.chunks) for p in set(schedule.phase.tolist())}
     boxes = Boxes(
-        left=start,
-        right=end,
+        start=start,
+        end=end,
         top=schedule.device + 0.05,
         height=np.full(len(start), 0.9),
         colour=[shades[p][c] for p, c in zip(schedule.phase.tolist(), schedule.chunk.tolist(), strict=True)],
@@ -142,8 +145,8 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
         raise PerfModelError("bubble picture: no schedule can run with these stages and micro-batches; change them")
     curves: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for name in dict.fromkeys(f.schedule for f in facts):
-        own = sorted((f.micro_batches, round(100 * f.bubble_fraction, 6)) for f in facts if f.schedule == name)
-        curves.setdefault(tuple(own), []).append(name)
+        curve = sorted((f.micro_batches, round(100 * f.bubble_fraction, 6)) for f in facts if f.schedule == name)
+        curves.setdefault(tuple(curve), []).append(name)
     most = int(WIDTHS_IN[width] * _CHARACTERS_PER_IN)
     labels = [wrapped(", ".join(names), most) for names in curves.values()]
     figure = new_figure(width, 2.2 + _LINE_IN * sum(label.count("\n") + 1 for label in labels))

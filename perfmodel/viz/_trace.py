@@ -51,19 +51,19 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     events += [*_inside(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
         events += [
-            {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": held / GIB}}
-            for at, held in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True)
+            {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": in_use_bytes / GIB}}
+            for at, in_use_bytes in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True)
         ]
     if every_rank:
         events = _on_every_rank(events, prediction)
-    other = {
+    metadata = {
         "model": prediction.model,
         "cluster": prediction.cluster,
         "devices": prediction.devices,
         "layout": prediction.layout_notation,
         "step_time_s": prediction.step_time_s,
     }
-    return chrome_trace(events, other)
+    return chrome_trace(events, metadata)
 
 
 def write_trace(
@@ -83,7 +83,7 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
             f"timeline: {len(events) * len(firsts):,} events of {layout.devices} ranks are too many to look at; leave "
             "out --every-pass or --every-rank, or take a smaller global batch"
         )
-    found = []
+    all_events = []
     for pipeline, first in enumerate(firsts):
         for event in events:
             stage = event["pid"]
@@ -95,8 +95,8 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
                 changed["args"] = {"name": f"rank {rank} (pipeline rank {stage})"}
             elif event["name"] == "process_sort_index":
                 changed["args"] = {"sort_index": rank}
-            found.append(event | changed)
-    return found
+            all_events.append(event | changed)
+    return all_events
 
 
 def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
@@ -119,16 +119,16 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
                 }
             )
             inner_s = at_s
-            for one in part.events:
+            for event in part.events:
                 yield (
-                    _within(timeline, op, inner_s, one.time_s)
+                    _within(timeline, op, inner_s, event.time_s)
                     | common
                     | {
-                        "name": one.name,
-                        "args": inside | {"count": one.count, "group": one.group},
+                        "name": event.name,
+                        "args": inside | {"count": event.count, "group": event.group},
                     }
                 )
-                inner_s += one.time_s
+                inner_s += event.time_s
             at_s += part.time_s
 
 
