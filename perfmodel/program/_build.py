@@ -113,9 +113,9 @@ class _Classes:
 def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
     """Drops edges between ops of one stream, whose order says as much already."""
     stream = builder.columns().stream
-    here = stream[edges.destination]
-    kept = (stream[edges.source] != here) | (here == NO_STREAM) | (edges.lag_code > 0)
-    return edges if kept.all() else Edges(*(column[kept] for column in edges))
+    own_stream = stream[edges.destination]
+    needed = (stream[edges.source] != own_stream) | (own_stream == NO_STREAM) | (edges.lag_code > 0)
+    return edges if needed.all() else Edges(*(column[needed] for column in edges))
 
 
 def _connect_streams(builder: StructureBuilder) -> None:

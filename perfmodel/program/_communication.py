@@ -30,18 +30,19 @@ def add_transfers(
 
     Their class belongs to the sending stage.
     """
+    # Only passes that get their input from another device receive a transfer.
     arrivals = []
     s = passes.schedule
     upstream = s.dependencies.upstream
     receiver = np.flatnonzero(upstream != NEVER)
     receiver = receiver[s.device[upstream[receiver]] != s.device[receiver]]
     for kind, forward in ((Kind.SEND_FORWARD, True), (Kind.SEND_BACKWARD, False)):
-        to = receiver[(s.phase[receiver] == Phase.FORWARD) == forward]
-        sender = upstream[to]
+        receivers = receiver[(s.phase[receiver] == Phase.FORWARD) == forward]
+        sender = upstream[receivers]
         stage, device = s.instruction_stage[sender], s.device[sender]
         variant = passes.variants.of_transfer[sender]
         if spec.sends == "lag":
-            arrivals.append(Arrival(to, passes.end[sender], builder.class_code(kind, stage, variant=variant)))
+            arrivals.append(Arrival(receivers, passes.end[sender], builder.class_code(kind, stage, variant=variant)))
             continue
         after = passes.end[sender]
         last_part = passes.part[after]
@@ -55,9 +56,9 @@ def add_transfers(
             key=order.key(s.slot[passes.instruction[after]], device, last_part, Around.SEND),
         )
         builder.connect(after, sends)
-        arrivals.append(Arrival(to, sends, 0))
-    for one in arrivals:
-        builder.connect(one.source, passes.start[one.receiver], one.lag)
+        arrivals.append(Arrival(receivers, sends, 0))
+    for arrival in arrivals:
+        builder.connect(arrival.source, passes.start[arrival.receiver], arrival.lag)
     return tuple(arrivals)
 
 
@@ -87,6 +88,7 @@ def add_layer_gathers(
     uses = np.flatnonzero((s.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
     used_by = passes.instruction[uses]
     device, step = s.device[used_by], s.updates_before[used_by]
+    # k counts the uses on a device within a step.
     at = np.arange(len(uses))
     begins = (np.diff(device, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
     start = np.maximum.accumulate(np.where(begins, at, 0))
@@ -115,10 +117,11 @@ def add_layer_gathers(
     gated = np.flatnonzero(k > ahead)
     builder.connect(uses[gated - 1 - ahead], gathers[gated])
     if not ahead:
+        # A gather that is not ahead is issued by the op itself, once its input is there.
         of_op = np.full(len(passes.instruction), NEVER)
         of_op[uses] = gathers
-        for one in arrivals:
-            builder.connect(one.source, of_op[passes.first[one.receiver]], one.lag)
+        for arrival in arrivals:
+            builder.connect(arrival.source, of_op[passes.first[arrival.receiver]], arrival.lag)
     if len(optimizers):
         first = np.flatnonzero((k <= ahead) & (step > 0))
         builder.connect(optimizers[s.all_updates_before[used_by[first]] - 1], gathers[first])

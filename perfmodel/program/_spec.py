@@ -16,7 +16,9 @@ ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]
 
 
 _CHOICES: Final = {
-    name: get_args(of) for name, of in (("sends", Sends), ("grad_reduce", GradReduce), ("param_gather", ParamGather))
+    "sends": get_args(Sends),
+    "grad_reduce": get_args(GradReduce),
+    "param_gather": get_args(ParamGather),
 }
 
 

@@ -48,8 +48,8 @@ def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_d
     """For each entry the first of the later ones on its device whose key is higher."""
     scale = int(max(key.max(), later_key.max())) + 1
     order = np.argsort(later_device * scale + later_key)
-    found = np.searchsorted((later_device * scale + later_key)[order], device * scale + key)
-    return order[found]
+    places = np.searchsorted((later_device * scale + later_key)[order], device * scale + key)
+    return order[places]
 
 
 def _add_gathers(
@@ -64,7 +64,7 @@ def _add_gathers(
     overlapped = spec.param_gather == "step_overlap"
     uses = first_forwards(passes)
     used_by = passes.instruction[uses]
-    # optimizers are numbered as updates of all devices are, one device after another
+    # Optimizers are numbered as updates of all devices are, one device after another.
     update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
     goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], np.flatnonzero(s.updates)[update] + 1)
     place = np.arange(len(uses)) - np.searchsorted(goes_on, goes_on)

@@ -40,11 +40,12 @@ class _Recomputation:
             chosen = tag.layer >= 0 if layers is None else tag.layer in layers
             if tag.phase == "forward" and chosen and instruction.op != "send":
                 self._maker.update(dict.fromkeys(instruction.outputs, instruction))
-        kept = set(function.outputs)
+        # Values that another group of instructions uses too are stored, so they need not be recomputed.
+        stored = set(function.outputs)
         for instruction in function.instructions:
             if instruction.tag.phase == "forward":
-                kept.update(n for n in instruction.inputs if n in self._maker and self._group(n) != _key(instruction))
-        for name in kept & set(self._maker):
+                stored.update(n for n in instruction.inputs if n in self._maker and self._group(n) != _key(instruction))
+        for name in stored & set(self._maker):
             if len(self._maker[name].outputs) == 1:
                 del self._maker[name]
         self._names: dict[str, str] = {}
@@ -54,13 +55,18 @@ class _Recomputation:
 
     def before(self, instruction: Instruction) -> list[Instruction]:
         """Instructions that recompute what an instruction of another phase uses and nobody has recomputed."""
-        return [copy for name in instruction.inputs for copy in self._copies(name, instruction)]
+        copies: list[Instruction] = []
+        for name in instruction.inputs:
+            copies += self._copies(name, instruction)
+        return copies
 
     def _copies(self, name: str, user: Instruction) -> list[Instruction]:
         if name not in self._maker or name in self._names:
             return []
         maker = self._maker[name]
-        copies = [copy for source in maker.inputs for copy in self._copies(source, user)]
+        copies: list[Instruction] = []
+        for source in maker.inputs:
+            copies += self._copies(source, user)
         self._names.update({output: f"{output}.r" for output in maker.outputs})
         tag = replace(maker.tag, phase=user.tag.phase)
         outputs = tuple(self._names[output] for output in maker.outputs)

@@ -37,9 +37,9 @@ def tensor_parallel(
         LayoutError: a weight's axis, or under sequence parallelism the sequence, does not divide.
     """
     inputs: dict[str, Sharding] = {}
-    for whole in program.inputs_of("parameter", "state"):
-        if whole.tensor_axis is not None:
-            inputs |= {piece.value: Sharded(whole.tensor_axis) for piece in whole.pieces}
+    for tensor in program.inputs_of("parameter", "state"):
+        if tensor.tensor_axis is not None:
+            inputs |= {piece.value: Sharded(tensor.tensor_axis) for piece in tensor.pieces}
     axis = 1 if sequence_parallel else None
     plan = Plan(
         parts=parts, suffix="t", inputs=inputs, stride=stride, sequence_axis=axis, representative=representative
@@ -54,9 +54,9 @@ def expert_parallel(program: Program, parts: int, *, stride: int = 1, representa
         LayoutError: the batch or the number of experts does not divide.
     """
     inputs: dict[str, Sharding] = _batch(program, parts)
-    for whole in program.inputs_of("parameter", "state"):
-        if whole.expert_axis is not None:
-            inputs |= {piece.value: Sharded(whole.expert_axis) for piece in whole.pieces}
+    for tensor in program.inputs_of("parameter", "state"):
+        if tensor.expert_axis is not None:
+            inputs |= {piece.value: Sharded(tensor.expert_axis) for piece in tensor.pieces}
     plan = Plan(
         parts=parts, suffix="e", inputs=inputs, stride=stride, stream="data_comm", representative=representative
     )
@@ -84,22 +84,22 @@ def data_parallel(
         raise LayoutError(f"zero must be 0, 1, 2 or 3, got {zero!r}")
     inputs: dict[str, Sharding] = _batch(program, parts)
     outputs: dict[str, Sharding] = {}
-    stateful = {whole.name.rpartition(".")[0] for whole in program.inputs_of("state")}
+    stateful = {tensor.name.rpartition(".")[0] for tensor in program.inputs_of("state")}
 
-    def sharded(whole: Whole) -> dict[str, Sharding]:
-        axes = {piece.value: shard_axis(program.types[piece.value], parts) for piece in whole.pieces}
+    def sharded(tensor: Whole) -> dict[str, Sharding]:
+        axes = {piece.value: shard_axis(program.types[piece.value], parts) for piece in tensor.pieces}
         return {value: REPLICATED if axis is None else Sharded(axis) for value, axis in axes.items()}
 
-    for whole in program.inputs_of("state") if zero >= 1 else ():
-        inputs |= sharded(whole)
-    for whole in program.inputs_of("parameter") if zero >= 3 else ():
-        inputs |= sharded(whole)
-    for whole in program.outputs:
-        weight = whole.name.removeprefix("d_")
-        if whole.role == "parameter":
-            outputs |= sharded(whole) if zero >= 3 else dict.fromkeys([p.value for p in whole.pieces], REPLICATED)
-        elif whole.role == "gradient" and (zero >= 2 or (zero == 1 and weight in stateful)):
-            outputs |= sharded(whole)
+    for tensor in program.inputs_of("state") if zero >= 1 else ():
+        inputs |= sharded(tensor)
+    for tensor in program.inputs_of("parameter") if zero >= 3 else ():
+        inputs |= sharded(tensor)
+    for tensor in program.outputs:
+        weight = tensor.name.removeprefix("d_")
+        if tensor.role == "parameter":
+            outputs |= sharded(tensor) if zero >= 3 else dict.fromkeys([p.value for p in tensor.pieces], REPLICATED)
+        elif tensor.role == "gradient" and (zero >= 2 or (zero == 1 and weight in stateful)):
+            outputs |= sharded(tensor)
     return spread(
         program,
         Plan(
@@ -119,9 +119,9 @@ def data_parallel(
 def _batch(program: Program, parts: int) -> dict[str, Sharding]:
     """Data sharded along their batch axis."""
     shardings: dict[str, Sharding] = {}
-    for whole in program.inputs_of("data"):
-        if whole.batch_axis is not None:
-            shardings |= {piece.value: Sharded(whole.batch_axis) for piece in whole.pieces}
+    for tensor in program.inputs_of("data"):
+        if tensor.batch_axis is not None:
+            shardings |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
     if parts > 1 and not shardings:
         raise LayoutError("no input has a batch axis, along which replicas could share it")
     return shardings

@@ -3,6 +3,7 @@ instructions as the passes that a schedule orders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -33,12 +34,12 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
     """
     function, types = program.function, program.types
     sharding: dict[str, Sharding] = {p.name: REPLICATED for p in function.parameters}
-    for whole in program.inputs_of("data"):
-        if whole.batch_axis is not None and parts > 1:
-            batch = whole.shape[whole.batch_axis]
+    for tensor in program.inputs_of("data"):
+        if tensor.batch_axis is not None and parts > 1:
+            batch = tensor.shape[tensor.batch_axis]
             if batch % parts:
-                raise LayoutError(f"{whole.name}: a batch of {batch} does not divide into {parts} micro-batches")
-            sharding |= {piece.value: Sharded(whole.batch_axis) for piece in whole.pieces}
+                raise LayoutError(f"{tensor.name}: a batch of {batch} does not divide into {parts} micro-batches")
+            sharding |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
     changed: list[Instruction] = []
     for instruction in function.instructions:
         if parts == 1 or instruction.tag.phase == "update":
@@ -53,8 +54,8 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         sharding.update(zip(instruction.outputs, answer.outputs, strict=True))
         values = attributes(**dict(instruction.attributes) | dict(answer.attributes))
         changed.append(Instruction(instruction.op, instruction.inputs, instruction.outputs, values, instruction.tag))
-    for whole in program.outputs:
-        for piece in whole.pieces:
+    for tensor in program.outputs:
+        for piece in tensor.pieces:
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
                 raise LayoutError(f"%{piece.value}: a maximum over the batch is not accumulated")
     return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
@@ -66,16 +67,18 @@ def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tupl
     What slices of a sequence add up one after another is part of the same sum, so that the function that goes with it
     adds nothing up by itself.
     """
-    used = {name for i in function.instructions if i.tag.phase == "update" for name in i.inputs}
-    needed = used | set(function.outputs)
+    needed = set(function.outputs)
+    for instruction in function.instructions:
+        if instruction.tag.phase == "update":
+            needed.update(instruction.inputs)
     total = {name: name for name, spread in sharding.items() if spread == Partial("sum") and name in needed}
-    kept: list[Instruction] = []
-    for i in reversed(function.instructions):
-        if i.op == "accumulate" and i.outputs[0] in total:
-            total |= dict.fromkeys(i.inputs, total[i.outputs[0]])
+    instructions: list[Instruction] = []
+    for instruction in reversed(function.instructions):
+        if instruction.op == "accumulate" and instruction.outputs[0] in total:
+            total |= dict.fromkeys(instruction.inputs, total[instruction.outputs[0]])
         else:
-            kept.append(i)
-    return total, replace(function, instructions=tuple(reversed(kept)))
+            instructions.append(instruction)
+    return total, replace(function, instructions=tuple(reversed(instructions)))
 
 
 PassKind = tuple[Phase, int, int]
@@ -86,7 +89,7 @@ PassKind = tuple[Phase, int, int]
 class Passes:
     """Instructions by pass, each in program order."""
 
-    of: dict[PassKind, tuple[Instruction, ...]]
+    by_pass: dict[PassKind, tuple[Instruction, ...]]
     update: tuple[Instruction, ...]
     maker: dict[str, PassKind]
     """Pass (backward ones split into input and weight gradient) that makes each value."""
@@ -95,7 +98,7 @@ class Passes:
 
     def body(self, phase: Phase, stage: int, part: int = 0) -> tuple[Instruction, ...]:
         """Instructions of a pass; a whole backward is both of its halves, in program order."""
-        return self.of.get((phase, stage, part), ())
+        return self.by_pass.get((phase, stage, part), ())
 
 
 def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
@@ -123,20 +126,20 @@ def n_layers(function: Function) -> int:
 
 def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
     """Sort the instructions of a tagged function into passes."""
-    whole: dict[PassKind, list[Instruction]] = {}
+    bodies: dict[PassKind, list[Instruction]] = {}
     for instruction in function.instructions:
         tag = instruction.tag
         if tag.phase == "update":
             continue
         phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
-        whole.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
-    of = {kind: tuple(body) for kind, body in whole.items()}
-    for (phase, stage, part), body in list(of.items()):
+        bodies.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
+    by_pass = {kind: tuple(body) for kind, body in bodies.items()}
+    for (phase, stage, part), body in list(by_pass.items()):
         if phase == Phase.BACKWARD:
             inputs, weights = _halves(function, body)
-            of[Phase.BACKWARD_INPUT, stage, part], of[Phase.BACKWARD_WEIGHT, stage, part] = inputs, weights
+            by_pass[Phase.BACKWARD_INPUT, stage, part], by_pass[Phase.BACKWARD_WEIGHT, stage, part] = inputs, weights
     maker, users = {}, {}
-    for kind, body in of.items():
+    for kind, body in by_pass.items():
         if kind[0] == Phase.BACKWARD:
             continue
         for instruction in body:
@@ -144,29 +147,28 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
             for name in instruction.inputs:
                 users.setdefault(name, {})[kind] = None
     update = tuple(i for i in function.instructions if i.tag.phase == "update")
-    return Passes(of, update, maker, {name: tuple(kinds) for name, kinds in users.items()})
+    return Passes(by_pass, update, maker, {name: tuple(kinds) for name, kinds in users.items()})
 
 
 def _halves(
     function: Function, body: tuple[Instruction, ...]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
     """A stage's backward pass as what other stages wait for (input gradients) and the rest (weight gradients)."""
-    own = {name for instruction in body for name in instruction.outputs}
+    made = set(chain.from_iterable(instruction.outputs for instruction in body))
     inside = {id(instruction) for instruction in body}
-    live = {
-        name
-        for instruction in function.instructions
-        if instruction.tag.phase == "backward" and id(instruction) not in inside
-        for name in instruction.inputs
-        if name in own
-    }
+
+    # Backward passes of other stages wait for what they use, and for what that depends on.
+    live: set[str] = set()
+    for instruction in function.instructions:
+        if instruction.tag.phase == "backward" and id(instruction) not in inside:
+            live.update(made.intersection(instruction.inputs))
     first: list[Instruction] = []
     for instruction in reversed(body):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)
             first.append(instruction)
-    kept = {id(instruction) for instruction in first}
-    return tuple(reversed(first)), tuple(i for i in body if id(i) not in kept)
+    in_first = {id(instruction) for instruction in first}
+    return tuple(reversed(first)), tuple(i for i in body if id(i) not in in_first)
 
 
 def pass_parts(phase: Phase) -> tuple[Phase, ...]:
@@ -178,8 +180,8 @@ def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
     """Device that runs each (phase, stage, micro-batch), whole backward passes as both halves."""
     index, micro_batches = schedule.covers
     columns = (schedule.phase[index], schedule.instruction_stage[index], micro_batches, schedule.device[index])
-    found = {}
+    device_of = {}
     for phase, stage, micro_batch, device in zip(*(c.tolist() for c in columns), strict=True):
         for part in pass_parts(Phase(phase)):
-            found[part, stage, micro_batch] = device
-    return found
+            device_of[part, stage, micro_batch] = device
+    return device_of

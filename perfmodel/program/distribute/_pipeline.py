@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 
@@ -116,22 +116,32 @@ class _Pipeline:
         self._summed = set(self._total_of.values())
 
     def run(self) -> Program:
+        """The pipelined program."""
         inputs = self._place_inputs()
         order = np.lexsort((self._schedule.device, self._schedule.slot))
         for _, indices in groupby(order.tolist(), key=lambda i: int(self._schedule.slot[i])):
-            made = [(name, k) for index in indices for name, k in self._updated_pass(index)]
+            # Passes of one slot run at once, so what they make is sent only when all are written.
+            made: list[tuple[str, int]] = []
+            for index in indices:
+                made += self._updated_pass(index)
             for name, micro_batch in made:
                 self._send(name, micro_batch)
         for instruction in () if self._weights else self._passes.update:
             self._update(instruction)
-        outputs = tuple(
-            replace(w, pieces=tuple(piece for held in w.pieces for piece in self._returned(held)))
-            for w in self._program.outputs
-            if not (self._weights and w.role == "gradient")
-        )
-        returned = tuple(dict.fromkeys(piece.value for whole in outputs for piece in whole.pieces))
-        function = Function(self._function.name, tuple(self._parameters), tuple(self._out), returned)
-        return Program(function, inputs, outputs)
+
+        # A schedule that updates on the way has used up its gradients.
+        outputs: list[Whole] = []
+        returned: dict[str, None] = {}
+        for tensor in self._program.outputs:
+            if self._weights and tensor.role == "gradient":
+                continue
+            pieces: list[Piece] = []
+            for piece in tensor.pieces:
+                pieces += self._returned(piece)
+            outputs.append(replace(tensor, pieces=tuple(pieces)))
+            returned |= dict.fromkeys(piece.value for piece in pieces)
+        function = Function(self._function.name, tuple(self._parameters), tuple(self._out), tuple(returned))
+        return Program(function, inputs, tuple(outputs))
 
     def _place_inputs(self) -> tuple[Whole, ...]:
         """A copy of every input on each device that uses it; data comes cut into micro-batches."""
@@ -140,11 +150,16 @@ class _Pipeline:
         for parameter in self._function.parameters:
             name, here = parameter.name, devices[parameter.name] or {0: None}
             copies = {device: name if len(here) == 1 else f"{name}.p{device}" for device in here}
-            placed[name] = [piece for device, copy in copies.items() for piece in self._placed(name, copy, device)]
-        return tuple(
-            replace(w, pieces=tuple(_moved(new, p.start) for p in w.pieces for new in placed[p.value]))
-            for w in self._program.inputs
-        )
+            placed[name] = []
+            for device, copy in copies.items():
+                placed[name] += self._placed(name, copy, device)
+        inputs = []
+        for tensor in self._program.inputs:
+            pieces: list[Piece] = []
+            for piece in tensor.pieces:
+                pieces += [_moved(new, piece.start) for new in placed[piece.value]]
+            inputs.append(replace(tensor, pieces=tuple(pieces)))
+        return tuple(inputs)
 
     def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
         """Parameters of a copy on a device: the whole of it, or one per micro-batch where these cut it."""
@@ -169,7 +184,9 @@ class _Pipeline:
                     if name in devices:
                         devices[name][device] = None
         for instruction in self._passes.update:
-            here = {d: None for name in instruction.inputs for d in devices.get(name, ())}
+            here: dict[int, None] = {}
+            for name in instruction.inputs:
+                here |= devices.get(name, {})
             for name in instruction.inputs:
                 if name in devices:
                     devices[name] |= here
@@ -191,12 +208,11 @@ class _Pipeline:
         schedule = self._schedule
         phase, first = Phase(schedule.phase[index]), int(schedule.micro_batch[index])
         stage, device = int(schedule.instruction_stage[index]), int(schedule.device[index])
-        return [
-            made
-            for m in range(first, first + int(schedule.span[index]))
-            for instruction in self._passes.body(phase, stage, m % schedule.slices)
-            for made in self._write(instruction, m, device)
-        ]
+        made: list[tuple[str, int]] = []
+        for m in range(first, first + int(schedule.span[index])):
+            for instruction in self._passes.body(phase, stage, m % schedule.slices):
+                made += self._write(instruction, m, device)
+        return made
 
     def _write(self, instruction: Instruction, m: int, device: int) -> list[tuple[str, int]]:
         """Write an instruction for micro-batch m of the schedule."""
@@ -266,7 +282,7 @@ class _Pipeline:
         parameters = {p.name for p in self._function.parameters}
         holders = {name: self._total(name) for name in instruction.inputs}
         anchors = [h for name, h in holders.items() if name in parameters] or list(holders.values())[:1]
-        devices = list(dict.fromkeys(d for h in anchors for d in h))
+        devices = list(dict.fromkeys(chain.from_iterable(anchors)))
         for device in devices:
             inputs = tuple(self._held(name, -1, holders[name], device) for name in instruction.inputs)
             outputs = tuple(f"{n}.p{device}" if len(devices) > 1 else n for n in instruction.outputs)

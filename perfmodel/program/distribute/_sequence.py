@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from perfmodel.errors import LayoutError
@@ -59,13 +60,22 @@ class _Slicing:
         self._forward: list[list[Instruction]] = [[] for _ in range(count)]
         self._backward: list[list[Instruction]] = [[] for _ in range(count)]
         self._update: list[Instruction] = []
-        used = {name for i in program.function.instructions if i.tag.phase == "update" for name in i.inputs}
-        self._wanted = used | {p.value for w in program.outputs if w.role != "output" for p in w.pieces}
+        self._wanted: set[str] = set()
         """Values that are needed whole, after the last slice."""
 
+        for instruction in program.function.instructions:
+            if instruction.tag.phase == "update":
+                self._wanted.update(instruction.inputs)
+        for tensor in program.outputs:
+            if tensor.role != "output":
+                self._wanted.update(piece.value for piece in tensor.pieces)
+
     def run(self) -> Program:
+        """The sliced program."""
         function, program = self._program.function, self._program
-        parameters = [new for p in function.parameters for new in self._parameter(p.name)]
+        parameters: list[Parameter] = []
+        for parameter in function.parameters:
+            parameters += self._parameter(parameter.name)
         for instruction in function.instructions:
             if instruction.tag.phase == "update":
                 inputs = tuple([self._whole(name, instruction.tag) for name in instruction.inputs])
@@ -75,17 +85,23 @@ class _Slicing:
                 self._attention(instruction)
             else:
                 self._instruction(instruction)
-        backward = reversed(self._backward)
-        written = [i for body in (*self._forward, *backward, self._update) for i in body]
-        outputs = tuple(self._pieces(whole) for whole in program.outputs)
-        returned = tuple(dict.fromkeys(piece.value for whole in outputs for piece in whole.pieces))
-        new = Function(function.name, tuple(parameters), tuple(written), returned)
+
+        # Gradients go the other way: the last slice comes first in a backward pass.
+        written = chain(*self._forward, *reversed(self._backward), self._update)
+        outputs = tuple(self._pieces(tensor) for tensor in program.outputs)
+        returned: dict[str, None] = {}
+        for tensor in outputs:
+            returned |= dict.fromkeys(piece.value for piece in tensor.pieces)
+        new = Function(function.name, tuple(parameters), tuple(written), tuple(returned))
         return Program(new, tuple(map(self._pieces, program.inputs)), outputs)
 
     def _parameter(self, name: str) -> list[Parameter]:
         """Data a slice each, all else whole."""
         tensor = self._types[name]
-        data = {p.value for w in self._program.inputs_of("data") if w.batch_axis == 0 for p in w.pieces}
+        data: set[str] = set()
+        for whole_input in self._program.inputs_of("data"):
+            if whole_input.batch_axis == 0:
+                data.update(piece.value for piece in whole_input.pieces)
         if name not in data:
             self._define((name,), (REPLICATED,), written=False)
             return [Parameter(name, tensor)]
@@ -104,12 +120,12 @@ class _Slicing:
         """The same on every slice."""
         spreads = [self._spread[name] for name in i.inputs]
         answer = OPS[i.op].spread(Question.of(i, self._types, spreads, self._count))
-        given = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
+        operands = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
         self._define(i.outputs, answer.outputs)
         values = attributes(**dict(i.attributes) | dict(answer.attributes))
         for j in self._slices(i.tag):
             made = tuple(self._names[name][j] for name in i.outputs)
-            self._write(j, Instruction(i.op, tuple(names[j] for names in given), made, values, i.tag))
+            self._write(j, Instruction(i.op, tuple(names[j] for names in operands), made, values, i.tag))
             for name, part in zip(i.outputs, made, strict=True):
                 if name in self._wanted and self._spread[name] == Partial("sum"):
                     self._accumulate(name, part, j, i.tag)
@@ -139,17 +155,17 @@ class _Slicing:
         if not sliced or not i.attribute("causal") or len(i.inputs) != 1 + (i.op == "attention_grad"):
             raise LayoutError(f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced")
         self._define(i.outputs, [_SEQUENCE])
-        keys, (own,) = self._names[i.inputs[0]], [self._names[name] for name in i.outputs]
+        keys, (gradients,) = self._names[i.inputs[0]], [self._names[name] for name in i.outputs]
         later: list[str] = [""] * self._count
         for j in self._slices(i.tag):
             if i.op == "attention":
-                self._write(j, replace(i, inputs=tuple(keys[: j + 1]), outputs=(own[j],)))
+                self._write(j, replace(i, inputs=tuple(keys[: j + 1]), outputs=(gradients[j],)))
                 continue
-            made = [f"{own[k]}of{j}" if k < j or later[j] else own[j] for k in range(j + 1)]
+            made = [f"{gradients[k]}of{j}" if k < j or later[j] else gradients[j] for k in range(j + 1)]
             self._write(j, replace(i, inputs=(*keys[: j + 1], self._names[i.inputs[1]][j]), outputs=tuple(made)))
             for k, part in enumerate(made):
                 if later[k]:
-                    total = own[k] if k == j else f"{own[k]}from{j}"
+                    total = gradients[k] if k == j else f"{gradients[k]}from{j}"
                     self._write(j, Instruction("accumulate", (later[k], part), (total,), (), i.tag))
                     part = total
                 later[k] = part
@@ -180,8 +196,11 @@ class _Slicing:
         body = self._forward if instruction.tag.phase == "forward" else self._backward
         body[j].append(replace(instruction, tag=replace(instruction.tag, micro_batch=j)))
 
-    def _pieces(self, whole: Whole) -> Whole:
-        return replace(whole, pieces=tuple(new for piece in whole.pieces for new in self._placed(piece)))
+    def _pieces(self, tensor: Whole) -> Whole:
+        pieces: list[Piece] = []
+        for piece in tensor.pieces:
+            pieces += self._placed(piece)
+        return replace(tensor, pieces=tuple(pieces))
 
     def _placed(self, piece: Piece) -> list[Piece]:
         """Where an input or output of the program is: in a slice each, or in one value."""
@@ -189,5 +208,9 @@ class _Slicing:
         if not isinstance(spread, Sharded):
             return [replace(piece, value=piece.value if spread == Partial("sum") else names[0])]
         size, axis = self._types[piece.value].shape[spread.axis] // self._count, spread.axis
-        starts = [tuple(at + j * size * (k == axis) for k, at in enumerate(piece.start)) for j in range(self._count)]
-        return [Piece(name, start) for name, start in zip(names, starts, strict=True)]
+        pieces = []
+        for j, name in enumerate(names):
+            start = list(piece.start)
+            start[axis] += j * size
+            pieces.append(Piece(name, tuple(start)))
+        return pieces

@@ -97,6 +97,7 @@ class _Spreading:
         self._out: list[Instruction] = []
 
     def run(self) -> Program:
+        """The program spread over the parts."""
         function = self._program.function
         parameters: list[Parameter] = []
         for parameter in function.parameters:
@@ -104,14 +105,21 @@ class _Spreading:
         for instruction in function.instructions:
             self._instruction(instruction)
         final = {name: self._returned(name) for name in dict.fromkeys(function.outputs)}
-        returned = tuple(part for name in function.outputs for part in final[name][0])
+        returned: list[str] = []
+        for name in function.outputs:
+            parts, _ = final[name]
+            returned += parts
+
+        inputs = []
+        for tensor in self._program.inputs:
+            spreads = {}
+            for piece in tensor.pieces:
+                spreads[piece.value] = self._names[piece.value], self._sharding[piece.value]
+            inputs.append(self._pieces(tensor, spreads))
         return Program(
-            Function(function.name, tuple(parameters), tuple(self._out), returned),
-            tuple(
-                self._pieces(w, {p.value: (self._names[p.value], self._sharding[p.value]) for p in w.pieces})
-                for w in self._program.inputs
-            ),
-            tuple(self._pieces(w, final) for w in self._program.outputs),
+            Function(function.name, tuple(parameters), tuple(self._out), tuple(returned)),
+            tuple(inputs),
+            tuple(self._pieces(tensor, final) for tensor in self._program.outputs),
         )
 
     def _device(self, device: int, part: int) -> int:
@@ -146,7 +154,7 @@ class _Spreading:
             for name, sharding in zip(instruction.inputs, answer.inputs, strict=True)
         ]
         outputs = [self._define(*pair) for pair in zip(instruction.outputs, answer.outputs, strict=True)]
-        # what comes from nowhere has to be told where it is
+        # An instruction without operands has to be told where it runs.
         here = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
         key = (instruction.attributes, answer.attributes, answer.offset_step, here)
         by_part = self._attributes.get(key)
@@ -157,11 +165,11 @@ class _Spreading:
             new = tuple([names[j] for names in outputs])
             self._out.append(Instruction(instruction.op, inputs, new, by_part[j], instruction.tag))
 
-    def _by_part(self, own: Attributes, changed: Attributes, offset_step: int, here: int) -> tuple[Attributes, ...]:
+    def _by_part(self, stated: Attributes, changed: Attributes, offset_step: int, here: int) -> tuple[Attributes, ...]:
         """Attributes of each part of an instruction."""
         parts = []
         for j in range(self._plan.written):
-            values = dict(own) | dict(changed)
+            values = dict(stated) | dict(changed)
             if offset_step:
                 values |= {"offset": values.get("offset", 0) + j * offset_step}
             if not values.keys().isdisjoint(("to", "device")):
@@ -203,7 +211,7 @@ class _Spreading:
         current = self._sharding[name]
         if current == target:
             return self._names[name]
-        # what is gathered is larger than what is stored: it is not kept from forward to backward
+        # What is gathered is larger than what is stored, so it is not kept from forward to backward.
         gathers = isinstance(current, Sharded) and isinstance(target, Replicated)
         key = (name, target, (tag.phase, tag.micro_batch) if gathers else None)
         if key not in self._converted:
@@ -222,21 +230,21 @@ class _Spreading:
         target = self._plan.outputs.get(name, REPLICATED if isinstance(current, Partial) else current)
         return self._convert(name, target, replace(UNTAGGED, phase="update")), target
 
-    def _pieces(self, whole: Whole, spreads: Mapping[str, tuple[Names, Sharding]]) -> Whole:
+    def _pieces(self, tensor: Whole, spreads: Mapping[str, tuple[Names, Sharding]]) -> Whole:
         pieces: list[Piece] = []
-        for piece in whole.pieces:
+        for piece in tensor.pieces:
             names, sharding = spreads[piece.value]
             for j, name in enumerate(names):
                 start = list(piece.start)
                 if isinstance(sharding, Sharded):
                     start[sharding.axis] += j * (self._types[piece.value].shape[sharding.axis] // self._plan.parts)
                 pieces.append(Piece(name, tuple(start)))
-        return replace(whole, pieces=tuple(pieces))
+        return replace(tensor, pieces=tuple(pieces))
 
 
 def conversion(
     parts: Sequence[str],
-    whole: Tensor,
+    tensor: Tensor,
     current: Sharding,
     target: Sharding,
     hint: str,
@@ -247,7 +255,7 @@ def conversion(
 
     Args:
         parts: the value's parts, in the order of the slices.
-        whole: type of the whole value.
+        tensor: type of the whole value.
         current: how it is spread.
         target: how it is to be; never `Partial`, which nothing needs.
         hint: new part j is named hint + str(j).
@@ -267,15 +275,15 @@ def conversion(
         case Partial("sum"), Sharded(axis):
             return together("reduce_scatter", axis=axis)
         case Partial(), Sharded():
-            reduced, whole_parts = conversion(parts, whole, current, Replicated(), f"{hint}whole", tag, replicas)
-            cut, names = conversion(whole_parts, whole, Replicated(), target, hint, tag, replicas)
+            reduced, whole_parts = conversion(parts, tensor, current, Replicated(), f"{hint}whole", tag, replicas)
+            cut, names = conversion(whole_parts, tensor, Replicated(), target, hint, tag, replicas)
             return reduced + cut, names
         case Sharded(axis), Replicated():
             return together("all_gather", axis=axis)
         case Sharded(old), Sharded(new):
             return together("all_to_all", concat_axis=old, split_axis=new)
         case Replicated(), Sharded(axis):
-            size = whole.shape[axis] // n
+            size = tensor.shape[axis] // n
             cuts = [attributes(axis=axis, start=j * size, stop=(j + 1) * size) for j in range(len(parts))]
             here = Tag(tag.phase, tag.layer, tag.micro_batch)
             return [Instruction("slice", (parts[j],), (names[j],), cuts[j], here) for j in range(len(parts))], names

@@ -72,8 +72,8 @@ class Builder:
         """Append an instruction; its outputs have the hinted names, numbered where these are taken."""
         outputs = tuple([self.fresh(hint) for hint in hints])
         instruction = Instruction(op, tuple(inputs), outputs, values, self.tag if tag is None else tag)
-        found = self._output_types(instruction)
-        self.types.update(zip(outputs, found, strict=True))
+        inferred = self._output_types(instruction)
+        self.types.update(zip(outputs, inferred, strict=True))
         self.instructions.append(instruction)
         return outputs
 
@@ -88,10 +88,10 @@ class Builder:
                 self._memo[key] = output_types(instruction, key[2])
             except PerfModelError as error:
                 raise self._error(outputs[0], str(error)) from None
-        found = self._memo[key]
-        if len(found) != len(outputs):
-            raise self._error(outputs[0], f"{op} has {len(found)} outputs, {len(outputs)} named")
-        return found
+        types = self._memo[key]
+        if len(types) != len(outputs):
+            raise self._error(outputs[0], f"{op} has {len(types)} outputs, {len(outputs)} named")
+        return types
 
     def _error(self, value: str, message: str) -> ProgramError:
         return ProgramError(self.name, line_of(len(self.instructions), None), value, message)

@@ -70,8 +70,8 @@ class LiveMemory:
         """
         if not 0 <= device < len(self.peak_bytes):
             raise PerfModelError(f"device {device} is not one of the program's {len(self.peak_bytes)}")
-        own = self._device == device
-        return self._instruction[own], self._in_use_bytes[own]
+        on_device = self._device == device
+        return self._instruction[on_device], self._in_use_bytes[on_device]
 
 
 def live_memory(function: Function) -> LiveMemory:
@@ -92,22 +92,22 @@ def live_memory(function: Function) -> LiveMemory:
         for name in instruction.inputs:
             last[number[name]] = index
     last[[number[name] for name in function.outputs]] = end
-    # half steps: what begins at an instruction counts while it runs, what ends there is gone after it
+    # Half steps: what begins at an instruction counts while it runs, what ends there is gone after it.
     freed = last < end
-    when = np.concatenate([2 * born, 2 * last[freed] + 1])
+    half_step = np.concatenate([2 * born, 2 * last[freed] + 1])
     change = np.concatenate([size, -size[freed]])
-    where = np.concatenate([device, device[freed]])
-    order = np.lexsort((when, where))
-    when, change, where = when[order], change[order], where[order]
+    on_device = np.concatenate([device, device[freed]])
+    order = np.lexsort((half_step, on_device))
+    half_step, change, on_device = half_step[order], change[order], on_device[order]
     running = np.cumsum(change)
-    start = np.searchsorted(where, np.arange(function.n_devices + 1))
+    start = np.searchsorted(on_device, np.arange(function.n_devices + 1))
     before = np.append(0.0, running)[start[:-1]]
-    in_use = running - before[where]
+    in_use = running - before[on_device]
     peak = np.zeros(function.n_devices)
     for d, (first, stop) in enumerate(pairwise(start.tolist())):
         if stop > first:
             peak[d] = in_use[first:stop].max()
-    step = (when + 1) // 2
-    # of several changes before an instruction only the last is a state
-    state = np.append((step[1:] != step[:-1]) | (where[1:] != where[:-1]), True)
-    return LiveMemory(peak, step[state], where[state], in_use[state])
+    step = (half_step + 1) // 2
+    # Of several changes before an instruction only the last is a state.
+    state = np.append((step[1:] != step[:-1]) | (on_device[1:] != on_device[:-1]), True)
+    return LiveMemory(peak, step[state], on_device[state], in_use[state])

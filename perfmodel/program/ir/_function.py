@@ -84,24 +84,24 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
     types: dict[str, Tensor] = {}
     for parameter in function.parameters:
         _add_parameter(function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1)
-    # equal types are one object, so that they are told apart by `id`: hashing them takes longer than all the rest
-    one: dict[Tensor, Tensor] = {}
-    types |= {name: one.setdefault(tensor, tensor) for name, tensor in types.items()}
+    # Equal types are one object, so that `id` tells them apart: hashing them takes longer than all the rest.
+    shared: dict[Tensor, Tensor] = {}
+    types |= {name: shared.setdefault(tensor, tensor) for name, tensor in types.items()}
     memo: dict[tuple[str, Attributes, tuple[int, ...]], tuple[Tensor, ...]] = {}
     for index, instruction in enumerate(function.instructions):
         try:
             operand_types = [types[name] for name in instruction.inputs]
             key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operand_types]))
-            found = memo.get(key)
-            if found is None:
+            inferred = memo.get(key)
+            if inferred is None:
                 made = output_types(instruction, tuple(operand_types))
-                found = memo[key] = tuple([one.setdefault(tensor, tensor) for tensor in made])
-            if len(found) != len(instruction.outputs):
-                raise RuleError(f"{instruction.op} has {len(found)} outputs, {len(instruction.outputs)} named")
+                inferred = memo[key] = tuple([shared.setdefault(tensor, tensor) for tensor in made])
+            if len(inferred) != len(instruction.outputs):
+                raise RuleError(f"{instruction.op} has {len(inferred)} outputs, {len(instruction.outputs)} named")
         except (KeyError, PerfModelError) as error:
             value, message = _explain(instruction, error, types)
             raise ProgramError(function.name, line_of(index, lines), value, message) from None
-        for name, tensor in zip(instruction.outputs, found, strict=True):
+        for name, tensor in zip(instruction.outputs, inferred, strict=True):
             if name in types:
                 message = "is defined already; every value is assigned once"
                 raise ProgramError(function.name, line_of(index, lines), name, message)
@@ -113,7 +113,7 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
     return types
 
 
-def output_types(instruction: Instruction, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Types of an instruction's outputs.
 
     Raises:
@@ -125,18 +125,21 @@ def output_types(instruction: Instruction, given: tuple[Tensor, ...]) -> tuple[T
     definition = OPS.get(instruction.op)
     if definition is None:
         raise UnknownNameError("op", instruction.op, OPS)
+
+    # Only collectives run on several devices.
     attributes = dict(instruction.attributes)
     if not definition.collective:
-        where = {tensor.device for tensor in given}
-        if len(where) > 1:
+        devices = {tensor.device for tensor in operand_types}
+        if len(devices) > 1:
             places = ", ".join(
-                f"%{name} on device {tensor.device}" for name, tensor in zip(instruction.inputs, given, strict=True)
+                f"%{name} on device {tensor.device}"
+                for name, tensor in zip(instruction.inputs, operand_types, strict=True)
             )
             raise RuleError(f"{instruction.op} runs on one device, but has {places}; send what is elsewhere")
-    outputs = definition.infer(given, attributes)
-    if definition.fold is None or len(outputs) != 1 or any(t.value is None for t in given):
+    outputs = definition.infer(operand_types, attributes)
+    if definition.fold is None or len(outputs) != 1 or any(t.value is None for t in operand_types):
         return outputs
-    return (_folded(outputs[0], definition.fold([np.array(t.value) for t in given], attributes)),)
+    return (_folded(outputs[0], definition.fold([np.array(t.value) for t in operand_types], attributes)),)
 
 
 def line_of(index: int, lines: Sequence[int] | None) -> int:
@@ -181,7 +184,11 @@ def instruction_devices(function: Function) -> list[tuple[int, ...]]:
     """Devices that each instruction runs on: those of its operands and results, in order of appearance."""
     types = function.types
     device = {name: tensor.device for name, tensor in types.items()}
-    return [tuple(dict.fromkeys([device[name] for name in (*i.inputs, *i.outputs)])) for i in function.instructions]
+    groups = []
+    for instruction in function.instructions:
+        devices = [device[name] for name in (*instruction.inputs, *instruction.outputs)]
+        groups.append(tuple(dict.fromkeys(devices)))
+    return groups
 
 
 def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
@@ -211,15 +218,15 @@ def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function
             results.
     """
     out: list[Instruction] = []
-    where: list[int] = []
+    source_lines: list[int] = []
     main = module.main
     for index, instruction in enumerate(main.instructions):
         line = line_of(index, lines)
         before = len(out)
         _expand(module, main.name, instruction, len(module.functions) - 1, line, out)
-        where += [line] * (len(out) - before)
-    where.append(line_of(len(main.instructions), lines))
-    return replace(main, instructions=tuple(out)), where
+        source_lines += [line] * (len(out) - before)
+    source_lines.append(line_of(len(main.instructions), lines))
+    return replace(main, instructions=tuple(out)), source_lines
 
 
 def _expand(
@@ -235,12 +242,12 @@ def _expand(
     if name not in known:
         raise ProgramError(caller, line, value, str(UnknownNameError("function above", str(name), known)))
     callee = module.functions[known[name]]
-    for what, given, wanted in (
+    for what, stated, wanted in (
         ("arguments", instruction.inputs, callee.parameters),
         ("results", instruction.outputs, callee.outputs),
     ):
-        if len(given) != len(wanted):
-            raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, {len(given)} named")
+        if len(stated) != len(wanted):
+            raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, {len(stated)} named")
     names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
     if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
         raise ProgramError(caller, line, value, f"@{name} must return distinct values that it computes, to be called")

@@ -44,22 +44,24 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
     last = next((i for i in reversed(forward) if loss in i.outputs), None)
     if last is None or types[loss].shape != ():
         raise ProgramError(builder.name, len(forward) + 2, loss, "must be a computed scalar to be differentiated")
+
+    # Only what depends on a wanted value has a gradient that matters.
     needed = set(wrt)
     for instruction in forward:
         if needed.intersection(instruction.inputs):
             needed.update(instruction.outputs)
     gradients: dict[str, str] = {}
     with builder.tagged(phase="backward", layer=last.tag.layer):
-        one = builder.op("constant", name=f"d_{loss}", dtype=types[loss].dtype, value=1.0, device=types[loss].device)
-        gradients[loss] = one
+        seed = builder.op("constant", name=f"d_{loss}", dtype=types[loss].dtype, value=1.0, device=types[loss].device)
+        gradients[loss] = seed
         for instruction in reversed(forward):
             rule = OPS[instruction.op].gradient
-            given = tuple(gradients.get(name) for name in instruction.outputs)
-            if rule is None or not needed.intersection(instruction.inputs) or all(g is None for g in given):
+            output_gradients = tuple(gradients.get(name) for name in instruction.outputs)
+            if rule is None or not needed.intersection(instruction.inputs) or all(g is None for g in output_gradients):
                 continue
             with builder.tagged(layer=instruction.tag.layer):
-                found = rule(builder, instruction, *given)
-                for name, gradient in zip(instruction.inputs, found, strict=True):
+                input_gradients = rule(builder, instruction, *output_gradients)
+                for name, gradient in zip(instruction.inputs, input_gradients, strict=True):
                     if gradient is None or name not in needed:
                         continue
                     sofar = gradients.get(name)
@@ -75,15 +77,15 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
 def _drop_dead(builder: Builder, first: int, wanted: Sequence[str]) -> None:
     """Remove instructions from number `first` on that nothing wanted depends on."""
     live = set(wanted)
-    kept = []
+    live_instructions = []
     for instruction in reversed(builder.instructions[first:]):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)
-            kept.append(instruction)
+            live_instructions.append(instruction)
         else:
             for name in instruction.outputs:
                 del builder.types[name]
-    builder.instructions[first:] = reversed(kept)
+    builder.instructions[first:] = reversed(live_instructions)
 
 
 def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
@@ -93,13 +95,14 @@ def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
     return builder.build([loss, *gradients.values()])
 
 
-def _named(builder: Builder, first: int, of: dict[str, str]) -> dict[str, str]:
+def _named(builder: Builder, first: int, value_of: dict[str, str]) -> dict[str, str]:
     """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name of each."""
-    names = {old: builder.fresh(f"d_{value}") for old, value in of.items()}
+    names = {old: builder.fresh(f"d_{value}") for old, value in value_of.items()}
     for old, new in names.items():
         builder.types[new] = builder.types.pop(old)
     for k, i in enumerate(builder.instructions[first:], first):
-        inputs, outputs = (tuple(names.get(n, n) for n in side) for side in (i.inputs, i.outputs))
+        inputs = tuple(names.get(name, name) for name in i.inputs)
+        outputs = tuple(names.get(name, name) for name in i.outputs)
         builder.instructions[k] = replace(i, inputs=inputs, outputs=outputs)
     return names
 
@@ -135,14 +138,17 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
         PerfModelError: the model returns no loss, or is distributed already.
     """
     optimizer = optimizer or Sgd()
-    losses = [whole for whole in model.outputs if whole.role == "loss"]
+    losses = [tensor for tensor in model.outputs if tensor.role == "loss"]
     if len(losses) != 1 or model.n_devices > 1:
         raise PerfModelError("a training step needs an undistributed model that returns one loss")
     loss = losses[0]
     weights = model.inputs_of("parameter")
     b = extend(model.function)
     inputs, outputs = list(model.inputs), [loss]
-    gradients = add_gradients(b, loss.pieces[0].value, [piece.value for w in weights for piece in w.pieces])
+    weight_values: list[str] = []
+    for weight in weights:
+        weight_values += [piece.value for piece in weight.pieces]
+    gradients = add_gradients(b, loss.pieces[0].value, weight_values)
     layer_of = _layers(model)
     moments = ("m", "v") if isinstance(optimizer, Adam) else ()
     op = "adam" if moments else "sgd"
@@ -151,17 +157,22 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
             inputs.append(_at(weight, f"{weight.name}.{moment}", f".{moment}", "state"))
             for piece in weight.pieces:
                 b.parameter(f"{piece.value}.{moment}", b.types[piece.value])
+
+    # The update of every weight, after which the step returns its gradient, its new value and its new moments.
     for weight in weights:
         for value in (piece.value for piece in weight.pieces):
-            own = [f"{value}.{moment}" for moment in moments]
-            hints = [f"{name}.new" for name in (value, *own)]
+            moment_values = [f"{value}.{moment}" for moment in moments]
+            hints = [f"{name}.new" for name in (value, *moment_values)]
             with b.tagged(phase="update", layer=layer_of[value]):
-                b.emit(op, (value, gradients[value], *own), hints, tuple(sorted(asdict(optimizer).items())))
-        held = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
-        outputs.append(replace(weight, name=f"d_{weight.name}", role="gradient", pieces=held))
+                b.emit(op, (value, gradients[value], *moment_values), hints, tuple(sorted(asdict(optimizer).items())))
+        gradient_pieces = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
+        outputs.append(replace(weight, name=f"d_{weight.name}", role="gradient", pieces=gradient_pieces))
         outputs.append(_at(weight, weight.name, ".new", "parameter"))
         outputs += [_at(weight, f"{weight.name}.{moment}", f".{moment}.new", "state") for moment in moments]
-    function = b.build([piece.value for whole in outputs for piece in whole.pieces])
+    returned: list[str] = []
+    for tensor in outputs:
+        returned += [piece.value for piece in tensor.pieces]
+    function = b.build(returned)
     return Program(function, tuple(inputs), tuple(outputs))
 
 

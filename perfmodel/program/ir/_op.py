@@ -65,7 +65,8 @@ class Question:
         sequence_axis: int | None = None,
     ) -> "Question":
         """The question of an instruction whose values have these types and whose operands are spread so."""
-        inputs, outputs = (tuple([types[name] for name in names]) for names in (i.inputs, i.outputs))
+        inputs = tuple([types[name] for name in i.inputs])
+        outputs = tuple([types[name] for name in i.outputs])
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
 
     def settled(self) -> "Question":
@@ -171,14 +172,14 @@ class OpDefinition:
 
     def spread(self, question: Question) -> Answer:
         """What to convert the operands to, and how the results are spread then."""
-        found = self.partial(question) if self.partial is not None else None
-        return self.shard(question.settled()) if found is None else found
+        answer = self.partial(question) if self.partial is not None else None
+        return self.shard(question.settled()) if answer is None else answer
 
 
-def operands(count: int, given: tuple[Tensor, ...]) -> None:
+def operands(count: int, inputs: tuple[Tensor, ...]) -> None:
     """Raise `RuleError` unless `count` operands are given."""
-    if len(given) != count:
-        raise RuleError(f"{count} operand{'s' * (count != 1)} needed, {len(given)} given")
+    if len(inputs) != count:
+        raise RuleError(f"{count} operand{'s' * (count != 1)} needed, {len(inputs)} given")
 
 
 def required(attributes: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:

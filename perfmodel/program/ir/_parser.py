@@ -43,7 +43,7 @@ def tokens(text: str) -> list[Token]:
     Raises:
         PerfModelError: a character that starts no token.
     """
-    found: list[Token] = []
+    read: list[Token] = []
     at, line = 0, 1
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -53,10 +53,10 @@ def tokens(text: str) -> list[Token]:
         if kind == "newline":
             line += 1
         elif kind != "skip":
-            found.append(Token(kind, match.group(), line))
+            read.append(Token(kind, match.group(), line))
         at = match.end()
-    found.append(Token("end", "", line))
-    return found
+    read.append(Token("end", "", line))
+    return read
 
 
 _WORDS = {"true": True, "false": False}
@@ -103,13 +103,13 @@ class Parser:
 
     def wholes(self, types: Mapping[str, Tensor]) -> tuple[list[Whole], list[Whole]]:
         """Whole inputs and outputs, which stand below the functions."""
-        found: dict[str, list[Whole]] = {"input": [], "output": []}
+        sides: dict[str, list[Whole]] = {"input": [], "output": []}
         while self._peek().kind != "end":
             side = self._token().text
-            if side not in found:
+            if side not in sides:
                 self.fail(f"input, output or the end is expected, got {side!r}")
-            found[side].append(self._whole(types))
-        return found["input"], found["output"]
+            sides[side].append(self._whole(types))
+        return sides["input"], sides["output"]
 
     def _whole(self, types: Mapping[str, Tensor]) -> Whole:
         name, word = self._take("string").text[1:-1], self._take("word").text
@@ -131,17 +131,17 @@ class Parser:
             **axes,
         )
 
-    def _piece(self, name: str, whole: Tensor, types: Mapping[str, Tensor]) -> Piece:
+    def _piece(self, name: str, tensor: Tensor, types: Mapping[str, Tensor]) -> Piece:
         value = self._take("value").text[1:]
         start = self._literal()
         if value not in types:
             self.fail(f"{name}: %{value} is no value of the function")
         part = types[value]
-        inside = len(start) == part.rank == whole.rank and all(
-            a >= 0 and a + n <= size for a, n, size in zip(start, part.shape, whole.shape, strict=True)
+        inside = len(start) == part.rank == tensor.rank and all(
+            a >= 0 and a + n <= size for a, n, size in zip(start, part.shape, tensor.shape, strict=True)
         )
-        if not inside or part.dtype != whole.dtype:
-            self.fail(f"{name}: %{value}, {part}, at {list(start)} is no part of {whole.dtype}{list(whole.shape)}")
+        if not inside or part.dtype != tensor.dtype:
+            self.fail(f"{name}: %{value}, {part}, at {list(start)} is no part of {tensor.dtype}{list(tensor.shape)}")
         return Piece(value, start)
 
     def _header(self) -> tuple[str, tuple[Parameter, ...]]:

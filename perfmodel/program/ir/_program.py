@@ -59,11 +59,14 @@ class Program:
 
     def inputs_of(self, *roles: Role) -> tuple[Whole, ...]:
         """Inputs that play one of the roles."""
-        return tuple(whole for whole in self.inputs if whole.role in roles)
+        return tuple(tensor for tensor in self.inputs if tensor.role in roles)
 
     def values_of(self, *roles: Role) -> frozenset[str]:
         """Values that hold pieces of these inputs."""
-        return frozenset(piece.value for whole in self.inputs_of(*roles) for piece in whole.pieces)
+        values: set[str] = set()
+        for tensor in self.inputs_of(*roles):
+            values.update(piece.value for piece in tensor.pieces)
+        return frozenset(values)
 
     @property
     def trains(self) -> bool:
@@ -77,13 +80,13 @@ class Program:
             PerfModelError: a tensor is missing or has another shape.
         """
         values = {}
-        for whole in self.inputs:
-            if whole.name not in arrays:
-                raise UnknownNameError("input tensor", whole.name, arrays)
-            array = np.asarray(arrays[whole.name])
-            if array.shape != whole.shape:
-                raise PerfModelError(f"input {whole.name} must have shape {whole.shape}, got {array.shape}")
-            for piece in whole.pieces:
+        for tensor in self.inputs:
+            if tensor.name not in arrays:
+                raise UnknownNameError("input tensor", tensor.name, arrays)
+            array = np.asarray(arrays[tensor.name])
+            if array.shape != tensor.shape:
+                raise PerfModelError(f"input {tensor.name} must have shape {tensor.shape}, got {array.shape}")
+            for piece in tensor.pieces:
                 values[piece.value] = array[_region(piece, self.types[piece.value].shape)]
         return values
 
@@ -93,22 +96,22 @@ class Program:
         Raises:
             PerfModelError: replicas of a piece that differ (by more than rounding of sums in another order).
         """
-        wholes = {}
-        for whole in self.outputs:
-            out = np.zeros(whole.shape, values[whole.pieces[0].value].dtype)
-            seen = np.zeros(whole.shape, bool)
-            for piece in whole.pieces:
+        joined = {}
+        for tensor in self.outputs:
+            out = np.zeros(tensor.shape, values[tensor.pieces[0].value].dtype)
+            seen = np.zeros(tensor.shape, bool)
+            for piece in tensor.pieces:
                 array = np.asarray(values[piece.value])
                 region = _region(piece, array.shape)
                 tolerance = _TOLERANCE[array.dtype.itemsize]
                 if seen[region].all() and not np.allclose(out[region], array, rtol=tolerance, equal_nan=True):
-                    raise PerfModelError(f"%{piece.value}: replicas of {whole.name} differ")
+                    raise PerfModelError(f"%{piece.value}: replicas of {tensor.name} differ")
                 out[region] = array
                 seen[region] = True
             if not seen.all():
-                raise PerfModelError(f"output {whole.name}: no value holds some of its elements")
-            wholes[whole.name] = out
-        return wholes
+                raise PerfModelError(f"output {tensor.name}: no value holds some of its elements")
+            joined[tensor.name] = out
+        return joined
 
 
 _TOLERANCE = {8: 1e-9, 4: 1e-3, 2: 1e-1, 1: 0.0}

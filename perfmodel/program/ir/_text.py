@@ -38,7 +38,7 @@ def to_text(program: Program | Function | Module) -> str:
     """
     if isinstance(program, Program):
         sides = [("input", w) for w in program.inputs] + [("output", w) for w in program.outputs]
-        return "\n".join([_function(program.function), *(_whole(side, whole) for side, whole in sides), ""])
+        return "\n".join([_function(program.function), *(_whole(side, tensor) for side, tensor in sides), ""])
     if isinstance(program, Module):
         return "\n".join(_function(f) for f in program.functions)
     return _function(program)
@@ -65,11 +65,11 @@ def _function(function: Function) -> str:
     return "\n".join(lines)
 
 
-def _whole(side: str, whole: Whole) -> str:
-    axes = [(n, getattr(whole, n)) for n in ("batch_axis", "tensor_axis", "expert_axis")]
-    pieces = ", ".join(f"%{piece.value} {_literal(piece.start)}" for piece in whole.pieces)
-    said = _attributes(tuple((name, axis) for name, axis in axes if axis is not None))
-    return f'{side} "{whole.name}" {whole.role} {whole.dtype}{_literal(whole.shape)}{said} = {pieces}'
+def _whole(side: str, tensor: Whole) -> str:
+    axes = [(axis_name, getattr(tensor, axis_name)) for axis_name in ("batch_axis", "tensor_axis", "expert_axis")]
+    pieces = ", ".join(f"%{piece.value} {_literal(piece.start)}" for piece in tensor.pieces)
+    stated_axes = _attributes(tuple((name, axis) for name, axis in axes if axis is not None))
+    return f'{side} "{tensor.name}" {tensor.role} {tensor.dtype}{_literal(tensor.shape)}{stated_axes} = {pieces}'
 
 
 def _parameters(parameters: Iterable[Parameter]) -> str:
@@ -100,10 +100,10 @@ def _literal(value: Any) -> str:
 def _tag(tag: Tag) -> str:
     if tag == UNTAGGED:
         return ""
-    words = [tag.phase] if tag.phase else []
-    words += [f"{n}={getattr(tag, n)}" for n in ("layer", "micro_batch") if getattr(tag, n) >= 0]
-    words += [f"stream={tag.stream}"] * (tag.stream != UNTAGGED.stream)
-    return f" | {' '.join(words)}"
+    parts = [tag.phase] if tag.phase else []
+    parts += [f"{n}={getattr(tag, n)}" for n in ("layer", "micro_batch") if getattr(tag, n) >= 0]
+    parts += [f"stream={tag.stream}"] * (tag.stream != UNTAGGED.stream)
+    return f" | {' '.join(parts)}"
 
 
 def parse(text: str) -> Module:
@@ -121,9 +121,9 @@ def _checked(parser: Parser) -> Module:
     module = Module(tuple(functions))
     if any(p.type is None for p in module.main.parameters) and len(functions) > 1:
         parser.fail(f"the last function, @{module.main.name}, is where the program starts; give its parameters types")
-    flat, where = inline(module, lines)
+    flat, source_lines = inline(module, lines)
     if all(p.type is not None for p in flat.parameters):
-        _check(flat.name, parser.annotations[-1], infer(flat, where))
+        _check(flat.name, parser.annotations[-1], infer(flat, source_lines))
     return module
 
 
@@ -143,22 +143,24 @@ def parse_program(text: str) -> Program:
     inputs, outputs = parser.wholes(function.types)
     if not inputs and not outputs:
         return undistributed(function)
-    held = {piece.value for whole in inputs for piece in whole.pieces}
+    pieces_read: set[str] = set()
+    for tensor in inputs:
+        pieces_read.update(piece.value for piece in tensor.pieces)
     for parameter in function.parameters:
-        if parameter.name not in held:
+        if parameter.name not in pieces_read:
             parser.fail(f"no input holds the parameter %{parameter.name}")
-    for whole in outputs:
-        for piece in whole.pieces:
+    for tensor in outputs:
+        for piece in tensor.pieces:
             if piece.value not in function.outputs:
-                parser.fail(f"output {whole.name}: %{piece.value} is not returned")
+                parser.fail(f"output {tensor.name}: %{piece.value} is not returned")
     return Program(function, tuple(inputs), tuple(outputs))
 
 
 def _check(function: str, said: Annotations, types: Mapping[str, Tensor]) -> None:
     for line, name, tensor in said.types:
-        found = types[name]
-        if (tensor.dtype, tensor.shape, tensor.device) != (found.dtype, found.shape, found.device):
-            raise ProgramError(function, line, name, f"is {found}, not {tensor} as annotated")
+        inferred = types[name]
+        if (tensor.dtype, tensor.shape, tensor.device) != (inferred.dtype, inferred.shape, inferred.device):
+            raise ProgramError(function, line, name, f"is {inferred}, not {tensor} as annotated")
     for line, name, device in said.devices:
         if types[name].device != device:
             raise ProgramError(function, line, name, f"is on device {types[name].device}, not {device} as annotated")

@@ -28,27 +28,27 @@ Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]
 """From an operand, the size of the group and the attributes to a result."""
 
 
-def _group(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
+def _group(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
     """Size of the group; raises `RuleError` unless the operands are alike and on different devices."""
     if "replicas" in attributes:
-        expect(1, given)
+        expect(1, inputs)
         return int(attributes["replicas"][0])
-    if len(given) < 2:
-        raise RuleError(f"operands on at least 2 devices are needed, got {len(given)}")
-    devices = [tensor.device for tensor in given]
+    if len(inputs) < 2:
+        raise RuleError(f"operands on at least 2 devices are needed, got {len(inputs)}")
+    devices = [tensor.device for tensor in inputs]
     if len(set(devices)) < len(devices):
         raise RuleError(f"operands must be on different devices, got devices {devices}")
-    kinds = {(tensor.dtype, tensor.shape) for tensor in given}
+    kinds = {(tensor.dtype, tensor.shape) for tensor in inputs}
     if len(kinds) > 1:
         kinds_text = " and ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
         raise RuleError(f"operands must share dtype and shape, got {kinds_text}")
-    return len(given)
+    return len(inputs)
 
 
-def _scaled(tensor: Tensor, axis: int, by: int, over: int) -> Tensor:
-    if tensor.shape[axis] * by % over:
+def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
+    if tensor.shape[axis] * factor % over:
         raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} do not split over {over} devices")
-    return tensor.with_size(axis, tensor.shape[axis] * by // over)
+    return tensor.with_size(axis, tensor.shape[axis] * factor // over)
 
 
 def _reduction(attributes: Mapping[str, Any]) -> None:
@@ -59,10 +59,10 @@ def _reduction(attributes: Mapping[str, Any]) -> None:
 def _on_all(rule: Rule) -> InferRule:
     """A collective that leaves a result on every device of the group."""
 
-    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        n = _group(given, attributes)
-        result = rule(given[0], n, attributes)
-        return tuple(result.on(tensor.device) for tensor in given)
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        n = _group(inputs, attributes)
+        result = rule(inputs[0], n, attributes)
+        return tuple(result.on(tensor.device) for tensor in inputs)
 
     return infer
 
@@ -70,12 +70,12 @@ def _on_all(rule: Rule) -> InferRule:
 def _onto_one(rule: Rule) -> InferRule:
     """A collective that leaves one result, on a device of the group."""
 
-    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        n = _group(given, attributes)
-        to = required(attributes, "to", int)
-        if to not in {tensor.device for tensor in given}:
-            raise RuleError(f"to={to} is not a device of the group")
-        return (rule(given[0], n, attributes).on(to),)
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        n = _group(inputs, attributes)
+        receiver = required(attributes, "to", int)
+        if receiver not in {tensor.device for tensor in inputs}:
+            raise RuleError(f"to={receiver} is not a device of the group")
+        return (rule(inputs[0], n, attributes).on(receiver),)
 
     return infer
 
@@ -83,23 +83,27 @@ def _onto_one(rule: Rule) -> InferRule:
 def _from_one(rule: Rule) -> InferRule:
     """A collective whose one operand reaches the devices `to`."""
 
-    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        expect(1, given)
-        to = required(attributes, "to", tuple)
-        if not to or len(set(to)) < len(to) or not all(isinstance(d, int) and d >= 0 for d in to):
-            raise RuleError(f"to={to} must name different devices")
-        result = rule(given[0], len(to), attributes)
-        return tuple(result.on(device) for device in to)
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        expect(1, inputs)
+        receivers = required(attributes, "to", tuple)
+        if (
+            not receivers
+            or len(set(receivers)) < len(receivers)
+            or not all(isinstance(d, int) and d >= 0 for d in receivers)
+        ):
+            raise RuleError(f"to={receivers} must name different devices")
+        result = rule(inputs[0], len(receivers), attributes)
+        return tuple(result.on(device) for device in receivers)
 
     return infer
 
 
-def _send(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    expect(1, given)
-    to = required(attributes, "to", int)
-    if to < 0 or to == given[0].device:
-        raise RuleError(f"to={to} must be another device than {given[0].device}, where the value is")
-    return (given[0].on(to),)
+def _send(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    expect(1, inputs)
+    receiver = required(attributes, "to", int)
+    if receiver < 0 or receiver == inputs[0].device:
+        raise RuleError(f"to={receiver} must be another device than {inputs[0].device}, where the value is")
+    return (inputs[0].on(receiver),)
 
 
 def _reduce(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
@@ -127,8 +131,8 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor
 
 def _shard_collective(question: Question) -> Answer:
     """Slices of all operands alike go through, unless cut along the op's own axis."""
-    own = {question.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
-    return question.alike(lambda axis: axis not in own)
+    own_axes = {question.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
+    return question.alike(lambda axis: axis not in own_axes)
 
 
 def _sums_pass(question: Question) -> Answer | None:
@@ -160,8 +164,8 @@ COLLECTIVES = table(
     _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True)),
     _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter")),
     _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all")),
-    # to or from one device: its link carries what each link carries in an all-gather, a reduction what a
-    # broadcast carries, in the other direction
+    # To or from one device: its link carries what each link carries in an all-gather, a reduction what a
+    # broadcast carries, in the other direction.
     _definition("gather", _onto_one(_gathered), _moves("all_gather", gathered=True)),
     _definition("scatter", _from_one(_scattered), _moves("all_gather")),
     _definition("reduce", _onto_one(_reduce), _moves("broadcast")),

@@ -36,9 +36,9 @@ def broadcast(shapes: list[Shape]) -> Shape:
         raise RuleError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
 
 
-def same_dtype(given: tuple[Tensor, ...]) -> None:
+def same_dtype(inputs: tuple[Tensor, ...]) -> None:
     """Raise `RuleError` unless all operands have one dtype."""
-    dtypes = {tensor.dtype for tensor in given}
+    dtypes = {tensor.dtype for tensor in inputs}
     if len(dtypes) > 1:
         raise RuleError(f"operands must share one dtype, got {' and '.join(sorted(dtypes))}")
 
@@ -46,10 +46,10 @@ def same_dtype(given: tuple[Tensor, ...]) -> None:
 def elementwise(count: int) -> InferRule:
     """Type rule of an element-wise op of `count` operands."""
 
-    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        operands(count, given)
-        same_dtype(given)
-        return (given[0].with_shape(broadcast([tensor.shape for tensor in given])),)
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands(count, inputs)
+        same_dtype(inputs)
+        return (inputs[0].with_shape(broadcast([tensor.shape for tensor in inputs])),)
 
     return infer
 
@@ -58,11 +58,11 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
     """Type rule of the gradients by all operands of an op with the rule `infer`, given these and the gradient by the
     result."""
 
-    def infer_gradient(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        same_dtype(given)
-        (out,) = infer(given[:-1], attributes)
-        require_gradient_of(out, given[-1])
-        return given[:-1]
+    def infer_gradient(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        same_dtype(inputs)
+        (out,) = infer(inputs[:-1], attributes)
+        require_gradient_of(out, inputs[-1])
+        return inputs[:-1]
 
     return infer_gradient
 
@@ -80,13 +80,13 @@ def shard_elementwise(question: Question) -> Answer:
 
 def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
     """Sharding of an operand that is broadcast to `out` sharded along `axis`."""
-    own = axis - (out.rank - tensor.rank)
-    return Sharded(own) if own >= 0 and tensor.shape[own] > 1 else REPLICATED
+    own_axis = axis - (out.rank - tensor.rank)
+    return Sharded(own_axis) if own_axis >= 0 and tensor.shape[own_axis] > 1 else REPLICATED
 
 
-def unbroadcast(b: Emitter, gradient: str, like: str) -> str:
+def unbroadcast(b: Emitter, gradient: str, operand: str) -> str:
     """Sums a gradient over the axes along which its operand was broadcast."""
-    have, want = b.types[gradient].shape, b.types[like].shape
+    have, want = b.types[gradient].shape, b.types[operand].shape
     lead = len(have) - len(want)
     if lead:
         gradient = b.op("sum", gradient, axes=tuple(range(lead)))
@@ -96,20 +96,20 @@ def unbroadcast(b: Emitter, gradient: str, like: str) -> str:
 
 
 def _sub_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    left, right = i.inputs
-    return unbroadcast(b, dy, left), b.op("scale", unbroadcast(b, dy, right), factor=-1.0)
+    minuend, subtrahend = i.inputs
+    return unbroadcast(b, dy, minuend), b.op("scale", unbroadcast(b, dy, subtrahend), factor=-1.0)
 
 
 def _mul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    left, right = i.inputs
-    return unbroadcast(b, b.op("mul", dy, right), left), unbroadcast(b, b.op("mul", dy, left), right)
+    first, second = i.inputs
+    return unbroadcast(b, b.op("mul", dy, second), first), unbroadcast(b, b.op("mul", dy, first), second)
 
 
 def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    left, right = i.inputs
-    d_left = b.op("div", dy, right)
-    d_right = b.op("scale", b.op("mul", d_left, i.outputs[0]), factor=-1.0)
-    return unbroadcast(b, d_left, left), unbroadcast(b, d_right, right)
+    numerator, denominator = i.inputs
+    d_numerator = b.op("div", dy, denominator)
+    d_denominator = b.op("scale", b.op("mul", d_numerator, i.outputs[0]), factor=-1.0)
+    return unbroadcast(b, d_numerator, numerator), unbroadcast(b, d_denominator, denominator)
 
 
 def _with_input(op: str) -> GradientRule:
@@ -137,28 +137,28 @@ def _erf_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (b.op("mul", dy, b.op("scale", bell, factor=2 / pi**0.5)),)
 
 
-def _scale(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _scale(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     required(attributes, "factor", (int, float))
-    return elementwise(1)(given, attributes)
+    return elementwise(1)(inputs, attributes)
 
 
-def _sum(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _sum(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     axes = required(attributes, "axes", tuple)
     if any(not isinstance(a, int) or not 0 <= a < x.rank for a in axes) or len(set(axes)) < len(axes):
         raise RuleError(f"axes={axes} are not distinct axes of a tensor of {x.rank} dimensions")
-    kept = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
-    return (x.with_shape(kept),)
+    shape = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
+    return (x.with_shape(shape),)
 
 
 def _sum_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     (x,) = i.inputs
     axes = i.attribute("axes")
     if not i.attribute("keep") and b.types[dy].rank and sorted(axes) != list(range(len(axes))):
-        # the axes that stay must stand where broadcasting aligns them: last
-        kept = tuple(1 if a in axes else n for a, n in enumerate(b.types[x].shape))
-        dy = b.op("reshape", dy, shape=kept)
+        # The axes that stay must stand where broadcasting aligns them: last.
+        with_summed_axes = tuple(1 if a in axes else n for a, n in enumerate(b.types[x].shape))
+        dy = b.op("reshape", dy, shape=with_summed_axes)
     return (b.op("broadcast_like", dy, x),)
 
 
@@ -172,18 +172,18 @@ def _shard_sum(question: Question) -> Answer:
     return Answer((Sharded(axis),), (Sharded(axis - shift),))
 
 
-def _broadcast_like(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    x, like = given
-    if broadcast([x.shape, like.shape]) != like.shape:
-        raise RuleError(f"shape {x.shape} does not broadcast to {like.shape}")
-    return (x.with_shape(like.shape),)
+def _broadcast_like(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, template = inputs
+    if broadcast([x.shape, template.shape]) != template.shape:
+        raise RuleError(f"shape {x.shape} does not broadcast to {template.shape}")
+    return (x.with_shape(template.shape),)
 
 
 def _lends_shape(question: Question) -> Answer | None:
     """`like` only lends its shape, so that a partial one serves as it is."""
-    like = question.shardings[1]
-    return Answer((REPLICATED, like), (REPLICATED,)) if isinstance(like, Partial) else None
+    template = question.shardings[1]
+    return Answer((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
 
 
 ELEMENTWISE = table(

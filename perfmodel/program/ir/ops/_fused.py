@@ -30,10 +30,10 @@ from perfmodel.program.ir._op import (
 from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
 
 
-def _layer_norm(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(3, given)
-    same_dtype(given)
-    x, gain, bias = given
+def _layer_norm(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(3, inputs)
+    same_dtype(inputs)
+    x, gain, bias = inputs
     if x.rank < 1 or gain.shape != x.shape[-1:] or bias.shape != gain.shape:
         raise RuleError(f"gain and bias must have shape {x.shape[-1:]}, got {gain.shape} and {bias.shape}")
     return (x,)
@@ -44,10 +44,10 @@ def _layer_norm_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return b.emit("layer_norm_grad", (x, gain, dy), (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"), i.attributes)
 
 
-def _layer_norm_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(3, given)
-    same_dtype(given)
-    x, gain, dy = given
+def _layer_norm_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(3, inputs)
+    same_dtype(inputs)
+    x, gain, dy = inputs
     if gain.shape != x.shape[-1:] or dy.shape != x.shape:
         raise RuleError(f"the gradient must have shape {x.shape} and the gain {x.shape[-1:]}")
     return x, gain, gain
@@ -75,15 +75,15 @@ def _shard_layer_norm_grad(question: Question) -> Answer:
     return Answer((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
 
 
-def _softmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    return given
+def _softmax(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    return inputs
 
 
-def _softmax_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    same_dtype(given)
-    return given[:1]
+def _softmax_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    return inputs[:1]
 
 
 def _shard_rows(question: Question) -> Answer:
@@ -91,15 +91,15 @@ def _shard_rows(question: Question) -> Answer:
     return question.alike(lambda axis: axis < last)
 
 
-def _attention(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(max(1, len(given)), given)
-    same_dtype(given)
-    *_, qkv = given
+def _attention(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(max(1, len(inputs)), inputs)
+    same_dtype(inputs)
+    *_, qkv = inputs
     heads = required(attributes, "heads", int)
     if qkv.rank != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
         raise RuleError(f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}")
-    if any(part.rank != 3 or part.shape[::2] != qkv.shape[::2] for part in given):
-        shapes = ", ".join(str(part.shape) for part in given)
+    if any(part.rank != 3 or part.shape[::2] != qkv.shape[::2] for part in inputs):
+        shapes = ", ".join(str(part.shape) for part in inputs)
         raise RuleError(f"parts of a sequence must agree in batch and width, got {shapes}")
     return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
 
@@ -143,28 +143,28 @@ def _attention_work(backward: bool) -> WorkRule:
     return work
 
 
-def _same_shape(given: tuple[Tensor, ...]) -> None:
-    if len({(tensor.dtype, tensor.shape) for tensor in given}) > 1:
+def _same_shape(inputs: tuple[Tensor, ...]) -> None:
+    if len({(tensor.dtype, tensor.shape) for tensor in inputs}) > 1:
         raise RuleError("weight, gradient and moments must share dtype and shape")
 
 
-def _sgd(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _sgd(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Weight and gradient to the new weight."""
-    operands(2, given)
-    _same_shape(given)
+    operands(2, inputs)
+    _same_shape(inputs)
     required(attributes, "rate", float)
-    return given[:1]
+    return inputs[:1]
 
 
-def _adam(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _adam(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Weight, gradient, first and second moment to the new weight and moments."""
-    operands(4, given)
-    _same_shape(given)
+    operands(4, inputs)
+    _same_shape(inputs)
     for name in ("rate", "beta1", "beta2", "epsilon"):
         required(attributes, name, float)
     if required(attributes, "step", int) < 1:
         raise RuleError("steps count from 1")
-    return given[0], given[2], given[3]
+    return inputs[0], inputs[2], inputs[3]
 
 
 def _streams(op: str, tensors: int) -> WorkRule:

@@ -46,10 +46,10 @@ def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Mapping[s
     return out[0], out[1]
 
 
-def _conv2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    same_dtype(given)
-    x, w = given
+def _conv2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    x, w = inputs
     groups = required(attributes, "groups", int)
     if x.rank != 4 or w.rank != 4 or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise RuleError(f"image {x.shape} and kernel {w.shape} do not fit in {groups} groups")
@@ -65,18 +65,18 @@ def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     )
 
 
-def _input_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    w, dy = given
+def _input_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    w, dy = inputs
     groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
     x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (x,)
 
 
-def _weight_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    x, dy = given
+def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, dy = inputs
     groups, kernel = required(attributes, "groups", int), _pair(attributes, "kernel", 1)
     if x.rank != 4 or dy.rank != 4 or groups < 1:
         raise RuleError(f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}")
@@ -118,10 +118,10 @@ def _shard_conv2d(*roles: str) -> ShardRule:
             with another.
     """
     axis_of = {"x": {"sample": 0, "in": 1}, "w": {"out": 0, "in": 1}, "y": {"sample": 0, "out": 1}}
-    *given, made = roles
+    *inputs, made = roles
 
     def shard(question: Question) -> Answer:
-        for k, role in enumerate(given):
+        for k, role in enumerate(inputs):
             axis = question.sharded_axis(k)
             shared = next((name for name, at in axis_of[role].items() if at == axis), None)
             if shared is None or (shared != "sample" and question.attributes["groups"] > 1):
@@ -132,15 +132,15 @@ def _shard_conv2d(*roles: str) -> ShardRule:
                 return REPLICATED if at is None else Sharded(at)
 
             out = along(made) if shared in axis_of[made] else Partial("sum")
-            return Answer(tuple(map(along, given)), (out,))
+            return Answer(tuple(map(along, inputs)), (out,))
         return question.replicated()
 
     return shard
 
 
-def _pool2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _pool2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     if required(attributes, "kind", str) not in POOLS or x.rank != 4:
         raise RuleError(f"kind must be max or mean, of an image of 4 axes; got {attributes['kind']!r} of {x.shape}")
     return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)

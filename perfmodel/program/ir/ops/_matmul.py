@@ -25,24 +25,24 @@ from perfmodel.program.ir.ops._elementwise import same_dtype
 Labels = tuple[str, ...]
 
 
-def _labels(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
+def _labels(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
     """Einstein-summation labels of both operands and the output: `0`, `1`, .. for batch axes, m, n, k."""
-    a, b = given
+    a, b = inputs
     batch = tuple(map(str, range(a.rank - 2)))
-    left = ("k", "m") if attributes.get("transpose_a") else ("m", "k")
-    right = ("n", "k") if attributes.get("transpose_b") else ("k", "n")
-    return (*batch, *left), (*(batch if b.rank > 2 else ()), *right), (*batch, "m", "n")
+    labels_a = ("k", "m") if attributes.get("transpose_a") else ("m", "k")
+    labels_b = ("n", "k") if attributes.get("transpose_b") else ("k", "n")
+    return (*batch, *labels_a), (*(batch if b.rank > 2 else ()), *labels_b), (*batch, "m", "n")
 
 
-def _matmul(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    same_dtype(given)
-    a, b = given
+def _matmul(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    a, b = inputs
     if a.rank < 2 or b.rank not in (2, a.rank):
         raise RuleError(f"a matrix or equally batched matrices are needed, got shapes {a.shape} and {b.shape}")
-    left, right, out = _labels(given, attributes)
-    size = dict(zip(left, a.shape, strict=True))
-    for label, n in zip(right, b.shape, strict=True):
+    labels_a, labels_b, out = _labels(inputs, attributes)
+    size = dict(zip(labels_a, a.shape, strict=True))
+    for label, n in zip(labels_b, b.shape, strict=True):
         if size.setdefault(label, n) != n:
             raise RuleError(f"shapes {a.shape} and {b.shape} do not multiply: {size[label]} against {n}")
     return (a.with_shape([size[label] for label in out]),)
@@ -66,10 +66,10 @@ def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return dx, dw
 
 
-def _weight_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    same_dtype(given)
-    x, dy = given
+def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    x, dy = inputs
     if x.rank < 2 or x.shape[:-1] != dy.shape[:-1]:
         raise RuleError(f"operands must agree in all axes but the last, got shapes {x.shape} and {dy.shape}")
     return (x.with_shape([x.shape[-1], dy.shape[-1]]),)
@@ -81,9 +81,9 @@ def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> A
     Where operands are sharded along different labels, one of the output goes before one that is summed over
     and the second operand's (the weight's) before the first's: so an activation is gathered, not a weight.
     """
-    left, right, out = labels
+    labels_a, labels_b, out = labels
     choices = []
-    for index, names in enumerate((left, right)):
+    for index, names in enumerate((labels_a, labels_b)):
         axis = question.sharded_axis(index)
         if axis is not None:
             choices.append((names[axis] in out, index, names[axis]))
@@ -94,7 +94,7 @@ def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> A
     def along(names: Labels) -> Sharding:
         return Sharded(names.index(label)) if label in names else REPLICATED
 
-    return Answer((along(left), along(right)), (along(out) if label in out else Partial("sum"),))
+    return Answer((along(labels_a), along(labels_b)), (along(out) if label in out else Partial("sum"),))
 
 
 def _shard_matmul(question: Question) -> Answer:

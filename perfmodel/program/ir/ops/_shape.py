@@ -25,8 +25,8 @@ from perfmodel.program.ir._op import (
 from perfmodel.program.ir.ops._elementwise import same_dtype
 
 
-def _constant(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(0, given)
+def _constant(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(0, inputs)
     dtype = required(attributes, "dtype", str)
     if dtype not in ITEM_BYTES:
         raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
@@ -38,21 +38,21 @@ def _constant(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple
     return (Tensor(dtype, shape, attributes.get("device", 0), value),)
 
 
-def _shape(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _shape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     return (Tensor("int64", (x.rank,), x.device, x.shape),)
 
 
-def _reshape(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    if len(given) == 2:
-        wanted = given[1].value
+def _reshape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    if len(inputs) == 2:
+        wanted = inputs[1].value
         if wanted is None:
             raise RuleError("the shape to reshape to is not known; give the values that it is made of")
     else:
-        operands(1, given)
+        operands(1, inputs)
         wanted = required(attributes, "shape", tuple)
-    return (given[0].with_shape(_resolved(given[0].shape, wanted)),)
+    return (inputs[0].with_shape(_resolved(inputs[0].shape, wanted)),)
 
 
 def _resolved(shape: Shape, wanted: Any) -> Shape:
@@ -85,9 +85,9 @@ def _shard_reshape(question: Question) -> Answer:
     return question.replicated()
 
 
-def _transpose(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _transpose(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     order = required(attributes, "permutation", tuple)
     if sorted(order) != list(range(x.rank)):
         raise RuleError(f"permutation={order} does not permute {x.rank} axes")
@@ -106,9 +106,9 @@ def _shard_transpose(question: Question) -> Answer:
     return Answer((Sharded(axis),), (Sharded(question.attributes["permutation"].index(axis)),))
 
 
-def _split(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _split(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     axis, parts = axis_of(attributes, "axis", x.rank), required(attributes, "parts", int)
     if parts < 1 or x.shape[axis] % parts:
         raise RuleError(f"{x.shape[axis]} elements of axis {axis} do not split into {parts} equal parts")
@@ -121,16 +121,16 @@ def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names
     return (b.op("concat", *filled, axis=i.attribute("axis")),)
 
 
-def _concat(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    if not given:
+def _concat(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    if not inputs:
         raise RuleError("at least one operand is needed")
-    same_dtype(given)
-    x = given[0]
+    same_dtype(inputs)
+    x = inputs[0]
     axis = axis_of(attributes, "axis", x.rank)
-    others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in given}
-    if len(others) > 1:
-        raise RuleError(f"shapes {', '.join(str(t.shape) for t in given)} differ beside axis {axis}")
-    size = sum(t.shape[axis] for t in given)
+    other_sizes = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
+    if len(other_sizes) > 1:
+        raise RuleError(f"shapes {', '.join(str(t.shape) for t in inputs)} differ beside axis {axis}")
+    size = sum(t.shape[axis] for t in inputs)
     return (x.with_size(axis, size),)
 
 
@@ -145,9 +145,9 @@ def _concat_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return tuple(pieces)
 
 
-def _slice(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _slice(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
     start, stop = required(attributes, "start", int), required(attributes, "stop", int)
     if not 0 <= start < stop <= x.shape[axis]:
@@ -170,22 +170,22 @@ def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 def _shard_beside_axis(question: Question) -> Answer:
     """Any sharding but along the op's own axis."""
-    own = axis_of(question.attributes, "axis", question.operands[0].rank)
-    return question.alike(lambda axis: axis != own)
+    own_axis = axis_of(question.attributes, "axis", question.operands[0].rank)
+    return question.alike(lambda axis: axis != own_axis)
 
 
-def _take(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    x, index = given
+def _take(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, index = inputs
     axis = axis_of(attributes, "axis", x.rank)
     if not index.dtype.startswith("int"):
         raise RuleError(f"indices must be integers, got {index.dtype}")
     return (x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
 
 
-def _unsqueeze(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _unsqueeze(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     axes = required(attributes, "axes", tuple)
     rank = x.rank + len(axes)
     if any(not 0 <= a < rank for a in axes):

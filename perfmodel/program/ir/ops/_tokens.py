@@ -45,9 +45,9 @@ def _rows(tensor: Tensor) -> None:
         raise RuleError("a tensor of at least one dimension is needed")
 
 
-def _embedding(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    rows, ids = given
+def _embedding(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    rows, ids = inputs
     _integers(ids)
     if rows.rank != 2:
         raise RuleError(f"the table must be a matrix, got shape {rows.shape}")
@@ -62,11 +62,11 @@ def _of_first(op: str) -> GradientRule:
 def _first_grad(forward: InferRule) -> InferRule:
     """Type of that op: the first operand's, where the last has the shape of what `forward` gives."""
 
-    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        operands(3, given)
-        (out,) = forward(given[:2], attributes)
-        require_gradient_of(out, given[2])
-        return given[:1]
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands(3, inputs)
+        (out,) = forward(inputs[:2], attributes)
+        require_gradient_of(out, inputs[2])
+        return inputs[:1]
 
     return infer
 
@@ -98,9 +98,9 @@ def _shard_embedding_grad(question: Question) -> Answer:
     return question.replicated()
 
 
-def _row_max(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _row_max(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     _rows(x)
     return (x.with_shape((*x.shape[:-1], 1)),)
 
@@ -114,9 +114,9 @@ def _shard_row_max(question: Question) -> Answer:
     return Answer((Sharded(axis),), (Sharded(axis),))
 
 
-def _pick(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    x, labels = given
+def _pick(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, labels = inputs
     _integers(labels)
     if labels.shape != x.shape[:-1]:
         raise RuleError(f"labels must have shape {x.shape[:-1]}, got {labels.shape}")
@@ -125,15 +125,15 @@ def _pick(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
 
 def _shard_pick(question: Question) -> Answer:
     x = question.operands[0]
-    others = len(question.operands) - 1
-    axis = next((a for a in map(question.sharded_axis, range(others + 1)) if a is not None), None)
+    further = len(question.operands) - 1
+    axis = next((a for a in map(question.sharded_axis, range(further + 1)) if a is not None), None)
     if axis is None:
         return question.replicated()
     if axis < x.rank - 1:
-        return Answer((Sharded(axis),) * (others + 1), (Sharded(axis),))
+        return Answer((Sharded(axis),) * (further + 1), (Sharded(axis),))
     local = x.shape[-1] // question.parts
-    out = Partial("sum") if others == 1 else Sharded(axis)
-    return Answer((Sharded(axis), *((REPLICATED,) * others)), (out,), offset_step=local)
+    out = Partial("sum") if further == 1 else Sharded(axis)
+    return Answer((Sharded(axis), *((REPLICATED,) * further)), (out,), offset_step=local)
 
 
 def _embedding_work(backward: bool) -> WorkRule:
@@ -151,9 +151,9 @@ def _embedding_work(backward: bool) -> WorkRule:
     return work
 
 
-def _argmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (x,) = given
+def _argmax(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
     _rows(x)
     return (Tensor("int32", x.shape[:-1], x.device),)
 
@@ -163,10 +163,10 @@ def _shard_argmax(question: Question) -> Answer:
     return question.alike(lambda axis: axis < last)
 
 
-def _dispatch(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _dispatch(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Tokens [.., hidden] and their experts [..] to buffers [experts, capacity, hidden]."""
-    operands(2, given)
-    x, chosen = given
+    operands(2, inputs)
+    x, chosen = inputs
     experts, capacity = required(attributes, "experts", int), required(attributes, "capacity", int)
     if chosen.shape != x.shape[:-1] or not chosen.dtype.startswith("int"):
         raise RuleError(f"an expert number for each of {x.shape[:-1]} tokens is needed, got {chosen}")
@@ -184,10 +184,10 @@ def _shard_dispatch(question: Question) -> Answer:
     return Answer((spread, spread), (Sharded(1),), (("capacity", capacity // question.parts),))
 
 
-def _collect(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _collect(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [.., hidden]."""
-    operands(2, given)
-    buffers, chosen = given
+    operands(2, inputs)
+    buffers, chosen = inputs
     if buffers.rank != 3 or not chosen.dtype.startswith("int"):
         raise RuleError(f"buffers [experts, capacity, hidden] and expert numbers are needed, got {buffers}, {chosen}")
     return (buffers.with_shape((*chosen.shape, buffers.shape[2])),)
