@@ -185,6 +185,7 @@ def _read(
         readable.append(Completion(case, prior, rows[i].chosen))
     # What the framework cannot run is no choice, unless the run states it.
     able = [candidate for candidate in readable if not framework.cannot_run(candidate.case.layout)] or readable
+    # Frameworks are weighed elsewhere: what one of them cannot run must not lower its own weight.
     total = sum(candidate.prior for candidate in able)
     return [replace(candidate, prior=candidate.prior / total) for candidate in able]
 
@@ -223,6 +224,7 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
         return _versions_of(known, priors)
+    # Nobody names a framework of the catalog: any may have run it, and what the run states tells them apart.
     names = [framework_entry for framework_entry in catalog.frameworks() if framework_entry != GENERIC]
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
@@ -283,6 +285,8 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
         values = tuple(dict.fromkeys([value, *(each.counted_as or each.value for each in choice.variants(case))]))
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
+
+    # Which kinds of parallelism a run uses, and in which degrees, tells frameworks apart too.
     kind = parallelism_of(case.layout.tp, case.layout.pp)
     chances = priors.probabilities(PARALLELISM, features.contexts(PARALLELISM_CHAIN), PARALLELISMS)
     likelihood *= float(chances[PARALLELISMS.index(kind)])

@@ -176,6 +176,7 @@ class JobRun(DescribedRun):
             # The one degree that is not stated is what the stated ones leave of the devices.
             stated_product = prod(int(values.get(name, 1)) for name in DEGREES if name != missing[0])
             values[missing[0]] = max(1, int(cells["n_devices"]) // stated_product)
+        # Several model chunks per stage need a schedule that interleaves them.
         if values.get("vpp", 1) > 1:
             values.setdefault("schedule", "interleaved")
         notation = ",".join(f"{name}={written(value)}" for name, value in values.items())

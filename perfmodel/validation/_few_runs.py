@@ -46,6 +46,7 @@ def given(
 ) -> tuple[Float[np.ndarray, " others"], Float[np.ndarray, " others"]]:
     """Condition unknown runs on known ones of their source (`known_runs`): what is left of the residuals of the unknown
     ones, and the half-widths of their 90 % intervals."""
+    # Their noise is inflated, as predictions inflate it, so that few known runs seldom make a site worse.
     conditioned = known_runs(
         covariances.take(known, known),
         np.full(len(known), covariances.doubt * covariances.noise),

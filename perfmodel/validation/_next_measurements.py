@@ -66,6 +66,7 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     shares = event_shares(priced, laid_out)
     times = priced_events(priced, shares.ops)
     half_width_log = 0.5 * np.log(np.maximum(times.hi_s, 1e-30) / np.maximum(times.lo_s, 1e-30))
+    # What an event leaves open of the step: its share of the step times its own uncertainty.
     share = shares.critical_s / shares.step_time_s
     order = [
         int(i) for i in np.argsort(-share * half_width_log, kind="stable") if half_width_log[i] > SURE and share[i] > 0

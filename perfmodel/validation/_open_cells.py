@@ -91,6 +91,7 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
     if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
         return
     devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
+    # Tensor parallelism stays within a node, whose links are fast enough for its collectives.
     inside = min(devices, count(row, "devices_per_node", 8))
     usual = {"tp": powers_of_two(inside), "pp": powers_of_two(MOST_STAGES), "cp": powers_of_two(MOST_CONTEXT)}
     contexts = features.contexts(DEGREE_CHAIN)
@@ -146,6 +147,7 @@ def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     stages = count(row, "pp", 1)
     if stages == 1 or text(row, "vpp") or text(row, "schedule").lower() not in ("", "1f1b"):
         return
+    # Published runs are counted by three kinds of chunks; numbers of one kind share its probability.
     per_stage = max(1, count(row, "layers", stages) // stages)
     dividing = {n for n in range(1, min(MOST_CHUNKS, per_stage) + 1) if per_stage % n == 0}
     possible = sorted(dividing | {*powers_of_two(min(MOST_CHUNKS, per_stage))})

@@ -62,6 +62,7 @@ def own_run(row: Row, number: int) -> Run:
     stated = {name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None}
     if isinstance(stated.get("seq_len"), str):
         stated["seq_len"] = parse_length(stated["seq_len"])
+    # The number of devices is no field of a job; a layout's data-parallel degree may follow from it.
     devices = {"devices": stated.pop("devices")} if "devices" in stated else {}
     problem_fields |= catalog.checked_fields(Job, stated, f"row {number}", JOB_WORDS)
     problem, text = catalog.problem_and_layout(layout=str(row["layout"]), **devices, **problem_fields)

@@ -197,6 +197,7 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
             candidates = candidates[candidates["pass"] == op.pass_]
         else:
             continue
+        # Shapes are compared in doublings, over the sizes that both the event and the table have.
         names = [f.name for f in fields(op) if f.name in candidates and isinstance(getattr(op, f.name), (int, float))]
         names = [name for name in names if getattr(op, name) and not isinstance(getattr(op, name), bool)]
         if candidates.empty or not names:

@@ -80,6 +80,7 @@ def with_heads(table: pd.DataFrame) -> pd.DataFrame:
     the column `FROM_OTHERS` marks those rows."""
     if not {"source", "hidden", "heads"} <= set(table.columns):
         return table
+    # Sources often state the heads of a model in one of their rows only.
     by_size = table.groupby(["source", "hidden"])["heads"]
     agreed = by_size.transform("first").where(by_size.transform("nunique") == 1)
     filled = np.asarray(table["heads"].isna() & agreed.notna(), bool)
@@ -157,6 +158,7 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     Raises:
         Unusable: naming the cells that are missing.
     """
+    # One degree may be left out: it is what the others leave of the devices.
     cp = count(row, "cp", 1)
     degrees = {name: number(row, name) for name in _DEGREES}
     missing = [name for name, value in degrees.items() if value is None]
@@ -170,6 +172,8 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
         if not devices or devices % known:
             raise Unusable(f"{missing[0]} is not stated")
     tp, pp, dp = (devices // known if name in missing else count(row, name) for name in _DEGREES)
+
+    # Of batch, micro-batch and micro-batches per replica any two give the third.
     per_replica = number(row, "num_microbatches")
     stated = count(row, "global_batch", 0) or _batch_of_throughput(row, seq_len)
     micro_batch, assumed = count(row, "micro_batch", 0), ()

@@ -86,6 +86,7 @@ def key_tables(row: Row) -> dict[str, dict[str, Any]]:
         table, dot, key = str(column).partition(".")
         if not dot or table not in KEY_TABLES or cell is None or (isinstance(cell, str) and not cell.strip()):
             continue
+        # `model.experts.count` is the key `count` of the table `experts` in the table `model`.
         *inner, name = key.split(".")
         place = tables.setdefault(table, {})
         for part in inner:
@@ -111,6 +112,7 @@ def with_plain_columns(row: Row) -> Row:
     """
     filled: dict[str, Any] = dict(row)
     contradictions = text(row, CONTRADICTIONS).splitlines()
+    # A key wins over a plain column, since it is what a job file would say.
     for column, plain in _PLAIN_COLUMNS.items():
         cell = row.get(column)
         if cell is None or (isinstance(cell, str) and not cell.strip()):
@@ -143,6 +145,7 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
     contradictions = []
     if stated := text(row, "device"):
         try:
+            # Devices of one die differ in form or power, and sources seldom tell these apart.
             is_same = catalog.device(stated).die == cluster.device.die != "" or catalog.device(stated) == cluster.device
         except PerfModelError:
             is_same = stated == cluster.device.name

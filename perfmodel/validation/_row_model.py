@@ -73,6 +73,7 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     Raises:
         Unusable: the row states too little, or another kind of network.
     """
+    # A name of the catalog counts only where every size that the row states agrees with it.
     name, family = text(row, "model"), _family(row)
     named = known_model(name)
     one_of = any(number(row, n) is not None for n in ("heads", "layers", "params_b"))
@@ -83,6 +84,8 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
         raise Unusable("model shape is not stated and the name is not in the catalog")
     if (relative := _of_shape(family, row)) is not None:
         return RowModel(relative)
+
+    # The name of a cut model begins with the whole one's, before `cut`, a number of layers (`-L4`) or a space.
     base = named or next(
         (m for cut in (r"[- ]cut\b", r"-L\d", r" ") if (m := known_model(re.split(cut, name)[0]))), None
     )
@@ -132,6 +135,7 @@ def _same_shape(model: Model, row: Row) -> bool:
 def _reshaped(base: Transformer, row: Row) -> RowModel:
     """A catalog's model with the sizes that the row states."""
     sizes = {name: count(row, name) for name in _SIZES if number(row, name) is not None}
+    # Sizes that follow from others in the catalog's model follow from them in the changed one.
     hidden, heads = sizes.get("hidden", base.hidden), sizes.get("heads", base.heads)
     if base.latent_attention is None and (hidden, heads) != (base.hidden, base.heads):
         sizes["head_dim"] = max(1, hidden // heads)
@@ -141,6 +145,8 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
     experts = base.experts
     if experts is None:
         return RowModel(replace(base, **sizes, ffn_hidden=ffn))
+
+    # An inner size that is not the catalog's is that of the experts.
     inner = experts.ffn_hidden if ffn == base.ffn_hidden else ffn
     layers = sizes.get("layers", base.layers)
     dense, stated = _dense_layers(row, base, layers)
@@ -172,6 +178,7 @@ def _built(row: Row, family: str, framework: Framework) -> RowModel:
     """A stack of the family's layers in the row's sizes."""
     hidden, tp = count(row, "hidden"), count(row, "tp", 1)
     heads = count(row, "heads", _usual_heads(hidden, tp))
+    # Frameworks pad the tokenizer's entries so that tensor-parallel ranks get as many each.
     vocab, unpadded = vocab_of(row)
     if unpadded:
         multiple = framework.vocab_multiple * tp
@@ -218,6 +225,7 @@ def _further_tokens(model: Model, row: Row) -> Model:
     tflops, tokens_per_s = (number(row, f"measured_{what}_per_device") for what in ("tflops", "tokens_per_s"))
     if further is None or tflops is None or tokens_per_s is None:
         return model
+    # Both rates are of the same run, so their ratio is the FLOPs per token that its authors counted.
     stated = tflops * 1e12 / tokens_per_s
     seq_len, _ = seq_len_of(row, model)
     job = Job(global_batch=1, seq_len=seq_len)
@@ -250,5 +258,6 @@ def _layers(row: Row, hidden: int, vocab: int) -> int:
     if params_b is None:
         raise Unusable("layers are not stated")
     pp = count(row, "pp", 1)
+    # A layer has 4 h^2 parameters in attention and 8 h^2 in its feed-forward block.
     layers = (params_b * 1e9 - vocab * hidden) / (12 * hidden**2)
     return max(1, round(layers / pp)) * pp

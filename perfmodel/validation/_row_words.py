@@ -101,6 +101,7 @@ def recompute_of(row: Row) -> str:
     `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's policies those
     repeat most of a layer that keep but its projections of attention.
     """
+    # The column `recompute` counts before its detail, and names of modules alone mean `selective`.
     stated, detail = _recompute_readings(row)
     for reading in (stated, detail):
         mode = reading.first(*_RECOMPUTE_MODES)
@@ -125,6 +126,8 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
             return layers
         if every := reading.figure("every"):
             return round(-(-model.layers // stages) / every)
+
+    # The policy repeats the first of a layer's products, which is the share `first` of its work.
     if stages == 1 and any(reading.says("policy feed-forward") for reading in readings):
         first = model.ffn_hidden * (2 if model.gated_ffn else 1)
         other_products = model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim
@@ -233,6 +236,7 @@ def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
         ("nics_per_node", network.adapters, adapters),
         ("nic_gbit_per_s", network.gbit_per_s, rate),
     ):
+        # Words that only name a kind of network contradict no number.
         if network.detail == 2 and stated is not None and in_words != stated:
             contradictions += (f"{name}={stated:g} and the network's words {network.words!r}",)
     return network, contradictions
@@ -324,14 +328,19 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     elif zero is None and (named := reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")):
         zero = int(named[-1]) if named.startswith("zero") else 3
         zero = 2 if reading.says("zero 2") else zero
+
+    # Weights that stay gathered between micro-batches are not sharded as in stage 3.
     if is_fsdp and zero is not None and (pp > 1 or reading.says("keeps weights")):
         zero = min(zero, 2)
+
+    # Where fewer ranks than there are replicas share the weights, each group of them holds a copy.
     stated: dict[str, Any] = {} if zero is None else {"zero": zero}
     ranks = reading.figure("group") or reading.figure("fsdp group") or 0
     if reading.says("hybrid") and not ranks:
         ranks = max(1, count(row, "devices_per_node", 8) // count(row, "tp", 1))
     if stated.get("zero", 1) and 0 < ranks < dp and dp % ranks == 0:
         stated["replicate"] = dp // ranks
+    # FSDP's offload moves weights with their states, that of any other ZeRO states alone.
     if stated.get("zero") == 3 and reading.says("offload") and is_fsdp:
         stated["offload_states"] = "weights"
     elif stated.get("zero") and reading.first("offload", "offload optimizer"):

@@ -42,6 +42,7 @@ def term_errors(
         switched off, and `adds`, the mean share of the step that the term adds (0 where no run has it).
         `over_sources`: the means of these over sources, each counting the same.
     """
+    # A random sample of each source: predictions without each term take several times as long as one.
     timed: Any = runs[np.isfinite(measured_times_s(runs))]
     timed = timed.groupby("source", sort=False).sample(frac=1, random_state=0)
     timed = timed.groupby("source", sort=False).head(MOST_ROWS).reset_index(drop=True)

@@ -131,6 +131,8 @@ def timeline_errors(
             raise PerfModelError(f"the {name} step takes {batch_s:g} s: nothing to compare; give a step with events")
     if not np.isfinite(activities.measured_s).all():
         raise PerfModelError("measured time stamps must be finite; leave out what was not measured")
+
+    # All errors are relative to the batch time of their run.
     devices = len(predicted_busy_s)
     predicted_s, measured_s = _on_common_clock(activities)
     late = (predicted_s - measured_s) / measured_batch_s[:, None, None]
@@ -181,6 +183,7 @@ def _stage_errors(
         np.maximum.at(end_s, number, stamps_s[is_pass, 1])
         return start_s, end_s
 
+    # A pass whose time was not measured has no error of its duration, though its time stamps have.
     start_s, end_s = spans(predicted_s)
     start, end, both, time = (np.zeros((len(batch_s), len(rows))) for _ in range(4))
     for run, of_run in enumerate(measured_s):

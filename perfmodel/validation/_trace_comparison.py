@@ -115,6 +115,7 @@ def timeline_trace(timeline: Timeline) -> MeasuredTrace:
         raise PerfModelError("the predicted timeline has no op that takes time; nothing to compare")
     ops = ops[np.argsort(timeline.start_s[ops], kind="stable")]
     names, number = np.unique(np.array(PHASES)[s.kind[ops]], return_inverse=True)
+    # Streams of copies are neither computation nor communication between devices.
     stream = s.stream[ops] % N_STREAMS
     copies = np.isin(stream, (Stream.OFFLOAD, Stream.RELOAD))
     kind = np.where(stream == Stream.COMPUTE, ActivityKind.COMPUTE, ActivityKind.COMMUNICATION)
@@ -197,12 +198,16 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
     # A run also records what the prediction gives no time, so it may have more names.
     if len(names(predicted, ours)) > 1 and all(names(s, ops) >= names(predicted, ours) for s, ops in theirs):
         return "name"
+
+    # Without names in common: phases, and as many of the other tags as all sides have.
     if all((step.phase[ops] > 0).any() for step, ops in theirs):
         known = ["phase"]
         for tag in ("stage", "micro_batch"):
             sides = [(predicted, ours), *theirs]
             known += [tag] if all((getattr(trace, tag)[ops] >= 0).any() for trace, ops in sides) else []
         return ", ".join(known)
+
+    # Without tags: in order, where all sides compute equally often on every device.
     counts = [np.bincount(trace.device[ops]).tolist() for trace, ops in ((predicted, ours), *theirs)]
     return "order" if all(count == counts[0] for count in counts) else ""
 
