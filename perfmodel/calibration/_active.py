@@ -80,11 +80,14 @@ def _greedy(
     chosen: list[int] = []
     seen: list[Float[np.ndarray, " pool"]] = []
     for _ in range(min(count, len(variance))):
+        # What measuring each candidate would take off: its own variance, or that of the step times.
         gain = variance.copy() if of_steps is None else (of_steps**2).sum(axis=0) / (variance + np.exp(NOISE))
         gain[chosen] = -1.0
         best = int(np.argmax(gain))
         if gain[best] <= 0:
             break
+
+        # Condition on the chosen one as if it were measured: a column of the pivoted Cholesky factor.
         column = beliefs.covariance(pool, take(pool, best))[:, 0] - sum(past * past[best] for past in seen)
         column = column / np.sqrt(variance[best] + np.exp(NOISE))
         if of_steps is not None:

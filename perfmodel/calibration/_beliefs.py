@@ -123,6 +123,7 @@ class Beliefs:
         for name, part in self.locate(ops).items():
             if name in self.groups:
                 result[part.index] += self.groups[name].white @ part.known
+        # What was measured is what it is: kriging would smooth it.
         known = [i for i, op in enumerate(ops) if op in self.measured]
         result[known] = np.log([self.measured[ops[i]] for i in known])
         return result
@@ -210,6 +211,7 @@ def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> 
     n = len(points)
     if n < FEWEST:
         return prior(kinds)
+    # The likelihood takes time in proportion to the cube of the points, so that few of them have to do.
     sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED]
     fit = fit_hyperparameters(kinds[:-1], points, residual, sample)
     event_variance = max(np.exp(fit.noise) - np.exp(NOISE), np.exp(LEAST_OWN))

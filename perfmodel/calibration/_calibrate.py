@@ -38,7 +38,8 @@ class Believed:
         if believed:
             parts.append((believed, self._believed([ops[i] for i in believed])))
         if unchanged:
-            parts.append((unchanged, self.unchanged.times(place, [ops[i] for i in unchanged])))
+            unchanged_ops: Any = [ops[i] for i in unchanged]
+            parts.append((unchanged, self.unchanged.times(place, unchanged_ops)))
         return EventTimes.together(len(ops), parts)
 
     def _believed(self, ops: Sequence[Op]) -> EventTimes:

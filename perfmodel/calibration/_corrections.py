@@ -122,6 +122,7 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     observations = list(_observed_links(problem, sides))
     if not observations:
         return
+    # An empty collective takes its latency alone, which is a share of the whole one's time.
     ops = [observation.op for observation in observations]
     seconds = priced_events(problem, ops).time_s
     empty = priced_events(problem, [replace(op, bytes=1.0) for op in ops]).time_s
@@ -201,6 +202,7 @@ def _host(
 ) -> Iterator[Correction]:
     """What issuing the operators takes, and gaps between kernels that were issued in time. Where the host computes
     itself, both are what it does between its operators."""
+    # Recording slows the host, so what it added is taken off the host's part.
     gap_s = host_s = idle_s(profile, sides)["between kernels"]
     if profile.asynchronous:
         host_s = max(_issuing_s(sides) - slowed_s, 0.0)
@@ -235,6 +237,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         for call, _, wait_s in sides.collective_s
         if isinstance(call.op, Collective) and call.op.num_ranks > 1 and call.family != "send_recv"
     ]
+    # Few waits say nothing of a spread. One rank sees its own waits only, and knows it less well.
     ranks = len({call.device for call, _, _ in sides.collective_s})
     if len(waited) < 8:
         return
@@ -260,6 +263,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
         moving = sorted((c.start_s, c.end_s) for c in device_calls if c.kind == ActivityKind.COMMUNICATION)
         if not moving:
             continue
+        # A kernel counts as beside a collective if nine tenths of it are; one that is so in part is left out.
         starts, ends = np.array(moving).T
         alone: dict[tuple, list[float]] = defaultdict(list)
         beside: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
@@ -319,6 +323,7 @@ def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
     parts = profile.trace.steps()
     if len(parts) < 2:
         return
+    # The median, since a step now and then saves a checkpoint or logs.
     between = [max(b.start_s.min() - a.end_s.max(), 0.0) for a, b in pairwise(parts)]
     idle = float(np.median(between))
     if idle > LEAST_SHARE * sides.predicted_step_s:

@@ -65,6 +65,7 @@ class Hyperparameters:
 
 def shared_codes(component: Component, row_points: Points, column_points: Points) -> tuple[np.ndarray, np.ndarray]:
     """Integers that are equal exactly where two points share the component's categories."""
+    # Category by category, codes are renumbered, so that they stay small however many categories there are.
     both = np.zeros(len(row_points) + len(column_points), dtype=np.int64)
     for name in component.same:
         values = np.concatenate([row_points.categories[name], column_points.categories[name]]).astype(str)
@@ -111,6 +112,7 @@ def covariance(
 ) -> np.ndarray:
     """Noise-free covariance float64[rows, columns] of points with others, or with one another."""
     column_points = row_points if column_points is None else column_points
+    # Points that do not share a component's categories have no covariance by it, so only blocks are computed.
     total = np.zeros((len(row_points), len(column_points)))
     for i, component in enumerate(components):
         for rows, columns in _blocks(*shared_codes(component, row_points, column_points)):

@@ -198,6 +198,7 @@ def _assemble(
         new: dict[Op, None] = {}
         lost: dict[Op, None] = {}
         for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
+            # What no collector measures stays predicted; what it takes of the steps is reported.
             if reason := why_not_measured(op, nodes):
                 if op not in unmeasured:
                     lost[op] = None
@@ -249,6 +250,7 @@ def _cost(
     collective_rule: StoppingRule,
 ) -> LayoutCost:
     least, most, once = 0.0, 0.0, 0.0
+    # Running every event once needs those too that cannot be measured; measuring repeats the others by the rule.
     for op, time_s in zip([*new, *lost], priced_events(step_problem, [*new, *lost]).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
         once += ranks * time_s

@@ -152,6 +152,7 @@ def fit_profile(
     model = step_problem_of(problem, base).adjusted(None)
     sides = side_by_side(model, laid_out, read)
     report = _report(model, laid_out, read, sides, SHOWN, step_s)
+    # A profile of another model or layout would be fitted without complaint, so its products must be predicted ones.
     known = sides.matched(_PRODUCTS)
     if known < LEAST_MATCHED and not report.unread and sides.families().get(_PRODUCTS, (0.0, 0.0))[1] > 0:
         raise PerfModelError(

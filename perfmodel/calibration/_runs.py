@@ -73,6 +73,7 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
                 f"{run.cluster.device.name} ({least_s:.3g} s); give measured_iter_time_s in seconds, for the whole "
                 "global batch"
             )
+        # A slow step is a slow step; one that would be plausible as milliseconds is in the wrong unit.
         in_ms = run.measured_s / 1000
         plausible = max(expected_s / PLAUSIBLE, least_s) <= in_ms <= expected_s * PLAUSIBLE
         if run.measured_s > TOO_SLOW * expected_s and plausible:
@@ -173,7 +174,8 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
     groups = []
     for (model, cluster, job, framework, site), members in by_model.items():
         problem = step_problem(model, cluster, job, base, framework, site).adjusted(None)
-        bundles(problem, [runs[at].layout for at in members])  # times every event once, for all parameters
+        # Times every event once, for all parameters.
+        bundles(problem, [runs[at].layout for at in members])
         groups.append(_Group(problem, tuple(members)))
     return groups
 
@@ -186,6 +188,7 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
             f"run {run.name}: its timeline is of another program than layout {run.layout.label} of {run.model.name}; "
             "make the structure with predict(..., timeline=True) and put the measured times into it"
         )
+    # Durations are added up by kind of op and stage; classes that took no time tell nothing.
     measured = np.bincount(structure.duration, timeline.end_s - timeline.start_s, structure.n_classes)
     count = np.bincount(structure.duration, minlength=structure.n_classes)
     kinds = np.where(measured > 0, structure.class_kind, Kind.ZERO)

@@ -90,6 +90,7 @@ class Graph:
             return [Missing()]
         if not any(isinstance(item, Ref) for item in flat):
             return compute()
+        # An op without a rule is noted, not raised, so that all that are missing are named at once.
         before = len(self.builder.instructions)
         try:
             if op not in FOREIGN_OPS:
@@ -276,6 +277,7 @@ def _chain(
     value, steps = split.inputs[0], list[Instruction]()
     cut: dict[str, int] = {}
     width = types[value].shape[-1]
+    # From the split backwards, through biases and reshapes that leave the last axis alone, to the product.
     while uses[value] == 1 and value in maker:
         step = maker[value]
         steps.append(step)

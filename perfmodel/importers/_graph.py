@@ -178,6 +178,7 @@ def rows_of(region: Region) -> Rows:
 
 def _live(region: Region) -> list[Node]:
     """Nodes that an output, or something that communicates or acts, depends on."""
+    # Backwards from the outputs; what communicates or acts happens whether its results are used or not.
     needed = set(region.outputs)
     nodes = []
     for node in reversed(region.nodes):
@@ -280,6 +281,7 @@ def _depths(nodes: Sequence[Node], origins: _Origins) -> dict[Node, int]:
         depth[node] = max((depth[m] + (m.role != "pointwise") for m in makers), default=0)
         for maker in makers:
             users.setdefault(maker, []).append(node)
+    # Backwards, so that the depths of all users are settled first.
     for node in reversed(acting):
         if node.role == "pointwise" and node in users:
             depth[node] = min(depth[user] for user in users[node])
@@ -290,6 +292,7 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
     """One kernel for a chain, timed as a stream over its largest tensor with the traffic of the chain."""
     sizes = [value.array for value in (*read, *written)]
     traffic = sum(array.n_bytes for array in sizes)
+    # A second operand of about the widest tensor's size makes the kernel one of two inputs.
     widest = max(sizes, key=lambda array: array.n_bytes)
     n_inputs = 2 if sum(2 * value.array.n_bytes >= widest.n_bytes for value in read) > 1 else 1
     names = list(dict.fromkeys(node.name for node in sorted(nodes, key=lambda n: -n.flops)))

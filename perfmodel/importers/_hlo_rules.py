@@ -172,6 +172,7 @@ class Rules:
         flops = _row_wise_flops(opcode, first, updates, out, prod(_window(i).get("size", (1,))), per_pair)
         if (embedding := _lookup(i, first, updates, out)) is not None:
             return Node(opcode, "kernel", inputs, outputs, flops, embedding, embedding.bytes)
+        # An update in place reads and writes its slice; a scatter reads the old values, too.
         match opcode:
             case "dynamic-update-slice":
                 traffic, streamed_array = 2 * inputs[1].array.n_bytes, inputs[1].array

@@ -168,6 +168,7 @@ def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...
     window = tuple(parameters.get("window_dimensions", ()))
     n_in = arrays[0].n_elements if arrays else 0
     flops = _row_wise_flops(name, n_in, updates.n_elements, out.n_elements, window)
+    # An update in place reads and writes its slice; a scatter reads the old values, too.
     if name == "dynamic_update_slice":
         traffic, streamed_array = 2 * arrays[1].n_bytes, arrays[1]
     elif name.startswith("scatter"):

@@ -106,9 +106,11 @@ class _Walk:
         if any(isinstance(item, Missing) for item in items):
             return [Missing()] * len(eqn.outvars)
         body = inlined_body(name, eqn.params, len(items))
+        # Custom derivatives would be lost inside their body, and a mesh's ranks are not the program's.
         if body is not None and not name.startswith(("custom_vjp", "shard_map")):
             closed = next((v for v in eqn.params.values() if hasattr(v, "consts")), None)
             return self.inline(body, _environment(body, getattr(closed, "consts", ()), items))
+        # Shapes, masks and positions depend on no input, so they are computed here.
         if all(isinstance(item, Known) for item in items) and name not in ("scan", "while", "cond"):
             return _computed(eqn, items)
         try:

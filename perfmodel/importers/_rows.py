@@ -116,6 +116,7 @@ def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
         raise PerfModelError(f"mesh axis {missing[0]!r} is not among {', '.join(sizes)}")
     names = list(sizes)
     ranks = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))
+    # With the axes wanted last, ranks that differ along them only stand side by side.
     order = [i for i, name in enumerate(names) if name not in wanted] + [names.index(name) for name in wanted]
     width = int(np.prod([sizes[name] for name in wanted]))
     return _rows(ranks.transpose(order).reshape(-1, width))

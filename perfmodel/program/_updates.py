@@ -46,6 +46,7 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
 
 def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:
     """For each entry the first of the later ones on its device whose key is higher."""
+    # Device and key in one number, so that a single search serves all devices.
     scale = int(max(key.max(), later_key.max())) + 1
     order = np.argsort(later_device * scale + later_key)
     places = np.searchsorted((later_device * scale + later_key)[order], device * scale + key)

@@ -90,6 +90,7 @@ def data_parallel(
         axes = {piece.value: shard_axis(program.types[piece.value], parts) for piece in tensor.pieces}
         return {value: REPLICATED if axis is None else Sharded(axis) for value, axis in axes.items()}
 
+    # Stage 1 shards states, stage 2 gradients too, stage 3 weights too.
     for tensor in program.inputs_of("state") if zero >= 1 else ():
         inputs |= sharded(tensor)
     for tensor in program.inputs_of("parameter") if zero >= 3 else ():

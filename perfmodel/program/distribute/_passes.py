@@ -33,6 +33,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         LayoutError: the batch does not divide, or an op of the forward or backward pass mixes samples.
     """
     function, types = program.function, program.types
+    # Data are cut into micro-batches; how all other values follow is told by the ops' sharding rules.
     sharding: dict[str, Sharding] = {p.name: REPLICATED for p in function.parameters}
     for tensor in program.inputs_of("data"):
         if tensor.batch_axis is not None and parts > 1:
@@ -134,6 +135,8 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
         phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
         bodies.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
     by_pass = {kind: tuple(body) for kind, body in bodies.items()}
+
+    # Schedules may run the two halves of a backward pass at different times.
     for (phase, stage, part), body in list(by_pass.items()):
         if phase == Phase.BACKWARD:
             inputs, weights = _halves(function, body)

@@ -183,6 +183,7 @@ class _Pipeline:
                 for name in instruction.inputs:
                     if name in devices:
                         devices[name][device] = None
+        # An update runs where its weight is, and takes the weight's states along.
         for instruction in self._passes.update:
             here: dict[int, None] = {}
             for name in instruction.inputs:
@@ -222,6 +223,7 @@ class _Pipeline:
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
         tag = Tag(instruction.tag.phase, instruction.tag.layer, m, instruction.tag.stream)
         values = instruction.attributes
+        # An instruction without operands has to be told where it runs.
         if not instruction.inputs or (values and instruction.attribute("device") is not None):
             values = attributes(**dict(values) | {"device": device})
         self._out.append(Instruction(instruction.op, inputs, outputs, values, tag))
@@ -269,6 +271,7 @@ class _Pipeline:
         """What updates use of a value: summed over devices where several hold partial sums."""
         key = (name, -1) if name in self._summed or (name, -1) in self._at else (name, 0)
         holders = self._at[key]
+        # A stage on several devices (of a bidirectional schedule) has a sum on each.
         if name in self._summed and len(holders) > 1:
             totals = tuple(f"{value}.total" for value in holders.values())
             tag = Tag("update", stream="data_comm")

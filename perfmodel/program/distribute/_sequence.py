@@ -155,6 +155,7 @@ class _Slicing:
         if not sliced or not i.attribute("causal") or len(i.inputs) != 1 + (i.op == "attention_grad"):
             raise LayoutError(f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced")
         self._define(i.outputs, [_SEQUENCE])
+        # A slice's gradient is the sum of what its own attention and that of all later slices give.
         keys, (gradients,) = self._names[i.inputs[0]], [self._names[name] for name in i.outputs]
         later: list[str] = [""] * self._count
         for j in self._slices(i.tag):

@@ -192,12 +192,14 @@ class _Spreading:
         shardings = [self._sharding[name] for name in instruction.inputs]
         update = tag.phase == "update"
         scatters = plan.scatter_gradients and (update or instruction.op == "accumulate")
+        # ZeRO: weights are gathered for each use, gradients reduced to their shard before they are added up.
         for k, name in enumerate(instruction.inputs) if plan.gathered or scatters else ():
             if name in plan.gathered and not update:
                 shardings[k] = REPLICATED
             if scatters and isinstance(shardings[k], Partial):
                 axis = shard_axis(self._types[name], plan.parts)
                 shardings[k] = shardings[k] if axis is None else Sharded(axis)
+        # Layers ask the same question again and again; equal types are one object.
         operands = tuple([id(self._types[name]) for name in instruction.inputs])
         key = (instruction.op, instruction.attributes, operands, tuple(shardings))
         answer = self._answers.get(key)

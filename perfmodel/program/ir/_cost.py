@@ -80,6 +80,7 @@ def live_memory(function: Function) -> LiveMemory:
     Returned values stay to the end. What an instruction frees, it frees when it has ended: its operands and
     results are in use together.
     """
+    # Every value lives from the instruction that makes it to the last that uses it.
     types = function.types
     number = {name: k for k, name in enumerate(types)}
     n, end = len(types), len(function.instructions)
@@ -97,6 +98,7 @@ def live_memory(function: Function) -> LiveMemory:
     half_step = np.concatenate([2 * born, 2 * last[freed] + 1])
     change = np.concatenate([size, -size[freed]])
     on_device = np.concatenate([device, device[freed]])
+    # Changes of all devices in one array, device after device: their running sum is the memory in use.
     order = np.lexsort((half_step, on_device))
     half_step, change, on_device = half_step[order], change[order], on_device[order]
     running = np.cumsum(change)

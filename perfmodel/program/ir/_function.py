@@ -251,6 +251,7 @@ def _expand(
     names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
     if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
         raise ProgramError(caller, line, value, f"@{name} must return distinct values that it computes, to be called")
+    # Values of the callee get names that no other call's have.
     names |= dict(zip(callee.outputs, instruction.outputs, strict=True))
     for inner in callee.instructions:
         for local in inner.outputs:

@@ -124,6 +124,7 @@ def _shard_conv2d(*roles: str) -> ShardRule:
         for k, role in enumerate(inputs):
             axis = question.sharded_axis(k)
             shared = next((name for name, at in axis_of[role].items() if at == axis), None)
+            # Channels of several groups do not mix, so that a slice of them is no convolution of the same kind.
             if shared is None or (shared != "sample" and question.attributes["groups"] > 1):
                 continue
 

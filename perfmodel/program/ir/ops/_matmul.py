@@ -51,6 +51,7 @@ def _matmul(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
 def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, w = i.inputs
     transpose_a, transpose_b = bool(i.attribute("transpose_a")), bool(i.attribute("transpose_b"))
+    # Of y = x w: dx = dy w^T and dw = x^T dy, with transposed operands in place of transposed results.
     if transpose_a:
         dx = b.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
     else:

@@ -78,6 +78,7 @@ def _shard_reshape(question: Question) -> Answer:
         return question.replicated()
     new, parts = question.outputs[0].shape, question.parts
     before = prod(x.shape[:axis])
+    # The sharded axis is found again where as many elements stand before it.
     for out, n in enumerate(new):
         if prod(new[:out]) == before and n % parts == 0 and n > 1:
             change = (("shape", (*new[:out], n // parts, *new[out + 1 :])),)

@@ -74,6 +74,7 @@ def _first_grad(forward: InferRule) -> InferRule:
 def _shard_embedding(question: Question) -> Answer:
     by_row, by_token = question.sharded_axis(0), question.sharded_axis(1)
     rows = question.operands[0]
+    # Each part looks up the rows that it has, and gives zeros for the others.
     if by_row == 0:
         local = rows.shape[0] // question.parts
         return Answer((Sharded(0), REPLICATED), (Partial("sum"),), offset_step=local)
