@@ -254,7 +254,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
 
 
 def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
-    """By how much kernels run longer beside collectives: each against the same kernel with none beside it."""
+    """How much longer kernels run beside collectives: each against the same kernel with none beside it."""
     if not profile.asynchronous:
         return
     extra_s = beside_s = 0.0
@@ -319,7 +319,7 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
 
 
 def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
-    """From the end of a step on its last device to the start of the next on its first."""
+    """Time between steps: from the end of one on its last device to the start of the next on its first."""
     parts = profile.trace.steps()
     if len(parts) < 2:
         return

@@ -59,7 +59,7 @@ class Hyperparameters:
 
     @classmethod
     def default(cls, components: Sequence[Component]) -> "Hyperparameters":
-        """Where the search starts."""
+        """Hyperparameters at which the search starts."""
         return cls(np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0)
 
 

@@ -81,7 +81,7 @@ class EndToEnd:
 
     @property
     def contradictions(self) -> tuple[str, ...]:
-        """Where runs and tables disagree, in words."""
+        """Sentences on where runs and tables disagree."""
         sentences = [self.beyond]
         for parameter in self.parameters:
             sentences.append(parameter.contradiction)
@@ -275,7 +275,7 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
 
 
 def _beyond(log_errors: np.ndarray, belief: Belief) -> str:
-    """In words, if most runs took longer or shorter than the published record lets expect of a site."""
+    """A sentence, if most runs took longer or shorter than the published record lets expect of a site."""
     at = float(np.median(-log_errors))
     everything = dict.fromkeys(CLASSES, 1 / len(CLASSES))
     middle = float(np.mean(belief.mean))

@@ -66,7 +66,7 @@ PARTS: Final = {
 
 
 def part_looks(names: Iterable[str]) -> dict[str, Look]:
-    """Of all `PARTS`, and after them of the parts of breakdowns that are none of these."""
+    """Looks of all `PARTS`, and after them of the parts of breakdowns that are none of these."""
     return PARTS | {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
 
 

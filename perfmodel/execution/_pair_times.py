@@ -85,7 +85,7 @@ class Curve:
     """In a row of calls."""
 
     def at(self, operand_bytes: float) -> float:
-        """In a row of calls, linear between the points and on beyond the last."""
+        """Seconds of a call in a row of calls, linear between the points and on beyond the last."""
         beyond = max(0.0, operand_bytes - self.bytes[-1])
         return float(np.interp(operand_bytes, self.bytes, self.steady_s) + beyond * self.s_per_byte)
 
@@ -202,7 +202,7 @@ def _kernels_s(group: RankGroup, kernels: Sequence[Kernel]) -> dict[Kernel, floa
 
 
 def _curve(group: RankGroup, events: Sequence[Transfer]) -> Curve:
-    """From a tiny message to the largest of the events, a few sizes to every factor of ten."""
+    """Times from a tiny message to the largest of the events, a few sizes to every factor of ten."""
     largest = max(TINY_BYTES, *(event.bytes * event.concurrent for event in events))
     points = 2 + int(np.ceil(_POINTS_PER_DECADE * np.log10(largest / TINY_BYTES)))
     grid = np.unique(np.ceil(np.geomspace(TINY_BYTES, largest, points) / 8) * 8)

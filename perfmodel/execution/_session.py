@@ -51,7 +51,7 @@ def _all_gather(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...])
 
 
 def _send(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """With an acknowledgement, so that the sender too is done when the message has arrived, not when the system has
+    """Send and acknowledge, so that the sender too is done when the message has arrived, not when the system has
     taken a copy of it: an instruction of several devices runs on all of them at once (DistIR, section 2.1)."""
     received = lax.ppermute(x, _AXIS, [(0, 1)])
     return received, lax.ppermute(received.ravel()[:1], _AXIS, [(1, 0)])

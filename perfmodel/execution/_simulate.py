@@ -47,7 +47,7 @@ def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " clas
 
 
 def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
-    """When every instruction runs on every device (DistIR, section 3.3).
+    """The timeline of when every instruction runs on every device (DistIR, section 3.3).
 
     Args:
         program: a structure made for the timer's cluster, or a function (whose devices then share one node).
@@ -64,7 +64,7 @@ def simulate_on_cores(
     credit_s: Float[np.ndarray, " ops"],
     cores: Sequence[int],
 ) -> Timeline:
-    """When every op runs, if a core runs the work of its ranks one at a time, in the order in which it comes.
+    """The timeline if a core runs the work of its ranks one at a time, in the order in which it comes.
 
     An op's span begins when its rank calls it, as it does in a real run, though it may wait for its core. With a core
     for every rank this is the critical path.

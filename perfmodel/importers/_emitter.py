@@ -25,7 +25,7 @@ class Known:
 
     @classmethod
     def of(cls, value: Any, dtype: Any = None) -> "Known":
-        """Of a number, nested lists of numbers or any framework's array on the CPU."""
+        """The known value of a number, nested lists of numbers or any framework's array on the CPU."""
         return cls(np.asarray(value, dtype))
 
 

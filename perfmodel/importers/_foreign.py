@@ -104,7 +104,7 @@ class Graph:
         return self._in_order(items, before)
 
     def _in_order(self, items: list[Any], before: int) -> list[Any]:
-        """Where no name tells a layer, every product with a weight begins one."""
+        """Number the layers in order where no name tells them: every product with a weight begins one."""
         if self._stacks:
             return items
         weights = {weight.name for weight in self.builder.inputs}

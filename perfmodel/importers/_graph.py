@@ -64,7 +64,7 @@ class Array:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...]) -> "Array":
-        """From the element type's name in NumPy, HLO or ONNX."""
+        """The array of an element type that NumPy, HLO or ONNX names."""
         if name.startswith(("float8", "f8")):
             return cls("fp8", shape, 1.0)
         known = _DTYPES.get(name)

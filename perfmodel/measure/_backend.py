@@ -67,7 +67,7 @@ class Backend(Protocol):
         ...
 
     def overhead_sampler(self) -> SampleCalls:
-        """The same for a call that does next to nothing: what every time contains."""
+        """Sampler of a call that does next to nothing: what every time contains."""
         ...
 
 

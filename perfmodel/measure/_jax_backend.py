@@ -102,7 +102,7 @@ def jax_backend() -> Iterator[JaxBackend]:
 
 
 def _unrounded(sample: SampleCalls) -> SampleCalls:
-    """With fp32 products in fp32, which accelerators otherwise round to tf32 or bf16."""
+    """Keep fp32 products in fp32, which accelerators otherwise round to tf32 or bf16."""
     import jax
 
     def sample_unrounded(calls: int) -> Sample:

@@ -63,7 +63,7 @@ class GlooSession(RankSession):
 
 
 class NcclSession(GlooSession):
-    """The same on GPUs, one per rank."""
+    """A session on GPUs, one per rank."""
 
     transport = "nccl"
     device = "cuda"

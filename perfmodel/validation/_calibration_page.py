@@ -150,7 +150,7 @@ def _points(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sample(rows: pd.DataFrame) -> np.ndarray:
-    """Of each group and device the farthest off, and its share of the rest at regular distances."""
+    """Rows to draw: of each group and device the farthest off, and a share of the others at regular distances."""
     log_error = np.abs(np.log(rows["predicted_s"].to_numpy(float) / rows["measured_s"].to_numpy(float)))
     sampled = []
     for index in rows.groupby(["group", "device"]).indices.values():

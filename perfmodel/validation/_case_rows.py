@@ -294,7 +294,7 @@ padding and heads in."""
 
 
 def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[str, ...]:
-    """In what the stated parameters and memory of a row contradict its model and device."""
+    """Sentences on how the stated parameters and memory of a row contradict its model and device."""
     contradictions = []
     stated = number(row, "params_b")
     if stated and isinstance(model, Transformer):

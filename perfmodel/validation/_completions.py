@@ -67,7 +67,7 @@ class Completion:
 
     @property
     def given(self) -> tuple[tuple[str, str], ...]:
-        """What of `chosen` nobody can tune."""
+        """The choices among `chosen` that nobody who runs it can tune."""
         return tuple((name, value) for name, value in self.chosen.items() if name not in TUNABLE)
 
 

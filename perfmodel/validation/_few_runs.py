@@ -17,7 +17,7 @@ _DRAWS: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class FewRuns:
-    """Of the other runs of a source when some are known; means over random draws."""
+    """Errors of the other runs of a source when some are known; means over random draws."""
 
     error: float
     """Mean relative error."""
@@ -102,8 +102,8 @@ def mean_error(draws: list[Draw]) -> float:
 
 
 def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float) -> dict[int, FewRuns]:
-    """By the number of a source's runs that are known, how well its others are predicted, half-widths as predictions
-    have them (`widened`).
+    """How well a source's other runs are predicted, by the number of its runs that are known. Half-widths are as
+    predictions have them (`widened`).
 
     Args:
         drawn: draws of the known runs.

@@ -138,7 +138,7 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
 
 
 def nearest_power_of_two(value: float) -> int:
-    """In the logarithm: as the counts of micro-batches and degrees are kept."""
+    """The power of two that is nearest in the logarithm, as micro-batches and degrees are counted."""
     return 1 << max(0, round(float(np.log2(value))))
 
 
@@ -205,7 +205,7 @@ def parallelism_of(tp: int, pp: int) -> str:
 
 
 def stated_degrees(row: Row) -> dict[str, str]:
-    """By degree and for the micro-batch, what a row states, as it is counted."""
+    """Degrees and micro-batch that a row states, by name, as they are counted."""
     stated = {}
     for name in ("tp", "pp", "cp", "micro_batch"):
         if number(row, name) is not None:

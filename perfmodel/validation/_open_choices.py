@@ -455,7 +455,7 @@ class Network(OpenChoice):
 
 
 def _ratio(rate: str) -> float:
-    """Of one of `_RATES`."""
+    """A rate of `_RATES` as a number."""
     over, _, under = rate.partition("/")
     return float(over) / float(under or 1)
 
@@ -483,7 +483,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
 
 
 def stated_values(case: Case) -> dict[str, str]:
-    """By choice, the values that a run states."""
+    """Values that a run states, by choice."""
     stated = {}
     for choice in OPEN_CHOICES:
         try:

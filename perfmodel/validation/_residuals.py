@@ -50,7 +50,7 @@ class EventResidual:
 
 @dataclass(frozen=True)
 class TermChange:
-    """How far one parameter alone would have to move to explain the error."""
+    """The change of one parameter that alone would explain the error."""
 
     parameter: str
     share: float
@@ -61,7 +61,7 @@ class TermChange:
 
     @property
     def deviations(self) -> float:
-        """The same in standard deviations of what is known of it without runs."""
+        """The needed change in standard deviations of what is known of the parameter without runs."""
         return self.needed / self.prior_sd
 
 

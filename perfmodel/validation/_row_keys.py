@@ -157,8 +157,8 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
 
 
 def _contradictions_of_counts(row: Row) -> list[str]:
-    """In what degrees and devices, and sequences and micro-batches, contradict each other; cells that are no numbers
-    are left to those who read them."""
+    """Sentences on how degrees contradict devices, and sequences micro-batches. Cells that are no numbers are left to
+    those who read them."""
     try:
         tp, pp, dp, devices = (number(row, name) for name in ("tp", "pp", "dp", "n_devices"))
         batch, micro, count = (number(row, name) for name in ("global_batch", "micro_batch", "num_microbatches"))

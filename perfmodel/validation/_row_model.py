@@ -219,7 +219,7 @@ def _experts(row: Row, family: str, ffn: int) -> Experts | None:
 
 
 def _further_tokens(model: Model, row: Row) -> Model:
-    """With its modules for multi-token prediction (the catalog's model of the name and `-mtp`) or without them,
+    """The model with modules for multi-token prediction (the catalog's of the name and `-mtp`) or without them,
     whichever comes nearer to the FLOPs per token that a row states by both its rates, visible attention counted."""
     further = known_model(f"{model.name}-mtp")
     tflops, tokens_per_s = (number(row, f"measured_{what}_per_device") for what in ("tflops", "tokens_per_s"))

@@ -79,7 +79,7 @@ def _usual_name(model: Model) -> str:
 
 
 def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
-    """With the devices over which FSDP shards weights, where the row's recipe tells them and the row does not."""
+    """The row with the devices over which FSDP shards weights, where its recipe tells them and the row does not."""
     release = _recipe_release(row)
     if not release or text(row, "sharding").lower() not in ("fsdp", "fsdp+dp"):
         return row

@@ -107,7 +107,7 @@ def kind_of(model: Model) -> str:
 
 
 def _class_of(value: float, bounds: tuple[float, ...], unit: str) -> str:
-    """Such as `2 to 15B`, by the bounds between classes, which belong to the class below."""
+    """Name of the class of a value, such as `2 to 15B`; bounds belong to the class below them."""
     above = [bound for bound in bounds if bound < value]
     below = [bound for bound in bounds if bound >= value]
     if not above:

@@ -28,5 +28,5 @@ def submitter_of(row: Mapping[str, Any]) -> str:
 
 
 def with_submitters(runs: pd.DataFrame) -> pd.DataFrame:
-    """The same runs, `source` as `source_of_run` says it."""
+    """Runs whose `source` is what `source_of_run` says."""
     return runs.assign(source=[source_of_run(row) for row in runs.to_dict("records")])

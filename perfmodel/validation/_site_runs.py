@@ -144,6 +144,6 @@ def _site_run(
 
 
 def _year(row: dict[str, Any]) -> int:
-    """Of a run; 0 where its row does not say it."""
+    """Year of a run; 0 where its row does not state it."""
     year = row.get("year")
     return 0 if year in (None, "") else int(float(str(year)))

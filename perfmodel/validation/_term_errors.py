@@ -87,7 +87,7 @@ def _step_s(problem: StepProblem, layout: Layout) -> float:
 
 
 def _figures(ratio: np.ndarray) -> dict[str, Any]:
-    """Of predicted over measured times, a row per run and a column per choice of terms."""
+    """Errors of ratios of predicted to measured times, which have a row per run and a column per choice of terms."""
     error, bias = np.abs(ratio - 1).mean(axis=0), (ratio - 1).mean(axis=0)
     adds = (1 - ratio / ratio[:, :1]).mean(axis=0)
     off = [*(term.name for term in STEP_TERMS), EVERY_TERM]

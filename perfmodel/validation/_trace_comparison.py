@@ -188,7 +188,7 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
 
 
 def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> str:
-    """By what activities are matched."""
+    """What activities are matched by: `name`, tags, `order`, or nothing."""
     ours = _computations(predicted)
     theirs = [(step, _computations(step)) for step in steps]
 

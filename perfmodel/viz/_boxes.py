@@ -145,7 +145,7 @@ def _share(
 
 
 def _corners(boxes: Boxes, chosen: Any, upper: float) -> list[np.ndarray]:
-    """Of every chosen box, from a share of its height down, shape (4, 2)."""
+    """Corners of every chosen box, from a share of its height down, shape (4, 2)."""
     start, end, top, height = (getattr(boxes, name)[chosen] for name in ("left", "right", "top", "height"))
     y0, y1 = top + upper * height, top + height
     corners = ((start, y0), (end, y0), (end, y1), (start, y1))

@@ -141,7 +141,7 @@ def kind_of_pass(kind: int) -> bool:
 
 
 def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
-    """Where the enlarged part begins, and how long it can be for the numbers of its passes to be read."""
+    """Start of the enlarged part, and how long it can be for the numbers of its passes to be read."""
     of_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
     typical_s = float(np.quantile(drawn.duration_s[of_pass], 0.25)) if of_pass.any() else end_s
     zoom_s = min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)

@@ -86,7 +86,7 @@ def _rows(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str]) -> None:
-    """Under every bar its layout's degrees, a row for each with its name on the left; words stand upright."""
+    """Write every layout's degrees under its bar, a row for each with its name on the left; words stand upright."""
     has_words = any(name in _IN_WORDS for name in rows)
     texts = []
     for p in predictions:

@@ -85,7 +85,7 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
 
 
 def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
-    """All; of more than can be told apart some at equal distances, and the fullest."""
+    """Ranks to draw: all, or where these cannot be told apart some at equal distances and the fullest."""
     if len(steps) <= _ALL_UP_TO:
         return list(range(len(steps)))
     fullest = int(np.argmax([rank_steps.in_use_bytes.max() for rank_steps in steps]))

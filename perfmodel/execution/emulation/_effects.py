@@ -17,7 +17,7 @@ Tensor = Any
 
 
 class Effects:
-    """Of the collectives of one group on one rank."""
+    """What the collectives of one group leave in the buffers of one rank."""
 
     _group: Any
 

@@ -72,7 +72,7 @@ def emulate_program(
 
 
 class _Session(ProgramSession):
-    """Without a process group to join."""
+    """A rank's session without a process group to join."""
 
     def __init__(self, rank: int, prices: Prices) -> None:
         self.rank, self._prices = rank, prices

@@ -246,7 +246,7 @@ def _told(folder: Path, rank: int) -> str:
 
 
 def _end(processes: "Mapping[int, subprocess.Popen[bytes]]") -> None:
-    """With what they started: the group of each."""
+    """End processes with what they started: the group of each."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes.values():
             if process.poll() is None:

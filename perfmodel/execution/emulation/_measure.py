@@ -154,7 +154,7 @@ def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
 def _timed(
     dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
 ) -> tuple[float, float, float]:
-    """From the last rank's call to the end, and of the core where this rank is the last; the core's speed."""
+    """Mean seconds of a call from the last rank's on; of the core, where this rank is the last; the core's speed."""
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
     times_s, cores_s, rates = [], [], []
     for number in range(calls + _WARM_UP):

@@ -52,7 +52,7 @@ def before(kind: str, size: int, place: int, peer: int) -> Before:
 
 
 class Message(NamedTuple):
-    """As the real rank announced it."""
+    """A message as the real rank announced it."""
 
     nbytes: int
     announced_s: float
@@ -76,7 +76,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Links:
-    """Of one real rank, which all of its operations share: until when each direction is taken."""
+    """Links of one real rank, which all of its operations share: until when each direction is taken."""
 
     in_s: float = 0.0
     out_s: float = 0.0
@@ -112,7 +112,7 @@ class Operation:
         self.in_bytes = self.out_bytes = self.messages = 0
 
     def pair(self, peer: int, connection: Connection) -> Pair:
-        """That with one emulated rank, begun with its first message."""
+        """The pair with one emulated rank, begun with its first message."""
         pair = self.pairs.get(peer)
         if pair is None:
             pair = self.pairs[peer] = Pair(connection)

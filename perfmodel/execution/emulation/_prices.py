@@ -48,7 +48,7 @@ def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> 
 
 
 def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
-    """By the calibrated model."""
+    """Prices by the calibrated model."""
     return lambda op: float(collectives.times(cluster, [op]).time_s[0])
 
 

@@ -120,7 +120,7 @@ def replay(iteration: Iteration) -> Replay:
 
 
 class _Op(NamedTuple):
-    """Of a structure under way; each has a class of its own."""
+    """An op of a structure under way; each has a class of its own."""
 
     time_s: float
     kind: Kind

@@ -131,7 +131,7 @@ class TimeToAccuracy:
 
     @classmethod
     def of(cls, curves: Sequence[AccuracyCurve], target: float) -> "TimeToAccuracy":
-        """From one curve per seed."""
+        """The summary of one curve per seed."""
         there = [curve.reaches(target) for curve in curves]
         there = [(epochs, time_s) for epochs, time_s in there if np.isfinite(epochs)]
         last = [float(curve.accuracy[-1]) for curve in curves]

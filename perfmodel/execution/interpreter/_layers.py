@@ -47,7 +47,7 @@ class LayeredModel:
         return [layer.initial(rng) for layer in self.layers]
 
     def output(self, params: Sequence[Params], x: Array) -> Array:
-        """Of whole sequences, by parameters of every layer."""
+        """Output for whole sequences, by parameters of every layer."""
         for layer, layer_params in zip(self.layers, params, strict=True):
             x, _ = layer.apply(layer_params, x, ())
         return x

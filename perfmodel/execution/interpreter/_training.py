@@ -138,7 +138,7 @@ def _whole_steps(micro_batches: int, per_step: int) -> int:
 
 
 def update_times(name: str, stages: int, per_step: int, steps: int, passes: PassTimes) -> Float[np.ndarray, " updates"]:
-    """When the last device makes each update, which takes no time itself."""
+    """Times at which the last device makes each update, which takes no time itself."""
     scheduler = get_schedule(name)
     flush = not scheduler.asynchronous
     spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)

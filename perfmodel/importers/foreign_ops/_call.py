@@ -86,7 +86,7 @@ Rule = Callable[[Call], Any]
 
 
 def primitive(c: Call, name: str, *items: Item) -> Item:
-    """As the JAX primitive of a name does."""
+    """Write what the JAX primitive of a name does."""
     if any(isinstance(i, Ref) and c.d.builder.types[i.name].dtype.startswith("int") for i in items):
         raise CannotMapError("the IR computes no integers; give the value of the input that they come from")
     out = Array(c.dtype, (), 4)

@@ -18,7 +18,7 @@ def _matmul(c: Call) -> Ref:
 
 
 def _product(c: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
-    """With leading axes of the smaller operand repeated or merged, as the IR's `matmul` wants them."""
+    """A product; leading axes of the smaller operand are repeated or merged, as the IR's `matmul` wants them."""
     shape_a, shape_b = c.shape(a), c.shape(b)
     if len(shape_a) == 1:
         return c.d.reshape(_product(c, c.d.reshape(a, (1, *shape_a)), b), (*shape_b[:-2], shape_b[-1]))

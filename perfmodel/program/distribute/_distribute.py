@@ -188,7 +188,7 @@ def spread_stages(program: Program, degrees: Degrees, *, representative: bool = 
 
 
 def on_one_stream(program: Program) -> Program:
-    """The same with every instruction on the compute stream: what ranks do that run one instruction at a time."""
+    """The program with every instruction on the compute stream: what ranks do that run one instruction at a time."""
     alone = tuple(
         i if i.tag.stream == "compute" else replace(i, tag=replace(i.tag, stream="compute"))
         for i in program.function.instructions

@@ -294,7 +294,7 @@ class _Pipeline:
                 self._at[name, -1][device] = output
 
     def _returned(self, piece: Piece) -> list[Piece]:
-        """Where a returned value is: its replicas, or its slices by micro-batch."""
+        """Pieces of a returned value: its replicas, or its slices by micro-batch."""
         spread: Sharding = self._sharding.get(piece.value, REPLICATED)
         if not isinstance(spread, Sharded):
             return [Piece(value, piece.start) for value in self._total(piece.value).values()]
@@ -308,7 +308,7 @@ class _Pipeline:
 
 
 def _start(rank: int, axis: int, at: int) -> tuple[int, ...]:
-    """Where a part begins that is cut along one axis."""
+    """First element of a part that is cut along one axis."""
     return tuple(at if i == axis else 0 for i in range(rank))
 
 

@@ -117,7 +117,7 @@ class _Slicing:
             self._names[name] = [f"{name}.s{j}" for j in range(self._count)] if written else [name] * self._count
 
     def _instruction(self, i: Instruction) -> None:
-        """The same on every slice."""
+        """Write an instruction once for every slice."""
         spreads = [self._spread[name] for name in i.inputs]
         answer = OPS[i.op].spread(Question.of(i, self._types, spreads, self._count))
         operands = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
@@ -204,7 +204,7 @@ class _Slicing:
         return replace(tensor, pieces=tuple(pieces))
 
     def _placed(self, piece: Piece) -> list[Piece]:
-        """Where an input or output of the program is: in a slice each, or in one value."""
+        """Pieces of an input or output of the program: one in every slice, or one value."""
         spread, names = self._spread[piece.value], self._names[piece.value]
         if not isinstance(spread, Sharded):
             return [replace(piece, value=piece.value if spread == Partial("sum") else names[0])]

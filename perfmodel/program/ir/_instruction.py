@@ -54,7 +54,7 @@ class Tensor:
         return Tensor(self.dtype, tuple(shape), self.device)
 
     def with_size(self, axis: int, size: int) -> "Tensor":
-        """The same of another size along one axis."""
+        """The same dtype and device, of another size along one axis."""
         return self.with_shape([size if i == axis else n for i, n in enumerate(self.shape)])
 
     def on(self, device: int) -> "Tensor":

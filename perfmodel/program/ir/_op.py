@@ -144,7 +144,7 @@ PartialRule = Callable[[Question], Answer | None]
 
 
 def sums_pass(question: Question) -> Answer | None:
-    """Of linear ops: where all operands are partial sums, so are the results."""
+    """Partial rule of linear ops: where all operands are partial sums, so are the results."""
     if any(spread != Partial("sum") for spread in question.shardings):
         return None
     return Answer(question.shardings, (Partial("sum"),) * len(question.outputs))

@@ -191,7 +191,7 @@ def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]
 
 
 def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: int) -> str:
-    """Each token through its best expert, scaled by the router's probability; no token is dropped."""
+    """Pass each token through its best expert, scaled by the router's probability; no token is dropped."""
     h, experts = size.hidden, size.experts
     shares = m.op("softmax", m.op("matmul", y, m.weight(f"{name}.router", (h, experts))))
     chosen = m.op("argmax", shares)

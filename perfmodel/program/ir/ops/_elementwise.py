@@ -68,7 +68,7 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
 
 
 def shard_elementwise(question: Question) -> Answer:
-    """All operands sliced alike, where they are not broadcast."""
+    """Slice all operands alike, where they are not broadcast."""
     out = question.outputs[0]
     for tensor, spread in zip(question.operands, question.shardings, strict=True):
         if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:

@@ -109,7 +109,7 @@ def _attention_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _shard_attention(question: Question) -> Answer:
-    """By sequences, or by heads."""
+    """Spread attention by sequences, or by heads."""
     axes = [question.sharded_axis(i) for i in range(len(question.operands))]
     heads = question.attributes["heads"]
     if 2 in axes and heads % question.parts == 0:

@@ -111,7 +111,7 @@ def _conv2d_work(pass_: Any) -> WorkRule:
 
 
 def _shard_conv2d(*roles: str) -> ShardRule:
-    """By samples, by channels of the result, or (of one group) by channels of the image.
+    """Spread a convolution by samples, by channels of the result, or (of one group) by channels of the image.
 
     Args:
         roles: of the operands and the result: `x` image, `w` kernel, `y` result, each along two axes that it shares
@@ -148,7 +148,7 @@ def _pool2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
 
 
 def _shard_pool2d(question: Question) -> Answer:
-    """By samples or channels."""
+    """Spread a pooling by samples or channels."""
     return question.alike(lambda axis: axis < 2)
 
 
