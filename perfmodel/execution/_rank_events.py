@@ -146,11 +146,12 @@ def _transfer(event: Transfer) -> Called:
     elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks
     received = elements * ranks if event.kind == "all_gather" else elements
     one_way = event.kind == "send"
-    types = {f"x{r}": Tensor(event.dtype, (elements,), r) for r in range(1 if one_way else ranks)}
-    inputs = tuple(types)
-    types |= {f"y{r}": Tensor(event.dtype, (received,), r) for r in range(1 if one_way else 0, ranks)}
-    made = Instruction(event.kind, inputs, tuple(types)[len(inputs) :], _ATTRIBUTES[event.kind])
-    return made, tuple(range(ranks)), types
+    senders = range(1) if one_way else range(ranks)
+    receivers = range(1, ranks) if one_way else range(ranks)
+    inputs = {f"x{rank}": Tensor(event.dtype, (elements,), rank) for rank in senders}
+    outputs = {f"y{rank}": Tensor(event.dtype, (received,), rank) for rank in receivers}
+    made = Instruction(event.kind, tuple(inputs), tuple(outputs), _ATTRIBUTES[event.kind])
+    return made, tuple(range(ranks)), inputs | outputs
 
 
 _ATTRIBUTES: Final = {

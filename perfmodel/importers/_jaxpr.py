@@ -204,7 +204,9 @@ def _collective(
 ) -> list[Node]:
     """One collective per operand, or views where no mesh axis is involved (a group of one)."""
     axes = parameters.get("axes", parameters.get("axis_name", ()))
-    axes = tuple(a for a in ((axes,) if isinstance(axes, str) else axes) if isinstance(a, str))
+    axes = (axes,) if isinstance(axes, str) else axes
+    # Axes that are numbers are the operand's own: nothing moves along them.
+    axes = tuple(axis for axis in axes if isinstance(axis, str))
     kind = _COLLECTIVES[name]
     if prod(mesh.get(axis, 1) for axis in axes) == 1:
         return [Node(name, "view", (i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]

@@ -99,8 +99,9 @@ def convolution(shape: ConvShape) -> KernelOp:
         )
     fill = (1,) * (2 - len(shape.kernel))
     zero = (0,) * len(fill)
-    space_in, kernel, space_out = (fill + axes for axes in (shape.space_in, shape.kernel, shape.space_out))
-    stride, holes, spread = (fill + axes for axes in (shape.stride, shape.in_dilation, shape.kernel_dilation))
+    space_in, space_out = fill + shape.space_in, fill + shape.space_out
+    kernel, stride = fill + shape.kernel, fill + shape.stride
+    holes, spread = fill + shape.in_dilation, fill + shape.kernel_dilation
     pad = zero + tuple(max(0, p) for p in shape.pad_low)
     if max(holes) > 1:
         return Convolution(

@@ -167,6 +167,8 @@ def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> An
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         if inside and not lines:
             raise
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        line = lines[-1] if lines else None
+        if isinstance(error, SyntaxError):
+            line = error.lineno
         place = f"{path}, line {line}" if line else str(path)
         raise PerfModelError(f"{place}: {type(error).__name__}: {error}") from error

@@ -31,10 +31,10 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
         TableError: if a side is missing, unreadable, or a folder without tables.
     """
     sides = [_rows(Path(path)) for path in (first, second)]
-    keyed = [_by_key(rows) for rows in sides]
+    first_rows, second_rows = _by_key(sides[0]), _by_key(sides[1])
     families: dict[str, dict[str, Any]] = {}
-    for key in dict.fromkeys([*keyed[0], *keyed[1]]):
-        a, b = (side.get(key) for side in keyed)
+    for key in first_rows | second_rows:
+        a, b = first_rows.get(key), second_rows.get(key)
         counts = families.setdefault(
             _family(a or b or {}), {"ratios": [], "apart": [], "only_in_first": 0, "only_in_second": 0}
         )

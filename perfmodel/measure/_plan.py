@@ -145,11 +145,11 @@ def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise CalibrationError(f"{key}: every value must be a list of {len(names)}")
         axes.append([dict(zip(names, p, strict=True)) for p in points])
     expanded = []
-    for point in product(*axes):
-        values = {}
-        for of_axis in point:
-            values |= of_axis
-        expanded.append(values)
+    for combination in product(*axes):
+        point: dict[str, Any] = {}
+        for of_axis in combination:
+            point |= of_axis
+        expanded.append(point)
     return expanded
 
 
@@ -159,7 +159,9 @@ def _kernels(grid: dict[str, Any], index: int) -> list[tuple[KernelOp, str]]:
     if not isinstance(family, str) or family not in MEASURED_FAMILIES:
         raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
     ops = []
-    for point in expand({"pass_" if k == "pass" else k: v for k, v in grid.items() if k != "family"}):
+    # `pass` is a word of Python, so the op's field is called `pass_`.
+    op_grid = {"pass_" if key == "pass" else key: value for key, value in grid.items() if key != "family"}
+    for point in expand(op_grid):
         cache = point.pop("cache", "warm")
         if not isinstance(cache, str) or cache not in CACHES:
             raise UnknownNameError(f"cache of {entry}", str(cache), CACHES)

@@ -81,9 +81,15 @@ def row_key(row: Mapping[str, Any]) -> str:
 
 
 def _key(columns: Mapping[str, Any], cold: bool) -> str:
-    # tables hold whole numbers as 4.0 beside empty cells, and cells that an op lacks are empty
-    values = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in columns.items() if present(v)}
-    return json.dumps({**values, **({"cache": COLD} if cold else {})}, sort_keys=True)
+    # Tables hold whole numbers as 4.0 beside empty cells, and cells that an op lacks are empty.
+    values = {}
+    for name, value in columns.items():
+        if present(value):
+            is_whole = isinstance(value, float) and value == int(value)
+            values[name] = int(value) if is_whole else value
+    if cold:
+        values["cache"] = COLD
+    return json.dumps(values, sort_keys=True)
 
 
 def present(value: Any) -> bool:

@@ -84,8 +84,10 @@ class StructureBuilder:
 
     def _append(self, class_code: Column, stream: Ids, *rest: Column) -> Ids:
         count = len(stream)
-        columns = (class_code, stream, *rest)
-        self._blocks.append(OpColumns(*(c if isinstance(c, np.ndarray) else np.full(count, c) for c in columns)))
+        columns = []
+        for column in (class_code, stream, *rest):
+            columns.append(column if isinstance(column, np.ndarray) else np.full(count, column))
+        self._blocks.append(OpColumns(*columns))
         self.n_ops += count
         return np.arange(self.n_ops - count, self.n_ops)
 

@@ -193,8 +193,9 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     status = np.asarray(runs["status"].fillna(""), str) if "status" in runs else np.full(len(runs), "ok")
     skipped += Counter(_not_compared(state) for state in status[usable & np.isnan(measured_s)].tolist())
 
-    names = ("predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes")
-    time_s, lo_s, hi_s, peak_bytes = (np.asarray(predicted[name], float) for name in names)
+    time_s = np.asarray(predicted["predicted_iter_time_s"], float)
+    lo_s, hi_s = np.asarray(predicted["lo_s"], float), np.asarray(predicted["hi_s"], float)
+    peak_bytes = np.asarray(predicted["predicted_peak_memory_bytes"], float)
 
     def figures(chosen: np.ndarray) -> dict[str, Any]:
         t, w = chosen & usable & ~np.isnan(measured_s), chosen & usable & ~np.isnan(measured_bytes)

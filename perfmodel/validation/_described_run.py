@@ -223,6 +223,10 @@ def described_job(
     Raises:
         UnknownNameError, PerfModelError: for names that no catalog has; without `global_batch`.
     """
-    values = vars(layout) if isinstance(layout, Layout) else Layout.values(layout) if layout else {}
+    values: Mapping[str, Any] = {}
+    if isinstance(layout, Layout):
+        values = vars(layout)
+    elif layout:
+        values = Layout.values(layout)
     stated = {name: value for name, value in job.items() if value is not None}
     return JobRun(catalog.model(model), catalog.cluster(cluster), stated, values, framework, devices)

@@ -225,9 +225,13 @@ def _op_of(record: dict[str, Any]) -> Op | None:
     kind: Any = Collective if "collective" in record else MEASURED_FAMILIES.get(str(family))
     if kind is None:
         return None
-    said = {"pass_" if name == "pass" else str(name): value for name, value in record.items() if present(value)}
-    op_fields: dict[str, Any] = {f.name: said[f.name] for f in fields(kind) if f.name in said}
-    op_fields = {name: int(v) if isinstance(v, float) and v == int(v) else v for name, v in op_fields.items()}
+    # Tables hold whole numbers as 4.0 beside empty cells.
+    op_fields: dict[str, Any] = {}
+    for field_name in (f.name for f in fields(kind)):
+        value = record.get("pass" if field_name == "pass_" else field_name)
+        if present(value):
+            is_whole = isinstance(value, float) and value == int(value)
+            op_fields[field_name] = int(value) if is_whole else value
     try:
         op = kind(**op_fields)
         if not isinstance(op, Collective):

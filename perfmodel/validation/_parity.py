@@ -71,8 +71,11 @@ def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | No
 
 def _origins(times: EventTimes) -> dict[str, list[str]]:
     """`provenance` of every time, and the `skipped_reason` why there is none: one of the two is empty."""
-    reasons = [text.removeprefix(_SKIPPED) if text.startswith(_SKIPPED) else "" for text in times.provenance]
-    known = ["" if why else origin for origin, why in zip(times.provenance, reasons, strict=True)]
+    known, reasons = [], []
+    for provenance in times.provenance:
+        reason = provenance.removeprefix(_SKIPPED) if provenance.startswith(_SKIPPED) else ""
+        known.append("" if reason else provenance)
+        reasons.append(reason)
     return {"provenance": known, "skipped_reason": reasons}
 
 

@@ -164,7 +164,8 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     missing = [name for name, value in degrees.items() if value is None]
     known = cp
     for name in _DEGREES:
-        known *= 1 if name in missing else count(row, name)
+        if name not in missing:
+            known *= count(row, name)
     if len(missing) > 1:
         raise Unusable(f"{', '.join(missing[:-1])} and {missing[-1]} are not stated")
     if missing:

@@ -140,15 +140,18 @@ def _share(
     chosen = chosen[np.argsort(boxes.start[chosen], kind="stable")]
     knots = np.stack([boxes.start[chosen], boxes.end[chosen]], axis=1).ravel()
     covered = np.repeat(np.r_[0.0, np.cumsum(boxes.end[chosen] - boxes.start[chosen])], 2)[1:-1]
-    before, after = (np.interp(at + d, np.maximum.accumulate(knots), covered) for d in (-span / 2, span / 2))
+    ascending = np.maximum.accumulate(knots)
+    before = np.interp(at - span / 2, ascending, covered)
+    after = np.interp(at + span / 2, ascending, covered)
     return (after - before) / span
 
 
 def _corners(boxes: Boxes, chosen: Any, upper: float) -> list[np.ndarray]:
     """Corners of every chosen box, from a share of its height down, shape (4, 2)."""
-    start, end, top, height = (getattr(boxes, name)[chosen] for name in ("left", "right", "top", "height"))
-    y0, y1 = top + upper * height, top + height
-    corners = ((start, y0), (end, y0), (end, y1), (start, y1))
+    start, end = boxes.start[chosen], boxes.end[chosen]
+    bottom = boxes.top[chosen] + boxes.height[chosen]
+    top = boxes.top[chosen] + upper * boxes.height[chosen]
+    corners = ((start, top), (end, top), (end, bottom), (start, bottom))
     return list(np.stack([np.stack(xy, axis=1) for xy in corners], axis=1))
 
 

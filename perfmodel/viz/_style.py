@@ -171,4 +171,7 @@ def device_ticks(axis: "Axes", devices: int, label: str) -> None:
     axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [f"{before}{d}" for d in range(0, devices, every)])
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    axis.set_ylabel("" if before else short if devices <= 2 * _FEW_ROWS else label)
+    if before:
+        axis.set_ylabel("")
+    else:
+        axis.set_ylabel(short if devices <= 2 * _FEW_ROWS else label)

@@ -186,7 +186,9 @@ class Operation:
 
     def _part(self, peer: int, number: int) -> int:
         """Which data of the real rank a message answers: of an all-gather its halves, of an all-to-all the peer's."""
-        return number % 2 if self.kind == "all_gather" else peer if self.kind == "all_to_all" else 0
+        if self.kind == "all_gather":
+            return number % 2
+        return peer if self.kind == "all_to_all" else 0
 
     def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | None:
         """What the real rank has sent itself, of the right size, so that magnitudes are those of training.
@@ -200,4 +202,6 @@ class Operation:
             came = any(pair.arrived >> number % 2 & 1 for pair in self.pairs.values())
         else:
             came = bool(self.pairs[peer].arrived) or not self.pairs[peer].offered
-        return None if not came else zeros(nbytes) if data is None else data
+        if not came:
+            return None
+        return zeros(nbytes) if data is None else data

@@ -147,14 +147,14 @@ def _tanh(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, No
 
 
 def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
-    own_columns = (x @ params["k"], x @ params["v"])
-    keys, values = (
-        jnp.concatenate([*earlier, column], axis=-2)
-        for earlier, column in zip(_columns(context), own_columns, strict=True)
-    )
+    # A slice of a sequence attends to the keys and values of the slices before it, and to its own.
+    own_keys, own_values = x @ params["k"], x @ params["v"]
+    earlier_keys, earlier_values = _columns(context)
+    keys = jnp.concatenate([*earlier_keys, own_keys], axis=-2)
+    values = jnp.concatenate([*earlier_values, own_values], axis=-2)
     scores = (x @ params["q"]) @ jnp.swapaxes(keys, -1, -2) / x.shape[-1] ** 0.5
     seen = jnp.arange(keys.shape[-2])[None, :] <= keys.shape[-2] - x.shape[-2] + jnp.arange(x.shape[-2])[:, None]
-    return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, own_columns
+    return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, (own_keys, own_values)
 
 
 def _columns(context: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:

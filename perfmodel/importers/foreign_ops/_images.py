@@ -67,8 +67,11 @@ def _convolution(c: Call, groups: int = 6) -> Item:
 def _pool(c: Call, kind: str) -> Ref:
     """ONNX has all in attributes; ATen: kernel, stride, padding, then what is particular to each."""
     x, kernel = c.ref(0), _pair(c.value("kernel_shape", 1))
-    stride = c.value("strides", 2, None)
-    stride = _pair(stride) if stride not in (None, []) else (1, 1) if "kernel_shape" in c.attributes else kernel
+    # Where no stride is given, ONNX's is 1, ATen's the window.
+    is_onnx = "kernel_shape" in c.attributes
+    usual = (1, 1) if is_onnx else kernel
+    stated = c.value("strides", 2, None)
+    stride = usual if stated in (None, []) else _pair(stated)
     padding = _padding(c, 3)
     if kind == "max":
         _undilated(c, 4)
@@ -77,7 +80,7 @@ def _pool(c: Call, kind: str) -> Ref:
     ragged = any((n + 2 * pad - k) % step for n, k, step, pad in steps)
     if ragged and c.value("ceil_mode", 5 if kind == "max" else 4, False):
         raise CannotMapError("windows that end outside of the image (ceil_mode)")
-    counts = c.attributes.get("count_include_pad", 0) if "kernel_shape" in c.attributes else c.value("", 5, True)
+    counts = c.attributes.get("count_include_pad", 0) if is_onnx else c.value("", 5, True)
     if kind == "mean" and ((any(padding) and not counts) or c.value("", 6, None) is not None):
         raise CannotMapError("a mean over windows of different sizes, or another divisor")
     return c.op("pool2d", x, kind=kind, kernel=kernel, stride=stride, padding=padding)
@@ -136,7 +139,7 @@ def _batch_norm(c: Call, training: int = 5, epsilon: int = 7) -> Item:
     rank, least = len(c.shape(x)), float(c.value("epsilon", epsilon, 1e-5))
     if c.value("training_mode", training, False):
         return _scaled_by_channel(c, _normalised(c, x, (0, *range(2, rank)), least), 1, 2)
-    mean, variance = (_by_channel(c, c.item(k), rank) for k in (3, 4))
+    mean, variance = _by_channel(c, c.item(3), rank), _by_channel(c, c.item(4), rank)
     if isinstance(variance, Known):
         y = primitive(c, "mul", primitive(c, "sub", x, mean), Known((variance.array + least) ** -0.5))
     else:

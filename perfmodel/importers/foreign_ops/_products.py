@@ -80,8 +80,9 @@ def _layer_norm(c: Call, gain: int = 1, shift: int = 2, epsilon: tuple[str, int]
         raise CannotMapError("a norm over several axes")
     if c.has(gain) and c.shape(c.item(gain)) != size:
         raise CannotMapError("a norm over several axes")
-    ones = [c.ref(k) if c.has(k) else c.d.literal(np.full(size, v), c.dtype) for k, v in ((gain, 1.0), (shift, 0.0))]
-    return c.op("layer_norm", x, *ones, epsilon=float(c.value(*epsilon, 1e-5)))
+    scale = c.ref(gain) if c.has(gain) else c.d.literal(np.full(size, 1.0), c.dtype)
+    offset = c.ref(shift) if c.has(shift) else c.d.literal(np.full(size, 0.0), c.dtype)
+    return c.op("layer_norm", x, scale, offset, epsilon=float(c.value(*epsilon, 1e-5)))
 
 
 def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1), default: float = 1e-5) -> Item:
@@ -94,12 +95,12 @@ def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1)
 
 def _attention(c: Call) -> Ref:
     """ATen's scaled_dot_product_attention of [batch, heads, sequence, size]: the IR's fused kernel where it can be."""
-    q, k, v = (c.ref(i) for i in range(3))
+    q, k, v = c.ref(0), c.ref(1), c.ref(2)
     causal, size = bool(c.value("", 5, False)), c.shape(q)[-1]
     scale = c.value("", 6, None) or size**-0.5
     groups = c.shape(q)[1] // c.shape(k)[1] if len(c.shape(q)) == 4 else 1
     if groups > 1:
-        k, v = (_repeat_heads(c, x, groups) for x in (k, v))
+        k, v = _repeat_heads(c, k, groups), _repeat_heads(c, v, groups)
     plain = not c.has(3) and scale == size**-0.5
     if plain and len(c.shape(q)) == 4 and c.shape(q) == c.shape(k) == c.shape(v):
         batch, heads, seq, _ = c.shape(q)

@@ -32,7 +32,7 @@ def _flatten(c: Call) -> Ref:
     x = c.ref(0)
     shape = c.shape(x)
     if len(c.args) > 1:
-        start, end = (int(c.value("", k)) % len(shape) for k in (1, 2))
+        start, end = int(c.value("", 1)) % len(shape), int(c.value("", 2)) % len(shape)
         return c.d.reshape(x, (*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :]))
     axis = int(c.attributes.get("axis", 1))
     return c.d.reshape(x, (prod(shape[:axis]), prod(shape[axis:])))
@@ -68,7 +68,8 @@ def _permute(c: Call) -> Ref:
 def _swap(c: Call, first: int | None = None, second: int | None = None) -> Ref:
     x = c.ref(0)
     order = list(range(len(c.shape(x))))
-    i, j = (int(c.value("", k)) if axis is None else axis for k, axis in ((1, first), (2, second)))
+    i = int(c.value("", 1)) if first is None else first
+    j = int(c.value("", 2)) if second is None else second
     order[i], order[j] = order[j], order[i]
     return c.d.transpose(x, order)
 
@@ -142,9 +143,8 @@ def _slice(c: Call) -> Ref:
         axes = axes_of(c.value("axes", 3, list(range(len(starts)))), rank)
         steps = np.atleast_1d(c.value("steps", 4, [1] * len(starts))).tolist()
     else:
-        axes, starts, stops, steps = (
-            [c.value("", k, default)] for k, default in ((1, 0), (2, 0), (3, np.iinfo(np.int64).max), (4, 1))
-        )
+        axes, starts = [c.value("", 1, 0)], [c.value("", 2, 0)]
+        stops, steps = [c.value("", 3, np.iinfo(np.int64).max)], [c.value("", 4, 1)]
     for axis, start, stop, step in zip(axes_of(axes, rank), starts, stops, steps, strict=True):
         if step != 1:
             raise CannotMapError(f"a slice with step {step}")
