@@ -41,10 +41,12 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     """
     schedule = spec.build_schedule() if schedule is None else schedule
     require_valid(schedule)
+
+    # Parts are added in any order; keys put their ops into program order when the builder sorts them.
     variants = variants_of(schedule, spec.combines_passes)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
-    most = schedule.chunks * spec.segments if schedule.updates.any() else 0  # gathers of a step
-    order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most, spec.gathers_ahead))
+    most_gathers = schedule.chunks * spec.segments if schedule.updates.any() else 0
+    order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most_gathers, spec.gathers_ahead))
     passes = add_passes(builder, spec, schedule, variants, order)
     arrivals = add_transfers(builder, spec, passes, order)
     add_offloads(builder, spec, passes, order)
@@ -156,6 +158,7 @@ def binary_joins(
     pred = np.full((position[-1] + 1, 2), -1, np.int32)
     lag_code = np.zeros_like(pred)
 
+    # Ops of one or two predecessors need no tree, and are nearly all.
     direct = degree[edges.destination] <= 2
     row, side = position[edges.destination[direct]], place[direct]
     pred[row, side] = position[edges.source[direct]]
@@ -167,9 +170,11 @@ def binary_joins(
     k = degree[many]
     leaf_start = np.zeros(n_ops, np.int64)
     leaf_start[many] = np.cumsum(k) - k
-    leaf = np.empty(int(k.sum()), np.int64)  # edges of these ops, op by op
+    # The edges of ops with more predecessors, op by op, are the leaves of their trees.
+    leaf = np.empty(int(k.sum()), np.int64)
     leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
 
+    # Inner nodes of all trees at once: each points to two children, which are joins or leaves.
     op = np.repeat(many, k - 1)
     node = np.arange(len(op)) - np.repeat(np.cumsum(k - 1) - (k - 1), k - 1)
     joins = degree[op] - 1
@@ -189,7 +194,8 @@ def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
     for edges in added:
         count = np.bincount(edges.destination, minlength=n_ops)
         place = seen[edges.destination]
-        if count.max() > 1:  # otherwise destinations are distinct and need no sorting
+        # Where all destinations are distinct, none needs sorting.
+        if count.max() > 1:
             order = np.argsort(edges.destination, kind="stable")
             sorted_destination = edges.destination[order]
             start = (np.cumsum(count) - count)[sorted_destination]

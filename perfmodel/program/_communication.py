@@ -165,6 +165,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     instruction = passes.instruction[after]
     follows = passes.end[instruction] if spec.grad_reduce == "end" and not spec.gathers_by_layer else after
     device, stage, slot = s.device[instruction], s.instruction_stage[instruction], s.slot[instruction]
+    # Replicas of a stage on several devices reduce together, as late as the last of them is ready.
     meeting = _meetings(stage, passes.segment[after], s.replicas) if not spec.reduce_every_micro_batch else None
     if meeting is not None:
         slot[meeting] = slot[meeting].max(axis=1, keepdims=True)
@@ -178,6 +179,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
         key=order.key(slot, device, passes.part[follows], Around.REDUCE),
     )
     builder.connect(follows, reductions)
+    # Without overlap the device's next op waits for the reduction.
     if spec.grad_reduce == "end":
         goes_on = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
         waited_for = np.isin(follows, goes_on)

@@ -34,7 +34,7 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     beside = paired * PAIRED
     if combines and not paired.any():
         beside = _between_others(schedule) * COMBINED
-    # numbers that sort in the order of the table's rows; the plain variant is the smallest
+    # Numbers that sort in the order of the table's rows; the plain variant is the smallest.
     ways = 1 + max(PAIRED, COMBINED)
     most = schedule.slices * ways
     of_pass, of_transfer = span * most + piece * ways + beside, span * most
@@ -99,6 +99,7 @@ def add_passes(
     instruction = np.repeat(np.arange(schedule.n_instructions), parts)
     part = np.arange(len(instruction)) - first[instruction]
     phase, stage, device = schedule.phase, schedule.instruction_stage, schedule.device
+    # Backward passes take the segments of a stage in reverse; instructions that are not split are whole.
     if spec.segments > 1:
         backwards = (phase != Phase.FORWARD)[instruction]
         segment = np.where(backwards, spec.segments - 1 - part, part)
@@ -155,7 +156,8 @@ def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instruct
     if spec.gathers_by_layer:
         return np.ones(n, bool)
     split = np.zeros(n, bool)
-    stream = bool(schedule.updates.any())  # whatever overlaps, so that overlap only takes waits away
+    # In a stream of steps ops are split whatever overlaps, so that overlap only takes waits away.
+    stream = bool(schedule.updates.any())
     if spec.grad_reduce in ("overlap", "eager_opt") or (stream and spec.grad_reduce == "end"):
         ends = schedule.ends_backward
         split[ends if spec.reduce_every_micro_batch else last_of_chunks(schedule, ends)] = True

@@ -87,9 +87,11 @@ class Core:
         Returns:
             When it was due; to wake may have taken longer.
         """
+        # Work and waiting take turns in slices, as a library's messages do.
         slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
         lost_s = 0.0
-        if core_s > 0:  # what has led here is the first of it
+        if core_s > 0:
+            # What has led here is the first of the processor time.
             core_s = max(0.0, core_s - (time.thread_time() - thread_s))
         for number in range(1, slices + 1):
             if core_s > 0:
@@ -99,6 +101,7 @@ class Core:
 
     def _work(self, core_s: float) -> float:
         """Work of so many seconds; returns by how much longer it took, or less if below 0."""
+        # With a reference rate the work is a number of copies, without one a processor time.
         begin_s, own_s = time.perf_counter(), time.thread_time()
         if self._copies_per_s:
             for _ in range(round(core_s * self._copies_per_s)):
@@ -123,5 +126,6 @@ def sleep_until(end_s: float, watch: bool = False) -> None:
     left_s = end_s - time.perf_counter() - (_WATCHED_S if watch else 0.0)
     if left_s > _SHORTEST_SLEEP_S:
         time.sleep(left_s)
+    # Sleeping for no time lets other threads run, and comes back sooner than a real sleep.
     while watch and time.perf_counter() < end_s:
         time.sleep(0)

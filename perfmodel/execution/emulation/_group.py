@@ -248,11 +248,13 @@ class EmulatedGroup(_ProcessGroup):
         line = f"{self.name_}{channel and f', {channel}'}"
         call_name = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
         record.tell(call_name)
+        # What the real ranks among the members must agree on before the call begins.
         agreed, alive, meets = call, self.members, self._real_members
         if peer is not None:
             agreed, alive = Call("message", call.nbytes, call.dtype), (rank.orders.rank, self.members[peer])
             meets = tuple(sorted({*alive} & {*rank.orders.real_ranks}))
-        elif call.kind == "all_to_all":  # ranks may send different numbers of bytes: what must agree is the type
+        elif call.kind == "all_to_all":
+            # Ranks may send different numbers of bytes: only the type must agree.
             agreed = Call("all_to_all", 0, call.dtype)
         emulated = len(alive) - len(meets)
         at_once = not getattr(opts, "asyncOp", True)
@@ -265,7 +267,8 @@ class EmulatedGroup(_ProcessGroup):
             priced = emulated > 0 or rank.orders.apart
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
-            if len(alive) > 1:  # else nothing crosses a network
+            # A group of one sends nothing across a network that could be slower.
+            if len(alive) > 1:
                 delay_s += rank.conditions.extra_s(call.kind, noted.iteration)
             return Plan(start_s + late_s, delay_s, *more)
 

@@ -43,7 +43,8 @@ class EmulatedWork(dist.Work):
     def finish(self, error: Exception | None = None) -> None:
         """Let those go on who wait."""
         self._error = error
-        self.effect = _nothing  # its tensors belong to the script again
+        # The tensors of the effect belong to the script again.
+        self.effect = _nothing
         with self._asked:
             self._done.release()
             if self._future is not None:
@@ -57,7 +58,8 @@ class EmulatedWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         noted = self.noted
-        if not noted.wait_end_s:  # else it was answered while the caller waited
+        # A call that was answered while the caller waited has its times already.
+        if not noted.wait_end_s:
             noted.wait_start_s = time.perf_counter()
             seconds = timeout.total_seconds() if timeout else 0.0
             if not self._done.acquire(timeout=seconds if 0 < seconds < _FOREVER else -1):
@@ -126,6 +128,7 @@ class Lane:
         Returns:
             Processor time that the calling thread had for it.
         """
+        # Behind other calls it has to queue, like them on the lane's own thread.
         with self._counted:
             alone = self._under_way == 0
             self._under_way += alone
@@ -159,6 +162,7 @@ class Lane:
             try:
                 plan = work.plan()
                 work.effect()
+                # What emulating takes by itself is taken off, unless it passes unseen behind the call before.
                 noted.delay_s, comes_s = plan.delay_s, max(noted.issued_s, plan.start_s)
                 noted.start_s = max(comes_s, self._free_s)
                 takes_s = plan.delay_s if self._free_s > comes_s else max(0.0, plan.delay_s - plan.over_s)

@@ -154,9 +154,10 @@ class Operation:
             return NEVER_S
         ahead, network, links = before(self.kind, self.size, self.place, peer), self._network, self._links
         takes_s = nbytes / network.bytes_per_s
-        # all receivers have said by then that they are ready, which is on its way to the first sender for once
+        # All receivers have said by then that they are ready, which takes one latency to the first sender.
         there_s = self.begin_s + (ahead.steps + bool(ahead.steps)) * network.latency_s
         there_s += (ahead.steps + ahead.queued) * takes_s
+        # The data come a latency after both the sender has them and the receiver's readiness has reached it.
         due_s = max(max(there_s, asked_s + network.latency_s) + network.latency_s, links.in_s) + takes_s
         if due_s > now_s:
             return due_s

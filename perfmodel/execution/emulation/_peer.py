@@ -138,7 +138,7 @@ class Peer:
         """What has come, by the time at which something is due."""
         if not self._later:
             return self._selector.select()
-        # the selector's own patience is in whole milliseconds
+        # The selector's own patience is in whole milliseconds, which is too coarse for latencies.
         left_s = max(0.0, self._later[0][0] - time.perf_counter())
         select.select([self._selector], [], [], left_s)
         return self._selector.select(0)
@@ -225,6 +225,7 @@ class Peer:
             return operation
         kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
+        # The emulated ranks come when the real one does, but for what a what-if adds.
         late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
         operation = Operation(header.slot, len(group.members), group.place, now_s + late_s, self._network, group.links)
         operation.first_s = operation.last_s = now_s

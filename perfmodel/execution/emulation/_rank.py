@@ -50,7 +50,8 @@ class Rank:
         atexit.register(self._leave)
 
     def _leave(self) -> None:
-        if os.getpid() == self._process:  # not a child's that was forked from it
+        # A child that was forked from the process inherits this function, but has nothing to record.
+        if os.getpid() == self._process:
             self.record.write()
             for end in self.at_end:
                 end()
@@ -79,7 +80,7 @@ class Rank:
                     work.wait()
                 times_s.append(time.perf_counter() - start_s - _TRIAL_S)
                 cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
-            # as scripts meet it: of quiet trials alone, calls would come out a tenth of a millisecond too long
+            # The median is what scripts meet; by quiet trials alone calls would come out 0.1 ms too long.
             self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self._trial, self.conditions = False, asked
         self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())

@@ -58,6 +58,7 @@ class Replay:
 
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
         """Durations under a delay: spans grow by what collectives that are then under way take of the core."""
+        # Op by op, since what a span loses of its core depends on which collectives are under way by then.
         spans = self.structure
         durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
         ends_s, users = np.zeros(spans.n_ops), []
@@ -97,11 +98,13 @@ def replay(iteration: Iteration) -> Replay:
     users = users_of(iteration.calls)
     for span in iteration.spans:
         before = ops.after([thread, *(calls[place] for place in span.after if place in calls)])
+        # A span's work is what its thread did itself, without what collectives took of the core.
         work_s = max(0.0, own_s(span.start_s, span.end_s, users))
         thread = ops.add(_Op(work_s, _PHASES[span.phase], int(Stream.COMPUTE), before))
         if span.issues >= 0:
             call = iteration.calls.iloc[span.issues]
             lane = call.group, call.lane
+            # The first call of a lane may begin late for other reasons than the lane's order, and keeps that.
             at_once_s = max(0.0, float(call.end_s - max(call.start_s, call.issued_s)))
             late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
             place = ops.add(
@@ -238,6 +241,7 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
         EmulationError: too few iterations for the delays.
     """
     table: Any = run.iterations()
+    # The first round of delays warms up, and the first iteration of each stay still has the delay before.
     needed = every * len(delays_s) * 2
     steady: Any = (
         table[(table.iteration >= every * len(delays_s)) & (table.iteration % every > 0)] if len(table) else table

@@ -55,6 +55,7 @@ def iteration(rank: RankRun, number: int) -> Iteration:
     for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
         calls[name] = calls[name] - begin_s
     marks: Any = rank.marks[(rank.marks.wall_s > first.wall_s) & (rank.marks.wall_s <= last.wall_s)]
+    # Calls, waits and marks in the order of time cut the iteration into spans.
     events: list[tuple[float, str, Any]] = [(float(m.wall_s) - begin_s, "mark", m) for m in marks.itertuples()]
     users, waited = users_of(calls), set[int]()
     for place, call in enumerate(calls.itertuples()):
@@ -74,21 +75,23 @@ def iteration(rank: RankRun, number: int) -> Iteration:
         elif what == "wait":
             spans.append(Span(at_s, max(at_s, moment_s), phase, after, -1))
             at_s, after = max(at_s, float(calls.wait_end_s[value])), (value,)
-            issued_thread_s += max(0.0, moment_s - issued_s)  # it does not work while it waits
+            # The thread does not work while it waits.
+            issued_thread_s += max(0.0, moment_s - issued_s)
             issued_s = at_s
         else:
             pending = [p for p in range(len(calls)) if p not in waited and calls.issued_s[p] <= moment_s]
             end_s = moment_s
             if value.name == "backward_end" and pending:
                 done_s = float(calls.end_s[pending].max())
-                if moment_s - done_s < _BEHIND_S:  # it has waited
+                # Where backward ends right behind the last collective, it has waited for that.
+                if moment_s - done_s < _BEHIND_S:
                     worked_s = float(value.thread_s) - issued_thread_s
                     end_s = min(done_s, max(at_s, done_at_s(issued_s, worked_s, users)))
                 waited.update(pending)
             if end_s > at_s or after:
                 spans.append(Span(at_s, max(at_s, end_s), phase, after, -1))
             if value.name == "backward_end" and pending:
-                # what the thread does when the last is done stays with the next span
+                # What the thread does when the last is done stays with the next span.
                 at_s, after = max(at_s, min(moment_s, float(calls.end_s[pending].max()))), tuple(pending)
                 at_s = moment_s if moment_s - at_s >= _BEHIND_S else at_s
             else:
