@@ -48,6 +48,8 @@ def _short_repr(thing: Any) -> str:
         text = f"{name}({', '.join(f'{field}={value!r}' for field, value in values.items())})"
         if len(text) <= MOST:
             return text
+
+    # Too long: fields as sizes, then fewer fields, with a digest that tells this object from others.
     parts, sign = [f"{field}={_shown(value)}" for field, value in values.items()], f" #{digest(thing)})"
     text, most = f"{name}({', '.join(parts)}", MOST - len(sign)
     while len(text) > most:

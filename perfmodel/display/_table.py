@@ -81,6 +81,7 @@ class FittedTable:
         """Which columns stand on which line of a row; narrows `widths` of columns of words where that helps."""
         every = list(range(len(widths)))
         word_columns = [column for column in every if self.heads[column] in WORD_HEADS]
+        # Columns of words are folded first: these can be read on several lines, figures cannot.
         excess = _line_width(widths, every) - width
         foldable = sum(max(0, widths[column] - LEAST_WORDS) for column in word_columns)
         if excess <= foldable:

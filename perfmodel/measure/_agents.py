@@ -84,7 +84,8 @@ class Agent:
             while self._connection.poll(grace_s + ORDER_TIMEOUT_S):
                 if self._connection.recv()[0] == "ended":
                     return
-        self._connection.close()  # out of step: whoever uses it next is told that it is gone
+        # Out of step: whoever uses it next is told that it is gone.
+        self._connection.close()
 
     def leave(self, why: str | None) -> None:
         """Send the agent home."""
@@ -100,6 +101,7 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
     Raises:
         CalibrationError: if one does not come in time, two have one number, or their software differs.
     """
+    # Process 0 is an agent of its own, so that all ranks are started in the same way.
     meeting = made_meeting(launch)
     ours, theirs = Pipe()
     own_thread = threading.Thread(target=serve_orders, args=(theirs,), daemon=True)
@@ -113,7 +115,8 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
                 try:
                     agent = Agent(connection, connection.recv())
                 except (EOFError, OSError):
-                    continue  # came and went: it is still missing
+                    # It came and went, and so is still missing.
+                    continue
                 try:
                     _check(agent.hello, agents)
                 except CalibrationError as error:

@@ -233,6 +233,7 @@ def same_device(name: str, accelerator: str) -> bool:
     chip = chips[0] if chips else ours[0]
     if chip not in theirs:
         return False
+    # Forms of one chip differ in memory and slot; a name that states neither fits all of them.
     memory, their_memory = list(filter(_is_memory, ours)), list(filter(_is_memory, theirs))
     if memory and their_memory and memory != their_memory:
         return False

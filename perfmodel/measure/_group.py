@@ -109,6 +109,7 @@ class RankGroup:
         The slowest rank's time counts; of messages between two, each takes as long as on the side that waits less
         (`transfer_time_s`).
         """
+        # The most disturbed node counts, since a collective waits for all.
         before = self._readings(meter)
         of_ranks = self.ask("run", calls)
         after = self._readings(meter)

@@ -163,6 +163,7 @@ class EmulatedHosts:
         _command(*inside, "link", "set", "lo", "up")
         _command(*inside, "link", "set", "net0", "mtu", str(TAP_MTU if self._latency_s else _MTU), "up")
         rate_bits_per_s = round(8 * self._bandwidth_bytes_per_s)
+        # A burst must hold a frame, and the queue what arrives in the time after which a link drops.
         burst_bytes = max(_BURST_BYTES, TAP_MTU + 14) if self._latency_s else _BURST_BYTES
         limit_bytes = round(_QUEUE_S * self._bandwidth_bytes_per_s) + burst_bytes
         buffer_bytes = max(_SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s))
@@ -173,7 +174,7 @@ class EmulatedHosts:
             host.namespace,
             "sysctl",
             "-qw",
-            # what data centres set: a connection keeps its window while the ranks compute
+            # What data centres set: a connection keeps its window while the ranks compute.
             "net.ipv4.tcp_slow_start_after_idle=0",
             f"net.ipv4.tcp_wmem=4096 {buffer_bytes} {buffer_bytes}",
         )

@@ -68,6 +68,7 @@ def find_launch(
     if process is not None and processes is not None:
         launcher, index, count = "--process", process, processes
     else:
+        # Inside a batch job the batch system's variables are there too: the first launcher that fits counts.
         launchers = [names for names in LAUNCHERS if environ.keys() >= {*names[1:]}]
         if not launchers:
             return None
@@ -166,6 +167,7 @@ class Server:
                 ) from None
             if (connection := _authenticated(peer, self._meeting.key, first=True)) is not None:
                 return connection
+            # Somebody who guesses secrets must not go on for ever.
             self._turned_away += 1
             if self._turned_away >= MOST_TURNED_AWAY:
                 raise CalibrationError(

@@ -122,6 +122,7 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
         if runs:
             run, factor = runs[-1]
             quotient, rest = divmod(int(point.collective.bytes), int(run[-1].collective.bytes))
+            # The program multiplies by whole factors only.
             if rest == 0 and quotient > 1 and (len(run) == 1 or quotient == factor):
                 runs[-1] = ([*run, point], quotient)
                 continue
@@ -156,6 +157,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
     """The out-of-place time of a size, as nccl-tests printed it; it tells no interval of a median."""
     same_size: list[Row] = [dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes]
+    # Times in place are measured too, but frameworks call collectives out of place.
     row = min(same_size, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)
     if row is None:
         raise CalibrationError(f"nccl-tests printed no time of {op.collective} of {op.bytes:g} bytes")

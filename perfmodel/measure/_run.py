@@ -157,6 +157,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
+        # Starting ranks takes seconds, so collectives of the same ones share them.
         for (num_ranks, num_nodes, ranks), alike in groupby(quiet, key=on_ranks):
             with (
                 _hosts(plan, num_nodes) as hosts,
@@ -227,6 +228,7 @@ def _run_table(table: TableRun, only_missing: bool) -> Card:
     def earlier() -> Sequence[Any]:
         return finished_rows(table.path, table.device, table.packages)
 
+    # A table that has all its rows is left as it is, unless a sweep over it was interrupted.
     if only_missing and partial.read() is None:
         have = {record.key for record in earlier()}
         if have and have >= set(map(point_key, table.points)):

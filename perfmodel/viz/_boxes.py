@@ -76,11 +76,15 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
         colours |= dict.fromkeys(boxes.colour[i] for i in lane.tolist())
     for lane in lanes:
         _draw_shares(axis, boxes, lane, list(colours), np.arange(lo, hi + column, column))
+
+    # The critical path: a black strip in its boxes, and lines where it goes to another row.
     critical = shown[boxes.critical[shown]]
     if len(critical):
         strips = _corners(boxes, critical, 1 - _STRIP)
         axis.add_collection(PolyCollection(strips, facecolors="black", edgecolors="black", linewidths=0.15))
         axis.add_collection(LineCollection(_handovers(boxes), colors="black", linewidths=0.6))
+
+    # Labels are as large as their box allows, and left out where that is too small to be read.
     high_pt = 72 * row_in * boxes.height
     for i in shown.tolist():
         size_pt = min(6.0, 0.72 * high_pt[i], (wide_pt[i] - 1) / _POINTS_PER_DIGIT / max(1, len(boxes.label[i])))
@@ -103,6 +107,7 @@ def _apart(
     boxes: Boxes, shown: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
 ) -> tuple[Int[np.ndarray, " whole"], list[Int[np.ndarray, " lane"]]]:
     """Boxes to draw one by one, and those of lanes full of narrow ones."""
+    # A lane is drawn as shares as soon as many of its boxes are too narrow to be seen.
     short = shown[wide_pt[shown] < _SHORT_PT]
     places = np.stack([boxes.top[short], boxes.height[short]], axis=1)
     distinct, lane_of = np.unique(places, axis=0, return_inverse=True)

@@ -55,11 +55,11 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     timeline = prediction.kept_timeline
     drawn = slices(timeline)
     drawn = drawn.select(np.isin(drawn.stream, (Stream.COMPUTE, *_SIDE))).joined()
-    # without a flush between steps the timeline is that of several
+    # Without a flush between steps the timeline is that of several.
     ranks, end_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
     from_s, zoom_s = _zoom_s(drawn, end_s, width)
     views = [(0.0, end_s)] if zoom_s > 0.7 * end_s else [(0.0, end_s), (from_s, from_s + zoom_s)]
-    # numbers are read in the last view, which gets the room for them
+    # Numbers of micro-batches are read in the last view, which gets the room for them.
     rows_in = [max(0.05, min(0.17, 2.2 / ranks)), max(0.07, min(0.17, 3.9 / ranks))][-len(views) :]
     chunks = stage_chunks(prediction)
     heights = [ranks * row_in for row_in in rows_in]
@@ -76,6 +76,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
         notes += ["rows of thin boxes: shares of the time"] * shares
         axis.set_title(wrapped("; ".join([part, *notes]), int(14 * WIDTHS_IN[width])), pad=3)
         axis.set_xlabel(f"time in {unit}" if len(views) == 2 else "")
+    # A bar above the whole step marks the part that is enlarged below.
     if len(views) == 2:
         ends = tuple(at_s * time_unit(end_s)[0] for at_s in views[1])
         axes[0].plot(
@@ -122,6 +123,7 @@ def pass_legend(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"]) -> 
     from matplotlib.patches import Patch
 
     chunks = stage_map.shape[1]
+    # Two chunks of opposite order are the two directions of a bidirectional pipeline.
     down = stage_map[-1] >= stage_map[0]
     shades_mean = "" if chunks == 1 else f"chunks 0 to {chunks - 1}"
     if chunks == 2 and down[0] != down[1]:
@@ -145,6 +147,8 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     of_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
     typical_s = float(np.quantile(drawn.duration_s[of_pass], 0.25)) if of_pass.any() else end_s
     zoom_s = min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
+
+    # The interesting part is where the pipeline turns: every rank has begun its backward passes.
     backward = of_pass & np.isin(drawn.kind, [k for k, name in enumerate(KIND_NAMES) if name.startswith("backward")])
     turned = backward if backward.any() else of_pass
     first_s = [drawn.start_s[turned & (drawn.device == rank)].min(initial=end_s) for rank in set(drawn.device.tolist())]

@@ -147,11 +147,14 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     figure = new_figure(width, 3.0 if len(sides) == 1 or beside else 4.8)
     shape = (1, len(sides)) if beside else (len(sides), 1)
     axes = figure.subplots(*shape, squeeze=False).ravel()
+    # What no other layout beats in all objectives together, and the front of each panel's two.
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
     counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
     for axis in axes if beside else axes[-1:]:
         axis.set_xlabel(f"step time in {unit}")
+
+    # Letters at equal distances along the first panel's front, its ends included.
     named = min(len(_LETTERS), len(fronts[0]))
     chosen = fronts[0][np.unique(np.linspace(0, len(fronts[0]) - 1, named).round().astype(int))]
     handles, labels = axes[0].get_legend_handles_labels()

@@ -80,6 +80,7 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     axis.fill_between(ends, ends / 1.25, ends * 1.25, color=GREY, alpha=0.25, linewidth=0, label="within 25 %")
     axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
     shown = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
+    # Of many rows a regular sample, over the range of times, has its interval drawn.
     ranked = np.argsort(measured, kind="stable")
     sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
     every = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
@@ -218,6 +219,7 @@ def draw_comparison(
 
 def _joined(trace: MeasuredTrace) -> MeasuredTrace:
     """Activities of one pass that follow each other on a stream with hardly a gap as one."""
+    # A pass of thousands of kernels would be too many boxes to draw, and looks the same as one.
     order = np.lexsort((trace.start_s, trace.stream, trace.device))
     tags = np.stack([trace.device, trace.stream, trace.kind, trace.phase, trace.stage, trace.micro_batch])[:, order]
     start_s, end_s = trace.start_s[order], trace.end_s[order]

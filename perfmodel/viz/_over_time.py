@@ -94,6 +94,7 @@ def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
 
 def highs(steps: MemorySteps, edges_s: Float[np.ndarray, " bins+1"]) -> Float[np.ndarray, " bins"]:
     """Most bytes in use within every bin."""
+    # A bin holds the value from before it, too, until the first change in it.
     first = np.searchsorted(steps.time_s, edges_s[:-1], side="right") - 1
     last = np.searchsorted(steps.time_s, edges_s[1:], side="left")
     padded = np.append(steps.in_use_bytes, -np.inf)

@@ -103,6 +103,7 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
     """Blocks, kernels and collectives of every pass, or of the first of every class on every rank."""
     timeline = prediction.kept_timeline
     s = timeline.structure
+    # The first pass of every class on every rank stands for the others, which are alike.
     order = np.argsort(timeline.start_s, kind="stable")
     order = order[(s.stream[order] >= 0) & np.isin(s.duration[order], list(prediction.pass_parts))]
     _, first = np.unique(np.stack([s.duration[order], s.device[order]]), axis=1, return_index=True)
