@@ -78,7 +78,7 @@ def _greedy(
     """Candidates by falling gain; `of_steps`: covariance of the log step times with each candidate's log time."""
     variance = beliefs.variance(pool)
     chosen: list[int] = []
-    seen: list[Float[np.ndarray, " pool"]] = []
+    columns: list[Float[np.ndarray, " pool"]] = []
     for _ in range(min(count, len(variance))):
         # What measuring each candidate would take off: its own variance, or that of the step times.
         gain = variance.copy() if of_steps is None else (of_steps**2).sum(axis=0) / (variance + np.exp(NOISE))
@@ -88,13 +88,13 @@ def _greedy(
             break
 
         # Condition on the chosen one as if it were measured: a column of the pivoted Cholesky factor.
-        column = beliefs.covariance(pool, take(pool, best))[:, 0] - sum(past * past[best] for past in seen)
+        column = beliefs.covariance(pool, take(pool, best))[:, 0] - sum(past * past[best] for past in columns)
         column = column / np.sqrt(variance[best] + np.exp(NOISE))
         if of_steps is not None:
             of_steps = of_steps - np.outer(of_steps[:, best] / np.sqrt(variance[best] + np.exp(NOISE)), column)
         variance = np.maximum(variance - column**2, 1e-12)
         chosen.append(best)
-        seen.append(column)
+        columns.append(column)
     return chosen
 
 

@@ -189,9 +189,9 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
         yield _Seen(of_key[0][0], mean_s, len(taken_s) / device_steps, hypot(_LINK_NOISE, error_s / mean_s))
     # Calls of unknown size: predicted sizes, longer by the factor of their total time.
     for kind, total_s in unsized.items():
-        alike = [(total, op) for total, op in known if kind in ("", total.family)]
-        factor = total_s / device_steps / max(sum(total.predicted_s for total, _ in alike), 1e-300)
-        for total, op in alike:
+        of_kind = [(total, op) for total, op in known if kind in ("", total.family)]
+        factor = total_s / device_steps / max(sum(total.predicted_s for total, _ in of_kind), 1e-300)
+        for total, op in of_kind:
             if total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
                 yield _Seen(op, time_s, total.predicted_calls, _LINK_NOISE)

@@ -68,16 +68,16 @@ class ProfileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
-        plain = {n: getattr(self, n) for n in self.__dataclass_fields__}
-        plain["differences"] = [vars(each) for each in self.differences]
-        plain["corrections"] = [vars(each) for each in self.corrections]
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain["differences"] = [vars(record) for record in self.differences]
+        plain["corrections"] = [vars(record) for record in self.corrections]
         return plain | {"unread": dict(self.unread)}
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per difference."""
         import pandas as pd
 
-        return pd.DataFrame([vars(each) for each in self.differences])
+        return pd.DataFrame([vars(difference) for difference in self.differences])
 
     def _repr_html_(self) -> str:
         step = f"step: {self.predicted_step_s:.4g} s predicted, {self.measured_step_s:.4g} s measured"

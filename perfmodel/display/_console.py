@@ -18,10 +18,10 @@ def new_console(file: IO[str] | None = None) -> "Console":
     class WholeTables(Console):
         """Prints tables as they lay themselves out, names longer than a line included."""
 
-        def print(self, *objects: Any, **how: Any) -> None:
+        def print(self, *objects: Any, **options: Any) -> None:
             if any(isinstance(printed, FittedTable) for printed in objects):
-                how |= {"soft_wrap": True}
-            super().print(*objects, **how)
+                options |= {"soft_wrap": True}
+            super().print(*objects, **options)
 
     # Wide enough for most tables when the output goes to a file, unless somebody says otherwise.
     console = WholeTables(highlight=False, file=file)

@@ -182,11 +182,11 @@ def measure_pair(
     kernels_s: dict[Kernel, float] = {}
     call_s = 0.0
     for between in dict.fromkeys((across, *(e.across_hosts for e in transfers))):
-        here = [e for e in transfers if e.across_hosts == between]
+        of_reach = [e for e in transfers if e.across_hosts == between]
         with RankGroup(PAIR, session, hosts[:PAIR] if between else hosts[:1]) as group:
-            for kind in sorted({e.kind for e in here}):
+            for kind in sorted({e.kind for e in of_reach}):
                 progress(f"{kind} {'between hosts' if between else 'within a host'}", 0, 0)
-                curves[kind, between] = _curve(group, [e for e in here if e.kind == kind])
+                curves[kind, between] = _curve(group, [e for e in of_reach if e.kind == kind])
             if between == across:
                 progress("kernels", 0, len(kernels))
                 kernels_s = _kernels_s(group, kernels)

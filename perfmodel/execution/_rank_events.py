@@ -150,8 +150,8 @@ def _transfer(event: Transfer) -> Called:
     receivers = range(1, ranks) if one_way else range(ranks)
     inputs = {f"x{rank}": Tensor(event.dtype, (elements,), rank) for rank in senders}
     outputs = {f"y{rank}": Tensor(event.dtype, (received,), rank) for rank in receivers}
-    made = Instruction(event.kind, tuple(inputs), tuple(outputs), _ATTRIBUTES[event.kind])
-    return made, tuple(range(ranks)), inputs | outputs
+    instruction = Instruction(event.kind, tuple(inputs), tuple(outputs), _ATTRIBUTES[event.kind])
+    return instruction, tuple(range(ranks)), inputs | outputs
 
 
 _ATTRIBUTES: Final = {

@@ -138,14 +138,14 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
     codes = []
     for rank, instructions in enumerate(lower(function)):
         local_parameters = [p.name for p in function.parameters if types[p.name].device == rank]
-        named: set[str] = set()
+        names: set[str] = set()
         for instruction in instructions:
-            named.update(instruction.inputs, instruction.outputs)
+            names.update(instruction.inputs, instruction.outputs)
         codes.append(
             RankCode(
                 instructions,
                 tuple(groups[i.outputs] for i in instructions),
-                {name: types[name] for name in named},
+                {name: types[name] for name in names},
                 {name: arguments[name] for name in local_parameters},
                 {name: types[name] for name in local_parameters},
                 tuple(dict.fromkeys(n for n in function.outputs if types[n].device == rank)),

@@ -173,10 +173,10 @@ class ProgramSession(RankSession):
         )
         shape = (len(group), *operand.shape)
         nothing = jnp.zeros(operand.shape, jax_dtype(operand))
-        here = devices[self.rank]
+        own_device = devices[self.rank]
 
         def call(operand: jax.Array | None) -> tuple[jax.Array, ...]:
-            local = jax.device_put((nothing if operand is None else operand)[None], here)
+            local = jax.device_put((nothing if operand is None else operand)[None], own_device)
             results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
             return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
 

@@ -124,9 +124,9 @@ class Emitter:
             order = [before[k] for k in order]
         if list(order) == sorted(order):
             return ref
-        made = self.op("transpose", ref, permutation=tuple(order))
-        self._transposed[made.name] = ref, tuple(order)
-        return made
+        transposed = self.op("transpose", ref, permutation=tuple(order))
+        self._transposed[transposed.name] = ref, tuple(order)
+        return transposed
 
     def parts(self, ref: Ref, axis: int, n: int) -> list[Ref]:
         """Equal parts along an axis."""

@@ -108,12 +108,14 @@ class Graph:
         if self._stacks:
             return items
         weights = {weight.name for weight in self.builder.inputs}
-        made = self.builder.instructions[before:]
-        self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in made)
+        new_instructions = self.builder.instructions[before:]
+        self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in new_instructions)
         layer = self._products - 1
         if layer >= 0:
-            tags = [replace(i.tag, layer=layer) for i in made]
-            self.builder.instructions[before:] = [replace(i, tag=t) for i, t in zip(made, tags, strict=True)]
+            tags = [replace(i.tag, layer=layer) for i in new_instructions]
+            self.builder.instructions[before:] = [
+                replace(i, tag=t) for i, t in zip(new_instructions, tags, strict=True)
+            ]
         return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
 
     def program(self, outputs: Sequence[Any]) -> Program:
@@ -123,11 +125,11 @@ class Graph:
             PerfModelError: ops that could not be mapped, all named with the remedy.
         """
         if self.missing:
-            named = "; ".join(
+            listed = "; ".join(
                 f"{op} ({n}x, first at {node_name}): {why}" for op, (why, node_name, n) in self.missing.items()
             )
             raise PerfModelError(
-                f"{self.name}: not in the IR: {named}; give values that shapes or masks depend on (--input-value), "
+                f"{self.name}: not in the IR: {listed}; give values that shapes or masks depend on (--input-value), "
                 "rewrite the model without these ops, or read its costs with import-model"
             )
         refs = [item for item in outputs if isinstance(item, Ref)]

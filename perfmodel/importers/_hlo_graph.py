@@ -178,8 +178,8 @@ class _Walk:
         out = _values_of_type(_result_type(i, base))
         if base in ("all-reduce", "collective-permute") and len(values) == len(_values(out)):
             # The result is as wide as what went in, which the compiler may have widened.
-            made = [Value(value.array) for value in values]
-            out = tuple(made) if isinstance(out, tuple) else made[0]
+            results = [Value(value.array) for value in values]
+            out = tuple(results) if isinstance(out, tuple) else results[0]
         self.nodes.append(Node(i.opcode, "collective", tuple(values), tuple(_values(out)), work=row))
         return out
 

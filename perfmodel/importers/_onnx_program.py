@@ -102,12 +102,12 @@ def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]
     from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
     h = onnx.helper
-    named = {name: arg.array for name, arg in zip(node.input, args, strict=True) if name}
-    inputs = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in named.items()]
+    arrays = {name: arg.array for name, arg in zip(node.input, args, strict=True) if name}
+    inputs = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     imports = [h.make_opsetid(domain, version) for domain, version in versions.items()]
     model = h.make_model(h.make_graph([node], "node", inputs, outputs), opset_imports=imports)
-    return [Known.of(array) for array in ReferenceEvaluator(model).run(None, named)]
+    return [Known.of(array) for array in ReferenceEvaluator(model).run(None, arrays)]
 
 
 def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | None:

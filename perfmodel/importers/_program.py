@@ -54,11 +54,11 @@ def trace_program(
     title = name or re.sub(r"\W", "_", getattr(loss, "__name__", "program"))
     model = ModelBuilder(title, "fp32")
     emitter = Emitter(model, differentiable)
-    named = [(_name(path, "w"), leaf, True) for path, leaf in jax.tree_util.tree_leaves_with_path(weights)]
+    leaves = [(_name(path, "w"), leaf, True) for path, leaf in jax.tree_util.tree_leaves_with_path(weights)]
     for i, tree in enumerate(data):
-        named += [(_name(path, f"data{i}"), leaf, False) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+        leaves += [(_name(path, f"data{i}"), leaf, False) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
     inputs: list[Item] = []
-    for (label, _, is_weight), var in zip(named, closed.jaxpr.invars, strict=True):
+    for (label, _, is_weight), var in zip(leaves, closed.jaxpr.invars, strict=True):
         tensor = _tensor(var)
         if is_weight:
             model.dtype = tensor.dtype

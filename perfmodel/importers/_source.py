@@ -146,10 +146,15 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     entry = getattr(module, function, None)
     if not callable(entry):
         raise PerfModelError(f"{path}: it has no function {function!r}")
-    made = of_the_file(path, entry)
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+    returned = of_the_file(path, entry)
+    if not (
+        isinstance(returned, tuple)
+        and len(returned) == 2
+        and callable(returned[0])
+        and isinstance(returned[1], (tuple, list))
+    ):
         raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
-    return made[0], tuple(made[1])
+    return returned[0], tuple(returned[1])
 
 
 def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:

@@ -199,24 +199,24 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
     nodes: dict[str, list[Agent]] = {}
     for agent in agents:
         nodes.setdefault(agent.hello.node, []).append(agent)
-    wide = [here for here in nodes.values() if len(here) >= op.ranks_per_node]
+    wide = [on_node for on_node in nodes.values() if len(on_node) >= op.ranks_per_node]
     if len(wide) < op.num_nodes or op.num_ranks % op.ranks_per_node:
-        there = ", ".join(f"{len(here)} on {node}" for node, here in nodes.items())
+        there = ", ".join(f"{len(on_node)} on {node}" for node, on_node in nodes.items())
         raise CalibrationError(
             f"{op.collective} over {op.num_ranks} ranks, {op.ranks_per_node} per node, needs {op.num_nodes} "
             f"node{'s' * (op.num_nodes > 1)} with {op.ranks_per_node} started "
             f"process{'es' * (op.ranks_per_node > 1)} each; there are {there}"
         )
     taking_part: list[Agent] = []
-    for here in wide[: op.num_nodes]:
-        taking_part += here[: op.ranks_per_node]
+    for on_node in wide[: op.num_nodes]:
+        taking_part += on_node[: op.ranks_per_node]
     return taking_part
 
 
 def _only_gpu() -> int | None:
     """The first, where the launcher lets every process see one of its own."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return 0 if seen and "," not in seen else None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return 0 if visible and "," not in visible else None
 
 
 def _hello(launch: Launch, address: str) -> Hello:

@@ -186,18 +186,20 @@ def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Col
 def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
     if not isinstance(values, dict):
         raise CalibrationError(f"{entry}: must be a table of keys, got {values!r}")
-    known = {f.name for f in fields(kind)}
+    known = {field_info.name for field_info in fields(kind)}
     if unknown := sorted(set(values) - known):
         raise UnknownNameError(f"key of {entry}", unknown[0], known)
-    made = checked(kind, values, entry)
-    for f in fields(kind):
-        value = getattr(made, f.name)
-        least = 0 if f.default == 0 or isinstance(value, float) else 1
+    built = checked(kind, values, entry)
+    for field_info in fields(kind):
+        value = getattr(built, field_info.name)
+        least = 0 if field_info.default == 0 or isinstance(value, float) else 1
         if isinstance(value, int | float) and not isinstance(value, bool) and not least <= value <= LARGEST:
-            raise CalibrationError(f"{entry}: {f.name} must be between {least} and {LARGEST}, got {value!r:.40}")
-        if f.name == "dtype":
+            raise CalibrationError(
+                f"{entry}: {field_info.name} must be between {least} and {LARGEST}, got {value!r:.40}"
+            )
+        if field_info.name == "dtype":
             dtype_bytes(str(value))
-    return made
+    return built
 
 
 _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "causal", "phase")
@@ -227,7 +229,7 @@ def _entries(table: str, rows: Iterable[dict[str, Any]]) -> list[str]:
         return list(row), [row.get(name) for name in _LABELS]
 
     of_kind = groupby(rows, key=kind)
-    return [f"[[{table}]]\n" + "\n".join(_grid(list(alike))) for _, alike in of_kind]
+    return [f"[[{table}]]\n" + "\n".join(_grid(list(same_kind))) for _, same_kind in of_kind]
 
 
 def _columns(op: Op) -> dict[str, Any]:

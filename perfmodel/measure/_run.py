@@ -158,12 +158,12 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
         # Starting ranks takes seconds, so collectives of the same ones share them.
-        for (num_ranks, num_nodes, ranks), alike in groupby(quiet, key=on_ranks):
+        for (num_ranks, num_nodes, ranks), of_same_ranks in groupby(quiet, key=on_ranks):
             with (
                 _hosts(plan, num_nodes) as hosts,
                 RankGroup(num_ranks, transport.session, hosts, agents=ranks) as group,
             ):
-                for point in alike:
+                for point in of_same_ranks:
                     progress(point)
                     yield collective_row(
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect

@@ -204,9 +204,9 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
 
     source = np.asarray(runs["source"], str)
     cells = runs["framework"].tolist() if "framework" in runs else [None] * len(runs)
-    named = np.array([cell if isinstance(cell, str) else "" for cell in cells])
+    frameworks = np.array([cell if isinstance(cell, str) else "" for cell in cells])
     sources = {
-        name: {"frameworks": sorted({*named[source == name].tolist()} - {""})} | figures(source == name)
+        name: {"frameworks": sorted({*frameworks[source == name].tolist()} - {""})} | figures(source == name)
         for name in dict.fromkeys(source.tolist())
     }
     everything = figures(np.ones(len(runs), bool))

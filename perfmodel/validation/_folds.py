@@ -31,12 +31,12 @@ class Folds:
         """Places of the runs left out in rows of one length, which of them are there, and which are predicted."""
         places = [np.flatnonzero(left_out) for left_out in self.left_out]
         index = np.zeros((len(places), max(map(len, places))), int)
-        there = np.zeros(index.shape, bool)
+        is_run = np.zeros(index.shape, bool)
         for fold, members in enumerate(places):
             index[fold, : len(members)] = members
-            there[fold, : len(members)] = True
-        predicted = there & np.take_along_axis(self.predicted, index, axis=1)
-        return index, there, predicted
+            is_run[fold, : len(members)] = True
+        predicted = is_run & np.take_along_axis(self.predicted, index, axis=1)
+        return index, is_run, predicted
 
 
 def team_folds(teams: Sequence[str]) -> Folds:

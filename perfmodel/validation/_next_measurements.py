@@ -197,15 +197,17 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
     """The rows of the first one's device as a plan; empty where no collector measures any."""
-    here = [record for record in rows if record["device"] == rows[0]["device"]] if rows else []
-    ops = [op for record in here if (op := _op_of(record)) is not None]
+    of_device = [record for record in rows if record["device"] == rows[0]["device"]] if rows else []
+    ops = [op for record in of_device if (op := _op_of(record)) is not None]
     if not ops:
         return ""
     rule = StoppingRule()
-    links = next((str(record["interconnect"]) for record in here if present(record.get("interconnect"))), INTERCONNECT)
+    links = next(
+        (str(record["interconnect"]) for record in of_device if present(record.get("interconnect"))), INTERCONNECT
+    )
     return plan_text(
         Plan(
-            device=str(here[0]["device"]),
+            device=str(of_device[0]["device"]),
             rule=rule,
             collective_rule=rule,
             kernels=tuple(op for op in ops if not isinstance(op, Collective)),

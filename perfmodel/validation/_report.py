@@ -156,6 +156,8 @@ def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
         # The last range includes its upper end, so that a probability of 1 counts.
         inside = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
         if inside.any():
-            said, happened = float(likely[inside].mean()), float(ran[inside].mean())
-            ranges.append({"from": low, "to": high, "n": int(inside.sum()), "said": said, "ran": happened})
+            mean_probability, share_that_ran = float(likely[inside].mean()), float(ran[inside].mean())
+            ranges.append(
+                {"from": low, "to": high, "n": int(inside.sum()), "said": mean_probability, "ran": share_that_ran}
+            )
     return ranges

@@ -48,9 +48,9 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.
     fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
     if isinstance(model, Transformer) and fewer and stages > 1:
-        each, rest = divmod(model.layers + fewer, stages)
-        if rest == 0 and each >= fewer:
-            layout["partition"] = "-".join(map(str, (*[each] * (stages - 1), each - fewer)))
+        layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
+        if remainder == 0 and layers_per_chunk >= fewer:
+            layout["partition"] = "-".join(map(str, (*[layers_per_chunk] * (stages - 1), layers_per_chunk - fewer)))
     if not recompute_of(row):
         if modules := set_by.get("recompute_modules"):
             layout["recompute"], job["recompute_modules"] = "selective", modules

@@ -264,15 +264,15 @@ def _stages_named(reading: Reading) -> frozenset[int]:
         return frozenset({2})
     if reading.first("zero 3", "hybrid", "fsdp group"):
         return frozenset({2, 3})
-    named = reading.first("zero 0", "zero 1")
-    return frozenset({int(named[-1])} if named else ())
+    meaning = reading.first("zero 0", "zero 1")
+    return frozenset({int(meaning[-1])} if meaning else ())
 
 
 def _dtypes_named(cell_text: str) -> frozenset[str]:
     """Element types that words name; TF32 is of data in fp32."""
     reading = read_phrases(cell_text, DTYPE)
-    named = {dtype for dtype, meanings in _DTYPE_BY_MEANING if reading.first(*meanings)}
-    return frozenset(named | {"tf32"} if "fp32" in named else named)
+    dtypes = {dtype for dtype, meanings in _DTYPE_BY_MEANING if reading.first(*meanings)}
+    return frozenset(dtypes | {"tf32"} if "fp32" in dtypes else dtypes)
 
 
 def contradictions_in_words(row: Row) -> tuple[str, ...]:
@@ -325,8 +325,8 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     zero = reading.figure("stage")
     if number(row, "zero_stage") is not None:
         zero = count(row, "zero_stage", least=0)
-    elif zero is None and (named := reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")):
-        zero = int(named[-1]) if named.startswith("zero") else 3
+    elif zero is None and (meaning := reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")):
+        zero = int(meaning[-1]) if meaning.startswith("zero") else 3
         zero = 2 if reading.says("zero 2") else zero
 
     # Weights that stay gathered between micro-batches are not sharded as in stage 3.

@@ -156,18 +156,18 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
     stamps: list[tuple[Float[np.ndarray, "activities 2"], Float[np.ndarray, "runs activities 2"]]] = []
     n_predicted = n_measured = 0
     for device in range(predicted.devices * replicas if matched_by else 0):
-        ours = _groups(predicted, device // replicas, matched_by)
-        theirs = [_groups(step, device, matched_by) for step in steps]
-        for key, ops in ours.items():
-            matching_ops = [groups[key] for groups in theirs if key in groups]
+        predicted_ops = _groups(predicted, device // replicas, matched_by)
+        ops_of_steps = [_groups(step, device, matched_by) for step in steps]
+        for key, ops in predicted_ops.items():
+            matching_ops = [groups[key] for groups in ops_of_steps if key in groups]
             if len(matching_ops) < len(steps):
                 continue
             n_predicted, n_measured = n_predicted + len(ops), n_measured + sum(map(len, matching_ops))
             # Compare one by one where both sides are equally fine, else from first start to last end.
-            single = all(len(each) == len(ops) for each in matching_ops)
+            single = all(len(step_ops) == len(ops) for step_ops in matching_ops)
             chosen = ops if single else ops[:1]
             rows += [(device, op) for op in chosen.tolist()]
-            measured = [_stamps(step, each, single) for step, each in zip(steps, matching_ops, strict=True)]
+            measured = [_stamps(step, step_ops, single) for step, step_ops in zip(steps, matching_ops, strict=True)]
             stamps.append((_stamps(predicted, ops, single), np.stack(measured)))
     devices, ops = np.array(rows, int).reshape(-1, 2).T
     return _Matching(
@@ -235,7 +235,7 @@ def _groups(trace: MeasuredTrace, device: int, matched_by: str) -> dict[Key, Int
             key = (phase,)
         if matched_by == "name" or phase:
             ops_by_key.setdefault(key, []).append(op)
-    return {key: np.array(each) for key, each in ops_by_key.items()}
+    return {key: np.array(members) for key, members in ops_by_key.items()}
 
 
 def _computations(trace: MeasuredTrace) -> Int[np.ndarray, " ops"]:
@@ -258,11 +258,11 @@ def _union_s(
 ) -> Float[np.ndarray, " devices"]:
     """Seconds in which at least one of a device's intervals lies."""
     total_s = np.zeros(devices)
-    for each in range(devices):
-        intervals = stamps_s[device == each]
+    for number in range(devices):
+        intervals = stamps_s[device == number]
         intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
         reached_s = np.maximum.accumulate(intervals[:, 1])
         # Each interval adds what lies beyond all that began before it.
         before_s = np.concatenate([intervals[:1, 0], reached_s[:-1]])
-        total_s[each] = np.maximum(reached_s - np.maximum(before_s, intervals[:, 0]), 0).sum()
+        total_s[number] = np.maximum(reached_s - np.maximum(before_s, intervals[:, 0]), 0).sum()
     return total_s

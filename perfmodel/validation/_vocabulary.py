@@ -64,14 +64,14 @@ _REMARK: Final = re.compile(r"\([^()]*\)")
 def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
     """What a text says by a vocabulary. A remark in brackets of which nothing is known is left out."""
     lowered = text.lower()
-    said: list[tuple[str, tuple[str, ...]]] = []
+    meanings: list[tuple[str, tuple[str, ...]]] = []
     unread: list[str] = []
     # Phrases are taken from left to right, at every place the longest that fits.
     at = 0
     while at < len(lowered):
         if lowered[at] == "(" and (remark := _REMARK.match(lowered, at)):
             inside = read_phrases(remark[0][1:-1], vocabulary)
-            said += inside.said
+            meanings += inside.said
             at = remark.end()
             continue
         if not lowered[at].isalnum():
@@ -80,7 +80,7 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
         phrase, match = _longest(lowered, at, vocabulary)
         if match is not None:
             if phrase.meaning:
-                said.append((phrase.meaning, tuple(figure for figure in match.groups() if figure)))
+                meanings.append((phrase.meaning, tuple(figure for figure in match.groups() if figure)))
             at = match.end()
             continue
         word = _WORD.match(lowered, at)
@@ -90,7 +90,7 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
         if word[0] not in _FILLERS:
             unread.append(word[0])
         at = word.end()
-    return Reading(tuple(said), tuple(dict.fromkeys(unread)))
+    return Reading(tuple(meanings), tuple(dict.fromkeys(unread)))
 
 
 def _longest(text: str, at: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, re.Match[str] | None]:

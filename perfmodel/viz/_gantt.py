@@ -186,6 +186,6 @@ def _lanes(stream: Int[np.ndarray, " slices"]) -> tuple[Float[np.ndarray, " slic
     compute_high = 0.9 if not used else 0.62
     high = 0.26 / max(1, len(used))
     top, height = np.full(len(stream), 0.05), np.full(len(stream), compute_high)
-    for place, each in enumerate(used):
-        top[stream == each], height[stream == each] = 0.69 + place * high, high
+    for place, used_stream in enumerate(used):
+        top[stream == used_stream], height[stream == used_stream] = 0.69 + place * high, high
     return top, height

@@ -44,8 +44,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     heights = {}
     for name in looks:
         heights[name] = per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions])
-    named = sum(height.max() > _LEAST_SHARE * longest for height in heights.values())
-    figure = new_figure(width, 1.7 + 0.11 * len(rows) + 0.1 * named)
+    n_labels = sum(height.max() > _LEAST_SHARE * longest for height in heights.values())
+    figure = new_figure(width, 1.7 + 0.11 * len(rows) + 0.1 * n_labels)
     axis = figure.subplots()
     handles, labels = [], []
     for name, height in heights.items():

@@ -49,7 +49,7 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     """Bytes in use on every rank, the capacity, and a legend beside them."""
     steps = prediction.memory_over_time().steps
     per_s, unit = time_unit(end_s)
-    named = set(range(len(steps))) if len(steps) <= _NAMED_UP_TO else {0, len(steps) // 2, len(steps) - 1}
+    ranks_in_legend = set(range(len(steps))) if len(steps) <= _NAMED_UP_TO else {0, len(steps) // 2, len(steps) - 1}
     columns = int(axis.get_figure().get_figwidth() * 72 / _COLUMN_PT)  # type: ignore[union-attr]
     crowded = max(len(rank_steps.time_s) for rank_steps in steps) > 2 * columns
     edges_s = np.linspace(0, end_s, columns + 1)
@@ -70,7 +70,7 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
             where="post",
             color=colours[rank],
             linewidth=wide,
-            label=f"{'rank ' * (rank == 0)}{rank}" if rank in named else None,
+            label=f"{'rank ' * (rank == 0)}{rank}" if rank in ranks_in_legend else None,
         )
     capacity = prediction.memory_capacity_bytes / GIB
     beyond = highest < _LEAST_SHARE * capacity
@@ -79,9 +79,9 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     axis.set_xlim(0, end_s * per_s)
     axis.set_ylim(0, 1.2 * highest if beyond else 1.05 * max(highest, capacity))
     axis.set_ylabel("memory in GiB")
-    each = f" (highest of every {edges_s[1] * per_s:.2g} {unit})" if crowded else ""
-    axis.set_xlabel(f"time in {unit}{each}")
-    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(named) + 1, **_TIGHT)
+    note = f" (highest of every {edges_s[1] * per_s:.2g} {unit})" if crowded else ""
+    axis.set_xlabel(f"time in {unit}{note}")
+    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(ranks_in_legend) + 1, **_TIGHT)
 
 
 def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:

@@ -213,9 +213,9 @@ def _watch(
         for rank, code in codes.items():
             progress = _told(folder, rank)
             if code and (code > 0 or not record_of(folder, rank).exists()):
-                said = _last_line(_errors_of(work, rank))
+                last_line = _last_line(_errors_of(work, rank))
                 raise EmulationError(
-                    f"rank {rank}: the script ended with status {code}, after {progress or 'no call'}{said}"
+                    f"rank {rank}: the script ended with status {code}, after {progress or 'no call'}{last_line}"
                 )
             before, since_s = last_progress.get(rank, (None, 0.0))
             if progress != before:

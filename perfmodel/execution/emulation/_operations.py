@@ -200,9 +200,9 @@ class Operation:
         if self.kind not in _OF_ITS_OWN or nbytes > _AWAITED_BYTES:
             return zeros(nbytes) if data is None else data
         if self.kind == "all_gather":
-            came = any(pair.arrived >> number % 2 & 1 for pair in self.pairs.values())
+            has_come = any(pair.arrived >> number % 2 & 1 for pair in self.pairs.values())
         else:
-            came = bool(self.pairs[peer].arrived) or not self.pairs[peer].offered
-        if not came:
+            has_come = bool(self.pairs[peer].arrived) or not self.pairs[peer].offered
+        if not has_come:
             return None
         return zeros(nbytes) if data is None else data

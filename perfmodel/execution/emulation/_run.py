@@ -194,27 +194,27 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
     """
     import pandas as pd
 
-    seen: Any = operations[operations["rank"] == rank.rank]
-    seen = seen.sort_values("first_s")
+    calls: Any = operations[operations["rank"] == rank.rank]
+    calls = calls.sort_values("first_s")
     ends_s = rank.ends.wall_s.to_numpy()
     columns = {
-        "group": seen.group,
+        "group": calls.group,
         "lane": "",
-        "ranks": seen.ranks,
-        "sequence": seen.sequence,
-        "kind": seen.kind,
-        "bytes": seen[["in_bytes", "out_bytes"]].max(axis=1),
-        "iteration": np.searchsorted(ends_s, seen.first_s),
-        "issued_s": seen.first_s,
+        "ranks": calls.ranks,
+        "sequence": calls.sequence,
+        "kind": calls.kind,
+        "bytes": calls[["in_bytes", "out_bytes"]].max(axis=1),
+        "iteration": np.searchsorted(ends_s, calls.first_s),
+        "issued_s": calls.first_s,
         "thread_s": 0.0,
-        "start_s": seen.first_s,
-        "end_s": seen.last_s,
-        "delay_s": seen.begin_s - seen.first_s,
+        "start_s": calls.first_s,
+        "end_s": calls.last_s,
+        "delay_s": calls.begin_s - calls.first_s,
         "core_s": 0.0,
         "wait_start_s": 0.0,
         "wait_end_s": 0.0,
     }
-    columns |= {"in_bytes": seen.in_bytes, "out_bytes": seen.out_bytes}
+    columns |= {"in_bytes": calls.in_bytes, "out_bytes": calls.out_bytes}
     return replace(rank, collectives=pd.DataFrame(columns).reset_index(drop=True))
 
 

@@ -224,8 +224,8 @@ class _Machine:
         for chunk in range(self.schedule.chunks):
             versions = self.weights[device, chunk]
             # While this instruction ran, the version that it made was not there.
-            made = int(self.schedule.updates[index])
-            self.held[device] = max(self.held[device], len(versions) - made)
+            new_versions = int(self.schedule.updates[index])
+            self.held[device] = max(self.held[device], len(versions) - new_versions)
             for version in [v for v in versions if v < self.newest[device]]:
                 if self.last_use.get((device, version), -1) <= index:
                     del versions[version]

@@ -157,14 +157,14 @@ def _halves(
     function: Function, body: tuple[Instruction, ...]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
     """A stage's backward pass as what other stages wait for (input gradients) and the rest (weight gradients)."""
-    made = set(chain.from_iterable(instruction.outputs for instruction in body))
+    own_values = set(chain.from_iterable(instruction.outputs for instruction in body))
     inside = {id(instruction) for instruction in body}
 
     # Backward passes of other stages wait for what they use, and for what that depends on.
     live: set[str] = set()
     for instruction in function.instructions:
         if instruction.tag.phase == "backward" and id(instruction) not in inside:
-            live.update(made.intersection(instruction.inputs))
+            live.update(own_values.intersection(instruction.inputs))
     first: list[Instruction] = []
     for instruction in reversed(body):
         if live.intersection(instruction.outputs):

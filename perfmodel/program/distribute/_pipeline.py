@@ -121,10 +121,10 @@ class _Pipeline:
         order = np.lexsort((self._schedule.device, self._schedule.slot))
         for _, indices in groupby(order.tolist(), key=lambda i: int(self._schedule.slot[i])):
             # Passes of one slot run at once, so what they make is sent only when all are written.
-            made: list[tuple[str, int]] = []
+            values: list[tuple[str, int]] = []
             for index in indices:
-                made += self._updated_pass(index)
-            for name, micro_batch in made:
+                values += self._updated_pass(index)
+            for name, micro_batch in values:
                 self._send(name, micro_batch)
         for instruction in () if self._weights else self._passes.update:
             self._update(instruction)
@@ -148,8 +148,10 @@ class _Pipeline:
         devices = self._input_devices()
         placed: dict[str, list[Piece]] = {}
         for parameter in self._function.parameters:
-            name, here = parameter.name, devices[parameter.name] or {0: None}
-            copies = {device: name if len(here) == 1 else f"{name}.p{device}" for device in here}
+            name, devices_of_input = parameter.name, devices[parameter.name] or {0: None}
+            copies = {
+                device: name if len(devices_of_input) == 1 else f"{name}.p{device}" for device in devices_of_input
+            }
             placed[name] = []
             for device, copy in copies.items():
                 placed[name] += self._placed(name, copy, device)
@@ -185,12 +187,12 @@ class _Pipeline:
                         devices[name][device] = None
         # An update runs where its weight is, and takes the weight's states along.
         for instruction in self._passes.update:
-            here: dict[int, None] = {}
+            devices_of_update: dict[int, None] = {}
             for name in instruction.inputs:
-                here |= devices.get(name, {})
+                devices_of_update |= devices.get(name, {})
             for name in instruction.inputs:
                 if name in devices:
-                    devices[name] |= here
+                    devices[name] |= devices_of_update
         return devices
 
     def _updated_pass(self, index: int) -> list[tuple[str, int]]:
@@ -198,22 +200,22 @@ class _Pipeline:
         if self._weights is None:
             return self._pass(index)
         self._weights.enter(index, self._at)
-        made = self._pass(index)
+        values = self._pass(index)
         if self._schedule.updates[index]:
             device = int(self._schedule.device[index])
             self._out += self._weights.update(self._passes.update, device, self._at)
-        return made
+        return values
 
     def _pass(self, index: int) -> list[tuple[str, int]]:
         """Write one pass; returns the values that it makes."""
         schedule = self._schedule
         phase, first = Phase(schedule.phase[index]), int(schedule.micro_batch[index])
         stage, device = int(schedule.instruction_stage[index]), int(schedule.device[index])
-        made: list[tuple[str, int]] = []
+        values: list[tuple[str, int]] = []
         for m in range(first, first + int(schedule.span[index])):
             for instruction in self._passes.body(phase, stage, m % schedule.slices):
-                made += self._write(instruction, m, device)
-        return made
+                values += self._write(instruction, m, device)
+        return values
 
     def _write(self, instruction: Instruction, m: int, device: int) -> list[tuple[str, int]]:
         """Write an instruction for micro-batch m of the schedule."""

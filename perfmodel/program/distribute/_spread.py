@@ -155,8 +155,8 @@ class _Spreading:
         ]
         outputs = [self._define(*pair) for pair in zip(instruction.outputs, answer.outputs, strict=True)]
         # An instruction without operands has to be told where it runs.
-        here = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
-        key = (instruction.attributes, answer.attributes, answer.offset_step, here)
+        device = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
+        key = (instruction.attributes, answer.attributes, answer.offset_step, device)
         by_part = self._attributes.get(key)
         if by_part is None:
             by_part = self._attributes[key] = self._by_part(*key)
@@ -165,7 +165,9 @@ class _Spreading:
             new = tuple([names[j] for names in outputs])
             self._out.append(Instruction(instruction.op, inputs, new, by_part[j], instruction.tag))
 
-    def _by_part(self, stated: Attributes, changed: Attributes, offset_step: int, here: int) -> tuple[Attributes, ...]:
+    def _by_part(
+        self, stated: Attributes, changed: Attributes, offset_step: int, device: int
+    ) -> tuple[Attributes, ...]:
         """Attributes of each part of an instruction."""
         parts = []
         for j in range(self._plan.written):
@@ -174,8 +176,8 @@ class _Spreading:
                 values |= {"offset": values.get("offset", 0) + j * offset_step}
             if not values.keys().isdisjoint(("to", "device")):
                 values = dict(self._moved(tuple(values.items()), j))
-            elif here >= 0:
-                values |= {"device": self._device(here, j)}
+            elif device >= 0:
+                values |= {"device": self._device(device, j)}
             parts.append(attributes(**values))
         return tuple(parts)
 
@@ -287,6 +289,8 @@ def conversion(
         case Replicated(), Sharded(axis):
             size = tensor.shape[axis] // n
             cuts = [attributes(axis=axis, start=j * size, stop=(j + 1) * size) for j in range(len(parts))]
-            here = Tag(tag.phase, tag.layer, tag.micro_batch)
-            return [Instruction("slice", (parts[j],), (names[j],), cuts[j], here) for j in range(len(parts))], names
+            compute_tag = Tag(tag.phase, tag.layer, tag.micro_batch)
+            return [
+                Instruction("slice", (parts[j],), (names[j],), cuts[j], compute_tag) for j in range(len(parts))
+            ], names
     raise ValueError(f"no conversion from {current} to {target}")

@@ -156,11 +156,11 @@ def parse_program(text: str) -> Program:
     return Program(function, tuple(inputs), tuple(outputs))
 
 
-def _check(function: str, said: Annotations, types: Mapping[str, Tensor]) -> None:
-    for line, name, tensor in said.types:
+def _check(function: str, annotations: Annotations, types: Mapping[str, Tensor]) -> None:
+    for line, name, tensor in annotations.types:
         inferred = types[name]
         if (tensor.dtype, tensor.shape, tensor.device) != (inferred.dtype, inferred.shape, inferred.device):
             raise ProgramError(function, line, name, f"is {inferred}, not {tensor} as annotated")
-    for line, name, device in said.devices:
+    for line, name, device in annotations.devices:
         if types[name].device != device:
             raise ProgramError(function, line, name, f"is on device {types[name].device}, not {device} as annotated")
