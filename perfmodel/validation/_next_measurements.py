@@ -230,7 +230,7 @@ def _op_of(record: dict[str, Any]) -> Op | None:
     # Tables hold whole numbers as 4.0 beside empty cells.
     op_fields: dict[str, Any] = {}
     for field_name in (f.name for f in fields(kind)):
-        value = record.get("pass" if field_name == "pass_" else field_name)
+        value: Any = record.get("pass" if field_name == "pass_" else field_name)
         if present(value):
             is_whole = isinstance(value, float) and value == int(value)
             op_fields[field_name] = int(value) if is_whole else value
