@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from written_logs import FORMATS, WrittenRun, write_log
 
@@ -191,6 +192,31 @@ def test_megatron_deepspeed_is_read_by_the_lines_of_megatron() -> None:
     run = WrittenRun(step_s=STEP_S)
     log = parse_log(write_log("deepspeed", run) + write_log("megatron", run))
     assert log.format == "megatron"
+
+
+def test_deepspeed_steps_are_timed_from_stamp_to_stamp() -> None:
+    """The rate that DeepSpeed prints leaves out what passes between the passes."""
+    lines = [
+        f"[2024-03-07 15:27:{2 + 5 * n:02d},500] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
+        "RunningAvgSamplesPerSec=16.0, CurrSamplesPerSec=16.0, MemAllocated=6.01GB, MaxMemAllocated=19.52GB"
+        for n in range(1, 8)
+    ]
+    times = [step.seconds_of(1.0, 8, 64) for step in parse_log("\n".join(lines)).steps]
+    assert times == pytest.approx([4.0] + [5.0] * 6)
+
+
+def test_a_progress_bar_is_timed_by_its_clock() -> None:
+    """Its rate is a moving mean, in which a stall of one step lengthens many."""
+    step_s = [3.0] * 120
+    step_s[59] += 30.0
+    text = write_log("hf-trainer", WrittenRun(step_s=step_s))
+    smeared = text.replace("3.00s/it", "9.00s/it")
+    log = parse_log(smeared)
+    times = np.array([step.seconds for step in log.steps], float)
+    assert np.median(times) == pytest.approx(3.0, rel=0.05)
+    assert times.max() > 6.0
+    covered = np.diff([step.step for step in log.steps])
+    assert (times[1:] * covered).sum() == pytest.approx(sum(step_s[log.steps[0].step :]), rel=0.06)
 
 
 @pytest.mark.parametrize("text", ["hello\nworld\n", "iteration 3 of the plan\n", "step: 1 loss: 3\n"])

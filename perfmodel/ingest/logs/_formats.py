@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from perfmodel.ingest.logs._clocks import timed_by_spans, timed_by_stamps
 from perfmodel.ingest.logs._log import LoggedStep
 from perfmodel.ingest.logs._text import clock_seconds, duration_seconds, number, piped_fields
 
@@ -19,6 +20,8 @@ class LogFormat:
     """Found in every line about a step, and in no line of another framework."""
     read: Callable[[Sequence[str]], Iterator[tuple[int, LoggedStep]]]
     """Gives (number of the line, what it says) for each line about a step."""
+    retime: Callable[[Mapping[int, LoggedStep]], dict[int, LoggedStep]] = dict
+    """Times the steps by the log's clock, where what it prints is not the time of whole steps."""
 
 
 def _by_line(
@@ -183,9 +186,14 @@ FORMATS: Final = (
     LogFormat(name="torchtitan", marks=_TITAN, read=_by_line(_TITAN, _titan_step)),
     LogFormat(name="maxtext", marks=_MAXTEXT, read=_by_line(_MAXTEXT, _maxtext_step)),
     LogFormat(name="composer", marks=_COMPOSER_HEAD, read=_composer_steps),
-    LogFormat(name="levanter", marks=_LEVANTER, read=_by_line(_LEVANTER, lambda _, match: _bar_step(match))),
-    LogFormat(name="deepspeed", marks=_DEEPSPEED, read=_by_line(_DEEPSPEED, _deepspeed_step)),
-    LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps),
+    LogFormat(
+        name="levanter",
+        marks=_LEVANTER,
+        read=_by_line(_LEVANTER, lambda _, match: _bar_step(match)),
+        retime=timed_by_spans,
+    ),
+    LogFormat(name="deepspeed", marks=_DEEPSPEED, read=_by_line(_DEEPSPEED, _deepspeed_step), retime=timed_by_stamps),
+    LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps, retime=timed_by_spans),
 )
 """In the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed too, and DeepSpeed under the
 Trainer of Hugging Face a progress bar."""

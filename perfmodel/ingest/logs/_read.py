@@ -42,7 +42,7 @@ def parse_log(text: str, where: str = "log") -> TrainingLog:
         return TrainingLog(
             path=where,
             format=form.name,
-            steps=tuple(kept.values()),
+            steps=tuple(form.retime(kept).values()),
             events=events_of(lines, kept),
             settings=settings_of(lines, found),
             timers=timers_of(lines),
