@@ -64,7 +64,9 @@ def _broadcast(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) 
 
 def _scatter(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
     receivers = values["to"]
-    part = jnp.array([receivers.index(member) if member in receivers else 0 for member in group])[lax.axis_index(_AXIS)]
+    # A rank that receives nothing takes the first part, which it does not use.
+    places = [receivers.index(member) if member in receivers else 0 for member in group]
+    part = jnp.array(places)[lax.axis_index(_AXIS)]
     return _slice(lax.psum(x, _AXIS), values["axis"], len(receivers), part)
 
 

@@ -176,10 +176,10 @@ def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
 
 def _scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
     receivers = c.values["to"]
-    tensor = _broadcast(c, x)
-    return tensor.chunk(len(receivers), c.values["axis"])[
-        receivers.index(c.rank) if c.rank in receivers else 0
-    ].contiguous()
+    parts = _broadcast(c, x).chunk(len(receivers), c.values["axis"])
+    # A rank that receives nothing takes the first part, which it does not use.
+    place = receivers.index(c.rank) if c.rank in receivers else 0
+    return parts[place].contiguous()
 
 
 _BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
