@@ -113,7 +113,7 @@ class Round:
     measurements: int
     step_time_s: Float[np.ndarray, " layouts"]
     half_width: Float[np.ndarray, " layouts"]
-    """Of the 90 % interval of each layout's step time, as a share of it."""
+    """Half-width of the 90 % interval of each layout's step time, as a share of it."""
 
 
 @dataclass(frozen=True, eq=False)

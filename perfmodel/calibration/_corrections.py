@@ -158,7 +158,7 @@ class _Seen(NamedTuple):
 
     op: Collective
     time_s: float
-    """Of one, without its wait."""
+    """Seconds of one, without its wait."""
     calls: float
     """Per device and step."""
     log_sd: float

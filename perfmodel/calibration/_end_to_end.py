@@ -72,7 +72,7 @@ class EndToEnd:
     error_after: float
     """The same of these very runs after the fit: no measure of accuracy."""
     overall_factor: float = 1.0
-    """By which the steps of all layouts are multiplied, beside what the parameters move: of runs that agree with one
+    """Factor on the steps of all layouts, beside what the parameters move: of runs that agree with one
     another, and not with the published record."""
     beyond: str = ""
     """In words, where the runs as a whole are outside what predictions allow."""

@@ -89,7 +89,7 @@ class ProfileFit:
     """What a profile changed."""
 
     report: ProfileReport
-    """Before the fit."""
+    """Prediction beside the profile, before the fit."""
     fit: EndToEnd
     """Parameters after the profile and its step time."""
 

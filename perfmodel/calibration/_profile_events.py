@@ -33,7 +33,7 @@ class Total:
     """One of them, where its shape is known."""
     predicted_s: float = 0.0
     critical_s: float = 0.0
-    """Of the predicted step's critical path."""
+    """Seconds of the predicted step's critical path."""
     predicted_calls: float = 0.0
     measured_s: float = 0.0
     measured_calls: float = 0.0

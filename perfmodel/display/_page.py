@@ -25,7 +25,7 @@ COLUMNS: Final = {
     "critical": "uint8",
     "inside": "int32",
 }
-"""Of the events that the page shows, with the types in which it holds them."""
+"""Columns of the events that the page shows, with the types in which it holds them."""
 
 
 def timeline_page(

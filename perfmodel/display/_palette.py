@@ -42,7 +42,7 @@ EVENTS: Final = {
     "communication": Look(VERMILLION, "communication"),
     "copy": Look("#8C6D46", "copy"),
 }
-"""By the name of a `program.Kind`, or of a `readers.ActivityKind` where a trace does not tell more."""
+"""Looks by the name of a `program.Kind`, or of a `readers.ActivityKind` where a trace does not tell more."""
 
 PARTS: Final = {
     "forward": Look(SKY, "forward"),
@@ -62,7 +62,7 @@ PARTS: Final = {
     "kernel_launch_gaps": Look("#5B7083", "launch gaps"),
     "bubble": Look("#E6E6E6", "bubble"),
 }
-"""By the name of a part of `Prediction.breakdown_s`, in the order in which bars stack them."""
+"""Looks by the name of a part of `Prediction.breakdown_s`, in the order in which bars stack them."""
 
 
 def part_looks(names: Iterable[str]) -> dict[str, Look]:
@@ -71,7 +71,7 @@ def part_looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-"""Of curves that stand for no kind of event."""
+"""Colours of curves that stand for no kind of event."""
 
 
 def shade(colour: str, lightness: float) -> str:

@@ -47,7 +47,7 @@ class FittedTable:
 
     title: str
     heads: tuple[str, ...]
-    """Of the columns, of which the first names the rows; perhaps of several lines."""
+    """Heads of the columns, of which the first names the rows; perhaps of several lines."""
     rows: tuple[tuple[str, ...], ...]
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":

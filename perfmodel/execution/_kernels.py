@@ -246,7 +246,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "adam": _adam,
     }
 )
-"""By name of the op."""
+"""Kernels by name of the op."""
 PLAIN: Final = frozenset(
     {
         *("add", "accumulate", "sub", "mul", "div", "scale", "sum", "matmul"),

@@ -106,11 +106,11 @@ class EventTime(NamedTuple):
     """Of one rank."""
 
     core_s: float
-    """In which it needs its core."""
+    """Seconds in which it needs its core."""
     network_s: float = 0.0
-    """In which it then waits for messages, of a link that is never idle."""
+    """Seconds in which it then waits for messages, of a link that is never idle."""
     credit_s: float = 0.0
-    """By which that may be shorter after as long a pause."""
+    """Seconds by which that wait may be shorter after as long a pause."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class PairTimes:
     call_s: float
     """A rank's own work for the call of a transfer."""
     core_factor: float = 1.0
-    """By how much work on cores takes longer between messages than when measured, from whole programs."""
+    """Factor by which work on cores takes longer between messages than when measured, from whole programs."""
 
     def time(self, event: RankEvent) -> EventTime:
         """Time of an event on each of its ranks.

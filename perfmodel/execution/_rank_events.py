@@ -32,7 +32,7 @@ class Kernel:
     """Work of one rank."""
 
     instruction: Instruction
-    """With the values named by position."""
+    """The instruction, with its values named by position."""
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
@@ -42,9 +42,9 @@ class Transfer:
     """A collective between ranks."""
 
     kind: str
-    """Of the library's call that carries it out: `send`, `all_reduce`, `all_gather`, `all_to_all`."""
+    """Kind of the library's call that carries it out: `send`, `all_reduce`, `all_gather`, `all_to_all`."""
     bytes: float
-    """Of one rank's operand."""
+    """Size of one rank's operand."""
     dtype: str
     ranks: int
     across_hosts: bool

@@ -35,7 +35,7 @@ class Run:
     interference: Float[np.ndarray, " runs"]
     """Share of the processor time during each run that other work took."""
     clock_offset_s: Float[np.ndarray, " ranks"]
-    """By how much each rank's clock was ahead of rank 0's, taken out of the times."""
+    """Seconds by which each rank's clock was ahead of rank 0's, taken out of the times."""
 
     @property
     def makespans_s(self) -> Float[np.ndarray, " runs"]:

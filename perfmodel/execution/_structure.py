@@ -35,7 +35,7 @@ class ProgramStructure:
     instruction: Int[np.ndarray, " ops"]
     """Number of the instruction that each op belongs to, -1 for joins."""
     events: tuple[Event, ...]
-    """By class."""
+    """Events by class."""
 
 
 def program_structure(function: Function, cluster: Cluster | None = None) -> ProgramStructure:

@@ -226,4 +226,4 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "adam": _adam,
     }
 )
-"""By name of the op: torch, operands, `a`ttributes and types of the `out`puts to tensors."""
+"""Kernels by name of the op: torch, operands, `a`ttributes and types of the `out`puts to tensors."""

@@ -24,7 +24,7 @@ from perfmodel.program.ir.models import ModelBuilder
 
 _LAYER = re.compile(r"(?:^|[._/])(\d+)(?=[._/]|$)")
 _MOST_LAYERS = 1 << 16
-"""Of one stack; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on from there."""
+"""Layers of one stack, at most; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on there."""
 
 
 class Graph:

@@ -103,9 +103,9 @@ class Node:
     outputs: tuple[Value, ...]
     flops: float = 0.0
     work: "KernelOp | CollectiveRow | Unmapped | Region | None" = None
-    """Of a kernel, collective, unmapped op or loop."""
+    """Work of a kernel, collective, unmapped op or loop."""
     traffic_bytes: float | None = None
-    """Of a kernel that does not read and write all of its inputs and outputs."""
+    """Traffic of a kernel that does not read and write all of its inputs and outputs."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -24,7 +24,7 @@ class KernelRow:
     op: KernelOp
     """What the kernel is timed as."""
     flops: float
-    """Of one execution, exactly (`op.flops` may round)."""
+    """FLOPs of one execution, exactly (`op.flops` may round)."""
     bytes: float
     """Read and written by one execution."""
     source: str
@@ -84,7 +84,7 @@ class Unmapped:
     name: str
     reason: str
     flops: float
-    """Of one execution; one per output element where nothing better is known."""
+    """FLOPs of one execution; one per output element where nothing better is known."""
     count: float = 1.0
 
 

@@ -33,13 +33,13 @@ class SourceSettings:
     seq_len: int = 0
     """Tokens per sequence, of a catalog model (0: its own)."""
     dtype: str = "fp32"
-    """Of a catalog model."""
+    """Element type of a catalog model."""
     mode: Mode | None = None
     """None: a training step of what returns a loss and of catalog models, otherwise as it is."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Sizes of named dimensions (ONNX)."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Of inputs that shapes or masks depend on."""
+    """Values of inputs that shapes or masks depend on."""
     pad_vocab: int = 1
     """What vocabularies are padded to a multiple of."""
 

@@ -34,9 +34,9 @@ class Hello:
     count: int
     node: str
     address: str
-    """By which the others reach it."""
+    """Address by which the others reach it."""
     cores: tuple[int, ...]
-    """That it may use."""
+    """Cores that it may use."""
     versions: Mapping[str, str]
 
     def __str__(self) -> str:

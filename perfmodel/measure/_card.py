@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = 1
-"""Of the tables' columns and of the card itself."""
+"""Version of the tables' columns and of the card itself."""
 LICENCE: Final = "Apache-2.0"
 UNITS: Final = {
     "time_us": "us",

@@ -118,7 +118,7 @@ class RemainingTime:
     """What is left of a plan, corrected by what its rows took so far."""
 
     estimates: Sequence[PointEstimate]
-    """Of the rows not measured yet."""
+    """Estimates of the rows that are not measured yet."""
     clock: Callable[[], float] = time.monotonic
     _left: dict[str, PointEstimate] = field(init=False)
     _took_s: dict[str, float] = field(init=False, default_factory=dict)

@@ -98,7 +98,7 @@ class Sample:
 
     calls: int
     wall_s: float
-    """Of all the calls together."""
+    """Seconds of all the calls together."""
     interference: float
     """Share [0, 1] of the processor time within `wall_s` that other work took."""
 

@@ -49,7 +49,7 @@ class Host:
     """Where a rank runs."""
 
     address: str
-    """By which the other hosts reach it."""
+    """Address by which the other hosts reach it."""
     namespace: str
     """Network namespace on this machine."""
 
@@ -83,9 +83,9 @@ class EmulatedNetwork:
     """
 
     bandwidth_bytes_per_s: float
-    """Of each host's link, one way."""
+    """Bandwidth of each host's link, one way."""
     latency_s: float = 0.0
-    """Of a message from host to host, beyond this machine's own."""
+    """Latency of a message from host to host, beyond this machine's own."""
 
     def __post_init__(self) -> None:
         positive("emulated network: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
@@ -222,7 +222,7 @@ _TUNSETIFF: Final = 0x400454CA
 _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
 _GROUP_BIT: Final = 1
-"""Of a frame's first byte: for several receivers."""
+"""Bit of a frame's first byte: for several receivers."""
 
 
 def serve_switch(pipe: Connection, taps: Sequence[str], latency_s: float) -> None:

@@ -46,9 +46,9 @@ class NcclTests:
     folder: str = ""
     """Where the programs (`all_reduce_perf`, ...) are on every node; empty: on the search path."""
     arguments: str = "-w 5 -n 20 -N 8"
-    """Of every program: warm-up, iterations per time, times whose median counts."""
+    """Arguments of every program: warm-up, iterations per time, times whose median counts."""
     timeout_s: float = 900.0
-    """Of one run of a program."""
+    """Seconds that one run of a program may take."""
 
     @property
     def calls_per_size(self) -> int:

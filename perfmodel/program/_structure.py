@@ -59,9 +59,10 @@ class Stream(IntEnum):
 
 N_STREAMS = len(Stream)
 PAIRED: Final = 1
-"""Of a pass that the schedule runs beside another, behind whose kernels all of its collectives hide."""
+"""Variant of a pass that the schedule runs beside another, behind whose kernels all of its collectives hide."""
 COMBINED: Final = 2
-"""Of a pass that takes turns with one of another micro-batch, behind whose kernels its exchanges of experts hide."""
+"""Variant of a pass that takes turns with one of another micro-batch; its expert exchanges hide behind the other's
+kernels."""
 PLAIN = np.array([[1, 0, 0]], np.int32)
 """The one variant of most structures: single micro-batches of whole sequences, not overlapped."""
 

@@ -23,7 +23,7 @@ MOST_POINTS: Final = 4000
 FARTHEST: Final = 10
 """Rows of a group, the farthest off, that are in the page in any case."""
 HEIGHT_PX: Final = 900
-"""Of the page in a notebook."""
+"""Height of the page in a notebook."""
 
 
 @dataclass(frozen=True, eq=False)

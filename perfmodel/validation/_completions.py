@@ -42,7 +42,7 @@ FRAMEWORK_CHAIN: Final = (
     ("vendor", "scale"),
 )
 MOST_FRAMEWORKS: Final = 8
-"""That stand for an unnamed one."""
+"""Frameworks, at most, that stand for an unnamed one."""
 MOST_WEIGHED: Final = 48
 """Completions of which the memory is computed."""
 GENERIC: Final = Framework().name
@@ -63,7 +63,7 @@ class Completion:
     prior: float
     """Its probability before anything is known but the description."""
     chosen: dict[str, str] = field(default_factory=dict)
-    """By open choice, the value that was filled in."""
+    """Values that were filled in, by open choice."""
 
     @property
     def given(self) -> tuple[tuple[str, str], ...]:
@@ -263,7 +263,7 @@ _LARGEST_DEGREE: Final = 1 << 12
 _IMPOSSIBLE: Final = 1e-6
 """Likelihood of a framework under which a run cannot even be read."""
 _REFUSED: Final = 0.05
-"""By what the likelihood of a framework falls for each setting of the run that it does not run, assumed: forks add
+"""Factor on the likelihood of a framework for each setting of the run that it does not run, assumed: forks add
 features, and words of a table may be read as another setting than was meant."""
 
 

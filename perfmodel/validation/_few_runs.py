@@ -72,7 +72,7 @@ class Draw:
 
 
 Draws = dict[int, list[Draw]]
-"""By the number of a source's runs that are known."""
+"""Draws by the number of a source's runs that are known."""
 
 
 def draws(

@@ -21,7 +21,7 @@ from perfmodel.validation._parity import is_runs, predicted_times, row_labels, s
 MOST: Final = 24
 """Measurements that are proposed."""
 MOST_OF_KIND: Final = 3
-"""Of one kind of kernel or collective, where the tables say which shapes matter."""
+"""Proposals of one kind of kernel or collective, where the tables say which shapes matter."""
 MOST_TRIED: Final = 300
 """Measured rows of a kind whose neighbours are considered."""
 SURE: Final = 0.02
@@ -39,9 +39,9 @@ class Measurement:
     device: str
     predicted_s: float
     half_width: float
-    """Of its 90 % interval, as a share of the predicted time."""
+    """Half-width of its 90 % interval, as a share of the predicted time."""
     step_share: float | None = None
-    """Of the step's time, where a step is asked about."""
+    """Share of the step's time, where a step is asked about."""
 
 
 @dataclass(frozen=True)

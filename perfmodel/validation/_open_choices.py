@@ -31,7 +31,7 @@ class Variant:
     counted_as: str = ""
     """As published runs are counted by it, which may be coarser; empty: as `value`."""
     share: float = 1.0
-    """Of the probability of `counted_as`."""
+    """Share of the probability of `counted_as` that is this value's."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the layout."""
     job: Mapping[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _FAMILY: Final[dict[str, dict[str, Any]]] = {
     "moe": _LLAMA,
     "nemotron": {"positions": "rope", "tied_embeddings": False, "bias": False, "activation": "relu2"},
 }
-"""By the first word of a row's family; the words after it describe."""
+"""Fields of a model by the first word of a row's family; the words after it describe."""
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")
 MOST_HEADS: Final = 4096
 

@@ -149,7 +149,7 @@ def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
 
 
 _ASSUMED_ADAPTER_RANK: Final = 16
-"""Of MLPerf's LoRA benchmark, where only a model's name says that there are adapters."""
+"""Rank of MLPerf's LoRA benchmark, where only a model's name says that there are adapters."""
 
 
 def adapter_rank_of(row: Row) -> int | None:

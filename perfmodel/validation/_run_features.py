@@ -28,20 +28,20 @@ class RunFeatures:
     kind: str
     """`cnn`, `encoder`, `dense` or `moe`."""
     size: str
-    """By parameters."""
+    """Class by parameters."""
     length: str
-    """By tokens of a sequence."""
+    """Class by tokens of a sequence."""
     era: str
-    """By year; empty where no year is known."""
+    """Class by year; empty where no year is known."""
     vendor: str
     architecture: str
-    """Both of the device."""
+    """Architecture of the device, as `vendor` is of the device."""
     stages: str = ""
     """`pipeline` or `one stage`."""
     scale: str = ""
-    """By nodes."""
+    """Class by nodes."""
     fabric: str = ""
-    """Of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where it is not named."""
+    """Kind of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where it is not named."""
 
     def contexts(self, chain: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         """Contexts of a chain of features, those whose features are all known, after the one that every run is in."""

@@ -45,7 +45,7 @@ class SiteRun:
     looked_at: bool
     """Whether facts were ever looked up with the errors of the run's source in view."""
     shares: list[float]
-    """Of the step, by class."""
+    """Shares of the step, by class."""
     degrees: list[float]
     events: float
     at: Coordinates

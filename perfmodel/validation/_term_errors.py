@@ -20,7 +20,7 @@ from perfmodel.validation._run_sources import source_of_run
 EVERY_TERM: Final = "all of them"
 """Name of the last column: every term off, that is, kernels and collectives timed alone."""
 MOST_ROWS: Final = 40
-"""Of a source that are drawn (seed 0)."""
+"""Rows of a source that are drawn (seed 0), at most."""
 
 
 def term_errors(

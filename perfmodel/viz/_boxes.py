@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MARGIN_IN: Final = 0.45
-"""Of a figure's width, what is left of its axes."""
+"""Part of a figure's width that lies to the left of its axes."""
 _POINTS_PER_DIGIT: Final = 0.62
 """Width of a digit as a share of its height."""
 _STRIP: Final = 0.16
@@ -23,9 +23,9 @@ _NARROW_PT: Final = 1.5
 _SHORT_PT: Final = 6.0
 """Boxes below this width join the narrow ones of their lane, so that a lane is drawn in one way."""
 _COLUMN_PT: Final = 1.5
-"""Between the points at which shares of time are drawn."""
+"""Distance between the points at which shares of time are drawn."""
 _MOST_COLUMNS: Final = 8
-"""That a share is averaged over."""
+"""Points, at most, that a share is averaged over."""
 _LEAST_NARROW: Final = 20
 """Narrow boxes of a lane from which their shares are drawn instead."""
 

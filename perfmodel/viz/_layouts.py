@@ -111,7 +111,7 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
 
 
 _LETTERS = "ABCD"
-"""Of the layouts of a front that are named."""
+"""Names of the layouts of a front that are pointed out."""
 _ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(range(-6, 9), (1, 1.5, 2, 3, 5, 7)))
 """Where the logarithmic axes may have ticks."""
 

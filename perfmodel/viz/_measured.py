@@ -33,7 +33,7 @@ _INTERVALS_UP_TO = 150
 """Rows up to which each has its interval drawn; of more, a regular sample has."""
 _POINTS_UP_TO = 5000
 _MOST_POINTS = 3000
-"""Of a family; a regular sample of more."""
+"""Points of a family; a regular sample of more."""
 _COMPUTE_LANE: Final = (0.05, 0.62)
 _SIDE_LANE: Final = (0.69, 0.26)
 _SEEN_GAP: Final = 0.001

@@ -25,7 +25,7 @@ _COLUMN_PT: Final = 4.0
 """Width below which a micro-batch's rise and fall cannot be told from the next one's."""
 _TIGHT: Final = {"columnspacing": 0.9, "handletextpad": 0.4, "borderaxespad": 0.2}
 _LEAST_SHARE: Final = 0.4
-"""Of the capacity, that must be used for the axis to go up to it."""
+"""Share of the capacity that must be used for the axis to go up to it."""
 
 
 @styled

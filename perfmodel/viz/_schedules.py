@@ -131,7 +131,7 @@ def draw_training_curves(curves: Sequence[TrainingCurve], width: Width = "page")
 
 _CHARACTERS_PER_IN = 20
 _LINE_IN = 0.13
-"""Of the legend."""
+"""Height of a line of the legend."""
 
 
 @styled

@@ -20,7 +20,7 @@ Width = Literal["column", "page"]
 WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
 """Inches of one column and of both in the usual two-column proceedings."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
-"""Of curves, or of clouds of points, in one picture."""
+"""Markers of curves, or of clouds of points, in one picture."""
 _SMALL, _BODY = 6.5, 7.5
 _NOTEBOOK_DPI: Final = 150
 _FEW_ROWS: Final = 2

@@ -17,7 +17,7 @@ from perfmodel.units import GIB
 
 _SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _MOST_EVENTS: Final = 3_000_000
-"""Of a trace that is written: some 400 MB of text."""
+"""Events of a trace that is written, at most: some 400 MB of text."""
 
 
 def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank: bool = False) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Classes:
     """Ranks by what they do."""
 
     ranks: tuple[tuple[int, ...], ...]
-    """Of each class, ascending; classes by their first rank."""
+    """Ranks of each class, ascending; classes by their first rank."""
 
     @property
     def representatives(self) -> tuple[int, ...]:

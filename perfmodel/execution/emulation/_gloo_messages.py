@@ -36,7 +36,7 @@ class Header(NamedTuple):
     what: int
     slot: int
     nbytes: int
-    """Of data: that follow, or that are to."""
+    """Bytes of data that follow, or that are to follow."""
 
 
 def kind_of(slot: int) -> str:

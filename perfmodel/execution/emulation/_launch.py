@@ -41,10 +41,10 @@ class Emulation:
     ranks_per_node: int = 1
     real_ranks: tuple[int, ...] = (0,)
     prices: Prices | None = None
-    """Of the emulated cluster, by which calls are answered within the ranks; None: their library's messages are sent.
-    """
+    """Prices of the emulated cluster, by which calls are answered within the ranks; None: their library's messages are
+    sent."""
     wire: Network | None = None
-    """To the ranks that are not real, for which one process answers those messages; None: all ranks are real."""
+    """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
     conditions: Mapping[str, object] = field(default_factory=dict)
     """What-if: fields of `Orders`."""
     cores: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Emulation:
     hosts: tuple[Host, ...] = ()
     """Emulated hosts of the real ranks, one each; empty for this one."""
     timeout_s: float = 300.0
-    """For which a rank may be silent, or wait for another."""
+    """Seconds for which a rank may be silent, or wait for another."""
     quiet: bool = False
     """Whether what the script prints is dropped."""
 

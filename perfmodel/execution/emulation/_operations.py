@@ -15,7 +15,7 @@ from perfmodel.execution.emulation._gloo_messages import DATA, RECV_READY, SEND_
 
 NEVER_S: Final = float("inf")
 KEPT_BYTES: Final = 1 << 22
-"""Of a message's data that are remembered; of longer ones nothing is, and zeros are sent."""
+"""Bytes of a message's data that are remembered, at most; of longer ones nothing is, and zeros are sent."""
 _AWAITED_BYTES: Final = 1 << 16
 _OF_ITS_OWN: Final = ("all_gather", "all_to_all")
 """Kinds in which the real rank finds copies of its own data, so that sizes that scripts exchange fit."""
@@ -64,9 +64,9 @@ class Pair:
 
     connection: Connection
     asked: list[Message] = field(default_factory=list)
-    """That the real rank is ready to receive."""
+    """Messages that the real rank is ready to receive."""
     offered: list[Message] = field(default_factory=list)
-    """That it will send."""
+    """Messages that it will send."""
     sent: int = 0
     granted: int = 0
     arrived: int = 0

@@ -31,9 +31,9 @@ class Orders:
     """For one real rank; travels as JSON in an environment variable."""
 
     address: str
-    """Of the socket at which the emulated environment answers; empty: only record, on a real network."""
+    """Address of the socket at which the emulated environment answers; empty: only record, on a real network."""
     wire: str = ""
-    """Of the socket at which the process answers that stands for the other ranks on the wire; empty: there is none."""
+    """Address of the socket at which the process answers that stands for the other ranks on the wire; empty: none."""
     rank: int
     world_size: int
     real_ranks: tuple[int, ...]
@@ -50,7 +50,7 @@ class Orders:
     swept: str = ""
     """Kind of collective whose added delay changes with the iteration."""
     sweep_s: tuple[float, ...] = ()
-    """Its delays, one after another and again from the first."""
+    """Delays of the sweep, one after another and again from the first."""
     sweep_every: int = 1
     """Iterations for which each of them stays."""
     straggler: float = 1.0
@@ -62,7 +62,7 @@ class Orders:
     fail_rank: int = -1
     """Emulated rank that dies."""
     fail_call: int = 0
-    """At which collective of the world group, counted from 1."""
+    """The collective of the world group at which the rank fails, counted from 1."""
     seed: int = 0
     stop_after: int = 0
     """Iterations after which the script ends; 0: when it does so itself."""

@@ -37,7 +37,7 @@ from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
 
 _SCRAP_BYTES: Final = 1 << 22
 _MOST_OPERATIONS: Final = 64
-"""Of a group that are remembered; older ones are over."""
+"""Operations of a group that are remembered, at most; older ones are over."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,12 +48,12 @@ class _Group:
     members: tuple[int, ...]
     place: int
     conditions: Conditions
-    """Of the real rank, which all of its groups share, as its links."""
+    """Conditions of the real rank, which all of its groups share, as its links."""
     links: Links
     operations: dict[int, Operation] = field(default_factory=dict)
-    """By slot, the newest last."""
+    """Operations by slot, the newest last."""
     ends: "dict[int, _End]" = field(default_factory=dict)
-    """By place of the emulated rank."""
+    """Connections' ends by place of the emulated rank."""
 
     @property
     def rank(self) -> int:

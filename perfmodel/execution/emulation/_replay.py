@@ -31,7 +31,7 @@ class Replay:
 
     structure: Structure
     durations_s: Float[np.ndarray, " classes"]
-    """Of a span what the thread does, without what collectives took of its core meanwhile."""
+    """Seconds of each class: of a span what the thread does, without what collectives took of its core meanwhile."""
     kinds: tuple[str, ...]
     """Kind of collective of each class, empty for spans."""
     core_s: Float[np.ndarray, " classes"]
@@ -194,9 +194,9 @@ class EmulatedCurve:
     spread_s: tuple[float, ...]
     """Half the distance between the quartiles."""
     iterations: tuple[int, ...]
-    """That each median is of."""
+    """Iterations that each median is of."""
     predicted_s: tuple[float, ...]
-    """By the timeline of one iteration at the first delay."""
+    """Seconds by the timeline of one iteration at the first delay."""
     felt: float
     """Collectives of the kind on the critical path at the first delay, by the timeline's gradient."""
     felt_at_most: float

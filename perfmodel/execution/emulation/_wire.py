@@ -22,7 +22,7 @@ OPERATION_COLUMNS: Final = (
     *("first_s", "begin_s", "last_s"),
 )
 TIMEOUT: Final = timedelta(minutes=30)
-"""Of groups that a script gives none, as torch has it."""
+"""Timeout of groups that a script gives none, as torch has it."""
 _END_S: Final = 20.0
 
 

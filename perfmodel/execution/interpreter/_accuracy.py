@@ -14,7 +14,7 @@ from perfmodel.execution.interpreter._training import as_mini_batches, train, up
 from perfmodel.schedule import PassTimes
 
 WIDTH: Final = 32
-"""Of the model, and features of a place."""
+"""Width of the model, and features of a place."""
 _TEST_SHARE: Final = 0.2
 
 

@@ -45,7 +45,7 @@ class _Saved:
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
     carried: list[Any] = field(default_factory=list)
     cotangents: list[tuple[Any, Any]] = field(default_factory=list)
-    """Of output and of what was carried; None until a backward asks for them."""
+    """Cotangents of output and of what was carried; None until a backward asks for them."""
 
 
 def run_schedule(

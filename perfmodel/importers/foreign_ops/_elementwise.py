@@ -141,4 +141,4 @@ ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
         **spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
     }
 )
-"""By name of the op."""
+"""Rules by name of the op."""

@@ -190,4 +190,4 @@ IMAGES: Final[Mapping[str, Rule]] = MappingProxyType(
         "instance_norm": lambda c: _instance_norm(c, 7),
     }
 )
-"""By name of the op."""
+"""Rules by name of the op."""

@@ -164,4 +164,4 @@ PRODUCTS: Final[Mapping[str, Rule]] = MappingProxyType(
         "mse_loss": _mse,
     }
 )
-"""By name of the op."""
+"""Rules by name of the op."""

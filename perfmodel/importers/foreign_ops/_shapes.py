@@ -11,7 +11,7 @@ from perfmodel.importers._emitter import CannotMapError, Item, Known, Ref, colla
 from perfmodel.importers.foreign_ops._call import Call, Rule, axes_of, spelled
 
 _MOST_COPIES: Final = 64
-"""Of a tensor that is repeated along an axis by joining it to itself."""
+"""Copies, at most, of a tensor that is repeated along an axis by joining it to itself."""
 
 
 def _reshape(c: Call) -> Ref:
@@ -210,4 +210,4 @@ SHAPES: Final[Mapping[str, Rule]] = MappingProxyType(
         "embedding": lambda c: _rows(c, c.ref(0), c.item(1)),
     }
 )
-"""By name of the op."""
+"""Rules by name of the op."""

@@ -109,7 +109,7 @@ class Answer:
     attributes: tuple[tuple[str, Any], ...] = ()
     """Attributes that every part has in place of the instruction's own."""
     offset_step: int = 0
-    """By how much attribute `offset` rises from one part to the next."""
+    """What attribute `offset` rises by from one part to the next."""
 
 
 InferRule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], tuple[Tensor, ...]]
@@ -121,7 +121,7 @@ class Emitter(Protocol):
     """What a gradient rule writes its instructions with: a `Builder`."""
 
     types: dict[str, Tensor]
-    """Of the values so far."""
+    """Types of the values so far."""
 
     def op(self, op: str, *inputs: str, name: str = "", **values: Any) -> str:
         """Append an instruction of one output; returns the output's name."""
@@ -135,7 +135,7 @@ class Emitter(Protocol):
 
 
 Names = tuple[str | None, ...]
-"""Of gradients; None where there is none."""
+"""Names of gradients; None where there is none."""
 GradientRule = Callable[..., Names]
 """(emitter, instruction, gradient of each output) -> gradients of the operands. Of several outputs some may have none,
 but not all."""
