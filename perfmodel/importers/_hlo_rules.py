@@ -80,6 +80,7 @@ _HALF: Final = ("bf16", "fp16")
 def widened(module: HloModule) -> bool:
     """Whether the compiler widened 16-bit arithmetic to 32 bits, as XLA does for CPUs: half types occur, but
     no product takes them."""
+    # A program that multiplies in 16 bits does so somewhere, unless the compiler has replaced all of it.
     halves = products = False
     for computation in module.computations.values():
         types = {i.name: i.type for i in computation.instructions}
@@ -123,7 +124,7 @@ class Rules:
                 opcode, "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), shape.flops, convolution(shape)
             )
         if opcode == "convert" and self.widened and _is_widening(inputs[0].array, array):
-            # the accelerator reads the narrow value
+            # The conversion is the CPU compiler's own: an accelerator reads the narrow value.
             return Node(opcode, "view", inputs, (Value(inputs[0].array),))
         if self.widened and opcode in _VIEWS | _IN_PLACE and opcode != "bitcast-convert" and inputs:
             outputs = (_like(inputs[0].array, outputs[0]),)
@@ -134,7 +135,7 @@ class Rules:
         if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
             return Node(opcode, "pointwise", inputs, outputs, float(array.n_elements) * (opcode in _ARITHMETIC))
         if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
-            # reductions in stages, as CPUs are given, are one kernel
+            # What CPUs are given as a reduction in several stages is one kernel on an accelerator.
             role = "reduction" if opcode == "reduce" else "pointwise"
             n_in, n_out = inputs[0].array.n_elements, array.n_elements
             return Node(opcode, role, inputs, outputs, max(0, n_in - n_out) * self._reducer_flops(i))

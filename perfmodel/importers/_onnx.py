@@ -144,6 +144,7 @@ def _fix_dimensions(graph: Any, dims: Mapping[str, int]) -> None:
                     f"input {tensor.name}: dimension {dim.dim_param or '?'!r} is not fixed; give its size, "
                     f"dims={{{dim.dim_param or 'name'!r}: ...}}"
                 )
+    # What was inferred for other sizes would stand against the ones that are given here.
     del graph.value_info[:]
     for tensor in graph.output:
         tensor.type.tensor_type.ClearField("shape")
@@ -193,6 +194,7 @@ class _Reader:
         named = [name for name in node.input if name]
         inputs = tuple(self._value(name, node) for name in named)
         outputs = tuple(self._value(name, node) for name in node.output if name)
+        # What follows from weights and shapes alone is computed once, and costs a step nothing.
         if op in _CONSTANTS or (named and self.known.issuperset(named)):
             self.known.update(node.output)
             return Node(op, "view", (), outputs)

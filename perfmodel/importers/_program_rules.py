@@ -86,6 +86,7 @@ def _sub(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
 
 
 def _mul(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    # A product with a number is scaled, which costs less than reading a second operand.
     for x, y in ((a, b), (b, a)):
         factor = _scalar(x)
         if factor is not None and isinstance(y, Ref):
@@ -154,6 +155,7 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
         return cases[0] if which.kind == "negative" else cases[1]
     if not isinstance(which, Known) or len(cases) != 2:
         raise CannotMapError("a choice by data")
+    # Infinity times zero is no number, so masked-out elements of constants are set to zero instead.
     mask = which.array.astype(float)
     terms = []
     for case, weight in zip(cases, (1 - mask, mask), strict=True):

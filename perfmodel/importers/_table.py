@@ -60,6 +60,7 @@ def resolve(target: Cluster | Device | str) -> Cluster | Device:
     """A cluster or device by its catalog name (raises `UnknownNameError`)."""
     if not isinstance(target, str):
         return target
+    # A file can only be a cluster's, so that the error is about it.
     try:
         return catalog.cluster(target)
     except UnknownNameError:
