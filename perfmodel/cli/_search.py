@@ -85,9 +85,14 @@ def _execute(arguments: argparse.Namespace) -> int:
     if change is not None:
         report["change"] = change.to_dict()
     script: str | None = None
+    no_script: LaunchFileError | None = None
     if arguments.script and result.layouts:
-        script = _launch_text(arguments, result, arguments.framework, like=None)
-        report["launch_script"] = script
+        try:
+            script = _launch_text(arguments, result, arguments.framework, like=None)
+        except LaunchFileError as error:
+            no_script = error
+        else:
+            report["launch_script"] = script
     for row, p in zip(report["layouts"], result.layouts, strict=True):
         if training := run_of(arguments, problem.replace(global_batch=p.global_batch), p):
             row |= training.to_dict()
@@ -112,6 +117,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         more = _write_recommended(arguments, result)
         if not arguments.json:
             written(more)
+    if no_script is not None:
+        raise no_script
     if script is not None and not arguments.json:
         print(f"launch script:\n\n{script.rstrip()}")
     if change is not None and not arguments.json:

@@ -10,6 +10,7 @@ from test_cli import run
 
 from perfmodel import catalog
 from perfmodel.cli import main
+from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import changed_settings, comparable, parse_launch, read_launch
 from perfmodel.spec import Layout
 
@@ -228,6 +229,20 @@ def test_settings_that_change_are_lines_of_the_file() -> None:
     assert "+ --tensor-model-parallel-size 2" in diff
     assert "+ --use-distributed-optimizer" in diff
     assert not changed_settings((after, job), (after, job), "megatron-core", model=model, devices_per_node=8)
+
+
+def test_the_ranking_is_printed_though_no_script_can_be_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise LaunchFileError("cannot run it")
+
+    monkeypatch.setattr("perfmodel.ingest.launch.export_launch", refuse)
+    words = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "64", "--top", "1"]
+    assert main(["search", *words, "--framework", "megatron-core", "--script"]) == 2
+    out, err = capsys.readouterr()
+    assert "recommended: " in out
+    assert "cannot run it" in err.splitlines()[-1]
 
 
 def test_a_search_ends_with_the_launch_script(capsys: pytest.CaptureFixture[str]) -> None:
