@@ -22,6 +22,7 @@ _TWO: Final = {
         "check --from train.sh --log train.log --cluster dgx-h100",
         "check job.toml --log train.log --json",
     ),
+    "hook": ("hook megatron", "hook hf-trainer"),
     "serve": (
         "serve job.toml --set layout.zero=0 --set serving.batch=32",
         "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",

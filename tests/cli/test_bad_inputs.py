@@ -60,6 +60,7 @@ BASES = {
     "import-model": "import-model absent.py:step --target dgx-h100",
     "catalog": "catalog models llama",
     "doctor": "doctor",
+    "hook": "hook megatron",
     "init": "init new.toml",
     "samples": "samples folder",
     "report": "report --tables collectives.csv --html out.html",

@@ -12,6 +12,7 @@ from typing import Any, Final
 from perfmodel.display import json_text
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import compose_yaml, parse_json, parse_toml, read_text
+from perfmodel.spec import Model
 
 MOST_RESOLVED: Final = 1_000_000
 """Characters of one value with its references replaced: each reference may double what the one before it stands for."""
@@ -36,6 +37,8 @@ class Entry:
     """From 1; 0 where it is not known. Of what an included file says, the line that includes it."""
     included: tuple[str, int] | None = None
     """Path of the included file that says it, and the line there."""
+    is_default: bool = False
+    """Whether the framework has this value where nobody says anything, as far as the file tells."""
 
 
 Entries = Mapping[str, Entry]
@@ -52,6 +55,10 @@ class Source:
     """Parts of it that were not read, one sentence each."""
     written: Mapping[str, Any] = field(default_factory=dict)
     """Its own values as they stand in it, references unresolved; empty of scripts."""
+    devices: int | None = None
+    """On which a run wrote it, which no file for a launcher tells."""
+    model: Model | None = None
+    """The model of such a run, by its own configuration."""
 
 
 def broken_at(where: str, entry: Entry, message: str) -> LaunchFileError:

@@ -87,6 +87,8 @@ class LaunchFormat:
             # What a framework's own file of defaults says beside what is read here is what it does anyway.
             if entry.included and Path(entry.included[0]).name == self.defaults_file:
                 continue
+            if entry.is_default:
+                continue
             if key not in understood and entry.value not in _OFF and not is_harmless(key, self.harmless):
                 unread.append(Unread(key, entry.line, harm_of(key)))
         unread.sort(key=lambda setting: setting.harm)

@@ -5,11 +5,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, UnknownNameError
-from perfmodel.files import TooLargeError, read_text
+from perfmodel.files import TooLargeError, parse_json, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
 from perfmodel.ingest.launch._arguments import read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
@@ -17,6 +17,7 @@ from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_
 from perfmodel.ingest.launch._finetuning_command import finetuning_command
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
+from perfmodel.ingest.launch._hook_file import KIND, hook_settings
 from perfmodel.ingest.launch._launch import Given, Launch, settle
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
@@ -147,10 +148,10 @@ def parse_launch(
     """
     source, form = recognised(text, where, arguments, variables)
     given = Given(
-        devices=devices,
+        devices=source.devices if devices is None else devices,
         global_batch=global_batch,
         layout=layout,
-        model=catalog.model(model) if isinstance(model, str) else model,
+        model=source.model if model is None else catalog.model(model) if isinstance(model, str) else model,
         seq_len=seq_len,
         dtype=dtype,
         needs_layout=needs_layout,
@@ -217,6 +218,8 @@ def recognised(
         syntax = "json" if text.lstrip().startswith("{") else "arguments"
     if syntax == "json":
         source = read_json(text, where)
+        if KIND in source.entries:
+            return hook_settings(source, _model_config(text))
     elif syntax == "toml":
         source = read_toml(text, where)
     elif syntax == "yaml":
@@ -250,6 +253,12 @@ def recognised(
     known = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in known)
     raise LaunchFileError(f"{where}: no launch file that is known: {needed}; give --model, --layout and so on instead")
+
+
+def _model_config(text: str) -> dict[str, Any]:
+    """The model's configuration that a file of a hook holds; empty if it holds none."""
+    config = parse_json(text).get("model_config")
+    return config if isinstance(config, dict) else {}
 
 
 def text_of(path: Path) -> str:

@@ -1,0 +1,24 @@
+"""`perfmodel hook`: lines for a training script, which write its arguments as the framework parsed them."""
+
+import argparse
+from typing import Any
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "hook", help="print lines for a training script that write its arguments to JSON, for --from"
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="of the framework; without it their names are printed")
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from perfmodel.ingest.launch import HOOKS, hook_lines
+
+    if arguments.name is None:
+        for name, (place, _) in HOOKS.items():
+            print(f"{name:16} {place}")
+        return 0
+    print(hook_lines(arguments.name), end="")
+    return 0

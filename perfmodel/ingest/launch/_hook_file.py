@@ -1,0 +1,213 @@
+"""Files that the lines of `perfmodel hook` write: the arguments of a run as its framework parsed them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.catalog import model_from_config
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._arguments import SCRIPT
+from perfmodel.ingest.launch._deepspeed import DEEPSPEED
+from perfmodel.ingest.launch._entries import Entries, Entry, Source
+from perfmodel.ingest.launch._finetuning_files import with_named_files
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._hooks import HOOKS
+from perfmodel.ingest.launch._maxtext import MAXTEXT
+from perfmodel.ingest.launch._megatron import MEGATRON
+from perfmodel.ingest.launch._megatron_yaml import megatron_arguments
+from perfmodel.ingest.launch._nanotron import NANOTRON
+from perfmodel.ingest.launch._nemo import BRIDGE
+from perfmodel.ingest.launch._torchtitan import TORCHTITAN
+from perfmodel.ingest.launch._trainer import TRAINER
+
+KIND: Final = "perfmodel_hook"
+"""The key by which such a file is recognised."""
+_SETTINGS: Final = "settings."
+_DEFAULTS: Final = "defaults."
+
+
+def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Source, LaunchFormat]:
+    """What a file of a hook says, in the entries of the framework's own format.
+
+    Args:
+        source: the file, one with the key `KIND`.
+        config: the model's configuration of Hugging Face in it.
+
+    Raises:
+        LaunchFileError: of a framework that has no hook, or without settings.
+    """
+    where = source.where
+    kind = source.entries[KIND].value
+    if not isinstance(kind, str) or kind not in _READERS:
+        raise LaunchFileError(f"{where}: {KIND} must be one of {', '.join(HOOKS)}, got {kind!r}")
+    settings = _settings(source.entries)
+    if not settings:
+        raise LaunchFileError(f"{where}: holds no settings; write it again with the lines of perfmodel hook {kind}")
+    processes = source.entries.get("devices", Entry(None, 0)).value
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        raise LaunchFileError(f"{where}: devices must be a whole number of at least 1, got {processes!r}")
+    program = str(source.entries.get("program", Entry("", 0)).value)
+    read, form = _READERS[kind](replace(source, entries=settings), program)
+    model = model_from_config(config, where=where) if config else None
+    return replace(read, devices=processes, model=model, written={}), form
+
+
+def _settings(entries: Entries) -> dict[str, Entry]:
+    """The settings; those that stand as the framework has them where nobody sets them are marked so."""
+    settings: dict[str, Entry] = {}
+    for key, entry in entries.items():
+        if not key.startswith(_SETTINGS):
+            continue
+        name = key.removeprefix(_SETTINGS)
+        default = entries.get(_DEFAULTS + name)
+        is_default = default is not None and default.value == entry.value
+        settings[name] = replace(entry, is_default=is_default)
+    return settings
+
+
+_DERIVED: Final = patterns(
+    "world_size rank local_rank data_parallel_size model_parallel_size transformer_pipeline_model_parallel_size",
+    "encoder_num_layers encoder_seq_length virtual_pipeline_model_parallel_size variable_seq_lengths kv_channels",
+    "params_dtype main_*_dtype exp_avg*_dtype model_type do_*",
+    "consumed_* iteration curr_iteration skipped_train_samples num_floating_point_operations_so_far",
+)
+"""Arguments that Megatron sets itself when it has parsed the others."""
+
+
+def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    stated = {}
+    for key, entry in source.entries.items():
+        is_derived = any(fnmatchcase(key, pattern) for pattern in _DERIVED)
+        needs_both = key.startswith("encoder") and "t5" in program
+        # A size at its default, as of latent attention, says nothing: a switch that is off goes with it.
+        if not entry.is_default and (not is_derived or needs_both):
+            stated[key] = entry
+    arguments = megatron_arguments(replace(source, entries=stated))
+    if arguments is None:
+        raise LaunchFileError(f"{source.where}: holds too few arguments of Megatron; write it again behind get_args()")
+    entries = dict(arguments.entries)
+    if program:
+        entries[SCRIPT] = Entry(program, 0)
+    return replace(arguments, entries=entries), MEGATRON
+
+
+def _bridge(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return replace(source, entries=_with_precision(source.entries)), BRIDGE
+
+
+def _with_precision(entries: Entries) -> dict[str, Entry]:
+    """Settings with the name of their precision, of which a run holds only the switches."""
+    found = dict(entries)
+
+    def is_on(name: str) -> bool:
+        tables = ("model.", "mixed_precision.", "trainer.plugins.")
+        return any(name_of in entries and entries[name_of].value for name_of in (table + name for table in tables))
+
+    half = next((name for name in ("bf16", "fp16") if is_on(name)), None)
+    stated = entries.get("mixed_precision")
+    if half is not None and (stated is None or stated.value is None):
+        found["mixed_precision"] = Entry("fp8" if is_on("fp8") else f"{half}_mixed", 0)
+    return found
+
+
+_NEMO_TABLES: Final = (
+    ("model.config.", "model."),
+    ("trainer.strategy.ddp.", "ddp."),
+    ("trainer.strategy.", "model."),
+    ("data.seq_length", "model.seq_length"),
+    ("data.micro_batch_size", "train.micro_batch_size"),
+    ("data.global_batch_size", "train.global_batch_size"),
+    ("optim.config.", "optimizer."),
+    ("trainer.plugins.", "trainer.plugins."),
+)
+"""Beginnings of keys of a recipe of NeMo 2, and where Megatron-Bridge has the same settings."""
+_NEMO: Final = replace(
+    BRIDGE,
+    name="nemo",
+    frameworks=("nemo",),
+    harmless=(*BRIDGE.harmless, *patterns("trainer.* log.* resume.* data.* optim.* model.tokenizer*")),
+)
+"""Recipes of NeMo 2: the fields of Megatron-Core's configuration, which Megatron-Bridge has under the same names."""
+
+
+def _nemo(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    renamed: dict[str, Entry] = {}
+    for key, entry in source.entries.items():
+        start, name = next(((a, b) for a, b in _NEMO_TABLES if key.startswith(a)), ("", ""))
+        new_name = name + key.removeprefix(start)
+        # Degrees of the strategy and lengths of the data replace those of the model's configuration.
+        if new_name not in renamed or not key.startswith("model."):
+            renamed[new_name] = entry
+    precision = source.entries.get("trainer.plugins.precision")
+    if precision is not None and isinstance(precision.value, str):
+        fp8 = source.entries.get("trainer.plugins.fp8")
+        has_fp8 = fp8 is not None and fp8.value is not None
+        renamed["mixed_precision"] = replace(precision, value="fp8" if has_fp8 else precision.value)
+    return replace(source, entries=_with_precision(renamed)), _NEMO
+
+
+_CONVERTERS: Final = {"Float8": "float8", "MX": "mx"}
+"""Beginnings of the classes of torchtitan's converters, and their names of before."""
+
+
+def _torchtitan(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    """Objects since 2026 hold the model's specification and converters by their classes."""
+    entries: dict[str, Entry] = {}
+    for key, entry in source.entries.items():
+        if key in ("model_spec.name", "model_spec.flavor"):
+            entries[key.replace("model_spec", "model")] = entry
+        elif key == "model_converters.converters" and isinstance(entry.value, list):
+            entries["model.converters"] = replace(entry, value=_converters(entry.value))
+        elif not key.endswith("_target_") and not key.startswith(("model_spec.", "model_converters.")):
+            entries[key] = entry
+    return replace(source, entries=entries), _TORCHTITAN
+
+
+_TORCHTITAN: Final = replace(
+    TORCHTITAN,
+    harmless=(
+        *TORCHTITAN.harmless,
+        *patterns("dataloader.* validator.* tokenizer.* loss.* hf_assets_path dump_folder"),
+    ),
+)
+"""With the tables that its configuration has since it is Python."""
+
+
+def _converters(converters: list[Any]) -> list[str]:
+    names = []
+    for converter in converters:
+        target = str(converter.get("_target_", "")) if isinstance(converter, dict) else str(converter)
+        name = next((short for start, short in _CONVERTERS.items() if target.startswith(start)), target)
+        names.append(name)
+    return names
+
+
+def _deepspeed(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return source, DEEPSPEED
+
+
+def _trainer(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return with_named_files(source, TRAINER, Path(source.where).parent)
+
+
+def _maxtext(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return source, MAXTEXT
+
+
+def _nanotron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return source, NANOTRON
+
+
+_READERS: Final[Mapping[str, Callable[[Source, str], tuple[Source, LaunchFormat]]]] = {
+    "megatron": _megatron,
+    "megatron-bridge": _bridge,
+    "nemo": _nemo,
+    "torchtitan": _torchtitan,
+    "deepspeed": _deepspeed,
+    "hf-trainer": _trainer,
+    "maxtext": _maxtext,
+    "nanotron": _nanotron,
+}
+"""By the names of the hooks."""
