@@ -471,7 +471,7 @@ NAMING = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMING if name not in ("trainer.json",)])
+@pytest.mark.parametrize("name", NAMING)
 def test_a_command_is_read_with_the_file_that_it_names(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(FILES[name])
     (tmp_path / "run.sh").write_text(NAMING[name].format(""))
@@ -502,6 +502,19 @@ def test_the_file_of_accelerate_that_a_command_names(tmp_path: Path) -> None:
     assert launch.layout is not None
     assert (launch.framework, launch.devices, launch.layout.zero) == ("fsdp", 16, 2)
     assert (launch.global_batch, launch.job_fields["dtype"]) == (128, "bf16")
+
+
+def test_files_of_other_programs_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text("[1, 2]")
+    (tmp_path / "run.sh").write_text(f"python prepare.py data.json\ntorchrun --nproc_per_node 8 train.py {FLAGS}\n")
+    assert read_launch(tmp_path / "run.sh").global_batch == 64
+
+
+@pytest.mark.parametrize("number", ["gpu", "auto", "${GPUS}"])
+def test_processes_that_a_launcher_counts_itself_are_asked_for(number: str) -> None:
+    script = f"torchrun --nproc_per_node {number} train.py {FLAGS}"
+    assert any("give --devices" in sentence for sentence in parse_launch(script, "run.sh").missing)
+    assert parse_launch(script, "run.sh", devices=8).global_batch == 64
 
 
 def test_swift_accumulates_to_16_sequences() -> None:

@@ -8,24 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.files import read_text
+from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import command_entries
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._entries import Entry, Source, read_json, read_yaml
-from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format
+from perfmodel.ingest.launch._finetuning_files import FINETUNING, file_beside, finetuning_format, text_of_named
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron import SCHEDULED, world_of
 from perfmodel.ingest.launch._scheduler import requested, slurm_variables
 from perfmodel.ingest.launch._shell import run_script
 from perfmodel.ingest.launch._shell_expansion import Command
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER
+from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
+    r"|\.py\s+\S+\.(ya?ml|json)\b"
 )
-"""Words of which every script that fine-tunes has one."""
+"""Words of which every script that fine-tunes has one; the last is a file of arguments behind a program."""
 _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)llamafactory-cli\s+train\b|llamafactory[./]\S*(launcher|cli)"), LLAMA_FACTORY),
     (re.compile(r"(^|\s|/)swift\s+(sft|pt|rlhf)\b|swift[./]cli[./](sft|pt|rlhf)"), SWIFT),
@@ -71,13 +72,16 @@ def finetuning_command(
     environment = {**os.environ, **(variables or {})}
     script = run_script(text, where, environment, arguments=arguments, variables=slurm_variables(job))
     certain = [command for command in script.commands if command.certain]
-    trainings = [training for command in certain or script.commands if (training := _training(command)) is not None]
+    folder = Path(where).parent
+    candidates = [_training(command, folder) for command in certain or script.commands]
+    trainings = [training for training in candidates if training is not None]
     if not trainings:
         return None
     best = max(trainings, key=lambda training: len(training.entries))
-    folder = Path(where).parent
     base, notes = _named_file(best, folder)
-    entries = base | best.entries
+    # What a launcher is told of processes is one number; its own words (`gpu`, `1:4`) mean nothing elsewhere.
+    stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
+    entries = base | stated
     world, remarks = _world(best, job)
     others = len(trainings) - 1
     if others:
@@ -87,20 +91,42 @@ def finetuning_command(
     return source, best.form
 
 
-def _training(command: Command) -> _Training | None:
-    """A command as one that fine-tunes; None of any other."""
+def _training(command: Command, folder: Path) -> _Training | None:
+    """A command as one that fine-tunes; None of any other.
+
+    Args:
+        command: of the script.
+        folder: in which the files that it names are looked for.
+    """
     texts = [word.text for word in command.words]
     joined = " ".join(texts)
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
     flags = command_entries(command.words, _KNOWN, _SWITCHES)
     entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items() if name != "<script>"}
     entries |= _settings(command)
-    if form is None:
-        if MICRO not in entries or "tensor_model_parallel_size" in entries:
-            return None
+    if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
         form = finetuning_format(entries) or TRAINER
+    if form is None:
+        form = _format_of_named_file(command, folder)
+    if form is None:
+        return None
     entries |= _of_accelerate(texts, command.words[0].line)
     return _Training(command, form, entries)
+
+
+def _format_of_named_file(command: Command, folder: Path) -> LaunchFormat | None:
+    """The front end whose file stands right behind a Python program (`train.py config.yaml`, as for HfArgumentParser);
+    None where there is no such file, or one of something else."""
+    texts = [word.text for word in command.words]
+    programs = [i for i, text in enumerate(texts) if text.endswith(".py")]
+    behind = texts[programs[-1] + 1 : programs[-1] + 2] if programs else []
+    if not behind or not behind[0].endswith((".yaml", ".yml", ".json")):
+        return None
+    try:
+        found = _read_beside(behind[0], folder)
+    except LaunchFileError:
+        return None  # data of another program, which need not be a configuration
+    return finetuning_format(found[0]) if found is not None else None
 
 
 def _of_flag(name: str, entry: Entry) -> Entry:
@@ -150,21 +176,26 @@ def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], li
     name = _name_of_file(training)
     if name is None:
         return {}, []
-    for path in (folder / name, folder / Path(name).name):
-        if path.suffix in _FILES and path.is_file():
-            text = read_text(path)
-            if path.suffix == ".py":
-                source = read_python(text, str(path))
-            elif path.suffix == ".json":
-                source = read_json(text, str(path))
-            else:
-                source = read_yaml(text, str(path), path.parent)
-            entries = {
-                key: Entry(entry.value, 0, entry.included or (str(path), entry.line))
-                for key, entry in source.entries.items()
-            }
-            return entries, list(source.notes)
-    return {}, [f"{name}, which the command names, is not beside the script"]
+    found = _read_beside(name, folder)
+    return found if found is not None else ({}, [f"{name}, which the command names, is not beside the script"])
+
+
+def _read_beside(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]] | None:
+    """Entries and notes of a file by its path from the script, or by its name alone; None where it is not there."""
+    path = file_beside(name, folder)
+    if path is None or path.suffix not in _FILES:
+        return None
+    text = text_of_named(path)
+    if path.suffix == ".py":
+        source = read_python(text, str(path))
+    elif path.suffix == ".json":
+        source = read_json(text, str(path))
+    else:
+        source = read_yaml(text, str(path), path.parent)
+    entries = {
+        key: Entry(entry.value, 0, entry.included or (str(path), entry.line)) for key, entry in source.entries.items()
+    }
+    return entries, list(source.notes)
 
 
 def _name_of_file(training: _Training) -> str | None:
@@ -174,6 +205,8 @@ def _name_of_file(training: _Training) -> str | None:
         return config.value
     texts = [word.text for word in training.command.words]
     begin = next((i for i, text in enumerate(texts) if text in ("train", "sft", "pt", "axolotl.cli.train")), 0)
+    if training.form is TRAINER:
+        begin = max((i for i, text in enumerate(texts) if text.endswith(".py")), default=0)
     for text in texts[begin + 1 :]:
         if text.endswith(_FILES) and not text.startswith("-") and "deepspeed" not in text:
             return text

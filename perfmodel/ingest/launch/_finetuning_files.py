@@ -104,7 +104,7 @@ def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
     )
 
 
-def _beside(name: str, folder: Path) -> Path | None:
+def file_beside(name: str, folder: Path) -> Path | None:
     """A file that another names, by its path from there or by its name alone."""
     try:
         return next((path for path in (folder / name, folder / Path(name).name) if path.is_file()), None)
@@ -112,7 +112,8 @@ def _beside(name: str, folder: Path) -> Path | None:
         return None
 
 
-def _text_of(path: Path) -> str:
+def text_of_named(path: Path) -> str:
+    """The text of a file that another names; raises `LaunchFileError` where it cannot be read."""
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError, TooLargeError):
@@ -122,10 +123,10 @@ def _text_of(path: Path) -> str:
 def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str, Entry]:
     """What the file of `accelerate launch --config_file` says, if it is there."""
     named = entries.get(_ACCELERATE_FILE)
-    path = _beside(named.value, folder) if named is not None and isinstance(named.value, str) else None
+    path = file_beside(named.value, folder) if named is not None and isinstance(named.value, str) else None
     if named is None or path is None:
         return {}
-    source = read_yaml(_text_of(path), str(path), path.parent)
+    source = read_yaml(text_of_named(path), str(path), path.parent)
     return {
         name: Entry(entry.value, named.line, entry.included or (str(path), entry.line))
         for name, entry in source.entries.items()
@@ -164,11 +165,11 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path)
 def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
     """Settings of the file of DeepSpeed's that is named, or what its name tells of them."""
     name = str(named.value)
-    path = _beside(name, folder)
+    path = file_beside(name, folder)
     if path is not None:
         return {
             key: Entry(entry.value, named.line, (str(path), entry.line))
-            for key, entry in read_json(_text_of(path), str(path)).entries.items()
+            for key, entry in read_json(text_of_named(path), str(path)).entries.items()
         }
     entries = {_BY_NAME: Entry(name, named.line)}
     plain = Path(name).name.lower()
