@@ -440,7 +440,7 @@ def test_what_a_hook_writes_is_read_as_the_launch_file_is(name: str, tmp_path: P
     assert hooked.framework == launch.framework
     assert (hooked.model is None) == (launch.model is None)
     assert shape(hooked.model) == shape(launch.model)
-    assert {**hooked.job_fields} == {**launch.job_fields}
+    assert launch.job_fields.items() <= hooked.job_fields.items()
     results = [predict(one.problem("dgx-h100"), layout=one.layout) for one in (hooked, launch)]
     assert results[0].step_time_s == results[1].step_time_s
     assert results[0].memory.to_dict() == results[1].memory.to_dict()

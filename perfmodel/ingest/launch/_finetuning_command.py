@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._arguments import command_entries
+from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._entries import Entry, Source, read_json, read_yaml
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, file_beside, finetuning_format, text_of_named
@@ -131,7 +131,7 @@ def _format_of_named_file(command: Command, folder: Path) -> LaunchFormat | None
 
 def _of_flag(name: str, entry: Entry) -> Entry:
     """A flag's entry, of which words that stand for nothing are left open."""
-    if isinstance(entry.value, list) and name in ("config", "model", "deepspeed"):
+    if isinstance(entry.value, list) and name in ("config", "model", "deepspeed", *LAUNCHING):
         # What follows the value of a flag that takes one stands for itself.
         return Entry(entry.value[0], entry.line)
     return entry
