@@ -183,24 +183,24 @@ def compare_problems(
             progress(f"search {cluster.name}", done, len(problems))
         try:
             options = SearchOptions(strict=strict, min_fit=min_fit)
-            found = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
-            if not found.complete:
-                raise KeyboardInterrupt(f"{cluster.name}: {found.certificate}")
-            if not found.layouts:
-                raise LayoutError(str(found.impossible))
+            result = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
+            if not result.complete:
+                raise KeyboardInterrupt(f"{cluster.name}: {result.certificate}")
+            if not result.layouts:
+                raise LayoutError(str(result.impossible))
         except PerfModelError as error:  # also an element type that the device lacks, or nothing measured (`strict`)
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
         price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
         run = training_run(
-            found.first_to_try,
+            result.first_to_try,
             problem,
             tariff=Tariff(price_per_device_hour=price, tokens=tokens),
             reliability=reliability,
             pue=pue,
             calibration=calibration,
         )
-        plans.append(ClusterPlan(prediction=found.first_to_try, run=run))
+        plans.append(ClusterPlan(prediction=result.first_to_try, run=run))
     if not plans:
         raise LayoutError("; ".join(f"{name}: {why}" for name, why in impossible.items()))
     first = plans[0].prediction
@@ -237,19 +237,21 @@ def clusters_named(
         PerfModelError: no cluster, or one whose number of devices is not said.
     """
     general = (devices,) if isinstance(devices, int) else tuple(devices or ())
-    found: list[tuple[Cluster, int]] = []
-    for one in clusters:
+    named: list[tuple[Cluster, int]] = []
+    for named_cluster in clusters:
         counts = general
-        if isinstance(one, str):
-            name, count = split_count(one)
+        if isinstance(named_cluster, str):
+            name, count = split_count(named_cluster)
             counts = general if count is None else (count,)
-            one = catalog.cluster(name)
+            named_cluster = catalog.cluster(name)
         if not counts:
-            raise PerfModelError(f"of {one.name}, how many devices? Give --devices N (devices=), or {one.name}:N")
-        found += [(one, count) for count in counts]
-    if not found:
+            raise PerfModelError(
+                f"of {named_cluster.name}, how many devices? Give --devices N (devices=), or {named_cluster.name}:N"
+            )
+        named += [(named_cluster, count) for count in counts]
+    if not named:
         raise PerfModelError("there is no cluster to compare; give at least one, as dgx-h100 or h100")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(named))
 
 
 def split_count(text: str) -> tuple[str, int | None]:
@@ -264,9 +266,9 @@ def _is_of(key: str, cluster: Cluster) -> bool:
     """Whether a price under this name is one of a cluster: by its own name, or its device's."""
     if key.lower() == cluster.name.lower():
         return True
-    for find, own in ((catalog.cluster, cluster), (catalog.device, cluster.device)):
+    for find, of_cluster in ((catalog.cluster, cluster), (catalog.device, cluster.device)):
         try:
-            if find(key) == own:
+            if find(key) == of_cluster:
                 return True
         except UnknownNameError:
             pass

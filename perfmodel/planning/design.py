@@ -42,13 +42,13 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
     Raises:
         LayoutError: no layout fits on any number of devices.
     """
-    found = fastest(question, Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]))
-    if found is None:
+    fewest = fastest(question, Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]))
+    if fewest is None:
         best = fastest(question, Goal.parse(question.step_problem))
         if best is None:
             raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
         return DevicesNeeded(below_s, None, question.problem.notation(best.layout), best.step_time_s)
-    return DevicesNeeded(below_s, found.layout.devices, question.problem.notation(found.layout), found.step_time_s)
+    return DevicesNeeded(below_s, fewest.layout.devices, question.problem.notation(fewest.layout), fewest.step_time_s)
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def rank_upgrades(
         raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
     problem, before_s = question.step_problem, step_s(question.step_problem, now.layout, Scenario())
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
-    found = []
+    upgrades = []
     for done, name in enumerate(PARAMETERS):
         if progress:
             progress(f"search with better {name}", done, len(PARAMETERS))
@@ -271,7 +271,7 @@ def rank_upgrades(
             then_s = step_s(better.step_problem, then.layout, Scenario())
             best_s, layout = (then_s, then.layout) if then_s < kept_s else (best_s, layout)
         gain, price = 1 - best_s / before_s, (prices or {}).get(name)
-        found.append(
+        upgrades.append(
             Upgrade(
                 name,
                 f"{-share if less else share:+.0%}",
@@ -285,7 +285,7 @@ def rank_upgrades(
             )
         )
     key = (lambda u: (-(u.gain_per_price or 0.0), -u.gain)) if prices else (lambda u: (-u.gain,))
-    return Upgrades(question.problem.notation(now.layout), before_s, share, tuple(sorted(found, key=key)))
+    return Upgrades(question.problem.notation(now.layout), before_s, share, tuple(sorted(upgrades, key=key)))
 
 
 shorten_reprs(__name__)

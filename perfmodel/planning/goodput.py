@@ -135,24 +135,26 @@ def goodput(problem: Problem, layout: Layout, step_time_s: float, reliability: R
     Raises:
         PerfModelError: failures come so often that nothing is ever kept.
     """
-    given, devices = reliability or Reliability(), layout.devices
+    assumed, devices = reliability or Reliability(), layout.devices
     n_bytes, stages = checkpoint_bytes(problem.model, problem.job), ()
     under_way = version_difference(step_problem_of(problem), layout)
     refill_s = (under_way - 1) * step_time_s
-    if given.by_stage:
-        stages = stage_checkpoints(problem, layout, given)
+    if assumed.by_stage:
+        stages = stage_checkpoints(problem, layout, assumed)
         write_s, stall_s = (max(getattr(stage, name) for stage in stages) for name in ("write_s", "stall_s"))
         # all go back to the same version: on the stages that did not fail it is in host memory, if it was copied there
-        reload_s = fmean(stage.write_s for stage in stages) if given.asynchronous else write_s
+        reload_s = fmean(stage.write_s for stage in stages) if assumed.asynchronous else write_s
     else:
-        rate = given.storage_bytes_per_s or devices * STORAGE_BYTES_PER_S_PER_DEVICE
+        rate = assumed.storage_bytes_per_s or devices * STORAGE_BYTES_PER_S_PER_DEVICE
         kinds = problem.cluster.kinds or (problem.cluster,)
         write_s = reload_s = n_bytes / rate
-        stall_s = max(_stall_s(n_bytes / devices, write_s, kind.device, given) for kind in kinds) + refill_s
+        stall_s = max(_stall_s(n_bytes / devices, write_s, kind.device, assumed) for kind in kinds) + refill_s
         write_s += refill_s  # training stands still for it before anything is written
-    mtbf_s, restart_s = given.device_mtbf_s / devices, given.restart_s + reload_s + refill_s  # read as fast as written
+    mtbf_s = assumed.device_mtbf_s / devices
+    # A checkpoint is read as fast as it was written.
+    restart_s = assumed.restart_s + reload_s + refill_s
     least_s = max(step_time_s, write_s - stall_s)  # one checkpoint is written at a time
-    interval_s = max(least_s, given.interval_s or best_interval_s(stall_s, mtbf_s))
+    interval_s = max(least_s, assumed.interval_s or best_interval_s(stall_s, mtbf_s))
     hidden_s = write_s - stall_s
     fraction = goodput_fraction(interval_s, stall_s, hidden_s, restart_s, mtbf_s)
     if fraction == 0:
@@ -187,13 +189,13 @@ def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability
     model = step_problem_of(problem)
     (bundle,) = bundles(model, [layout])
     rate = (reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE) / layout.pp
-    found = []
+    checkpoints = []
     n_bytes = rank_checkpoint_bytes(model, layout).tolist()
     for of_rank, device in zip(n_bytes, rank_devices(model, bundle.layouts[0]), strict=True):
         write_s = of_rank / rate
         stall_s = _stall_s(of_rank / (layout.devices // layout.pp), write_s, device, reliability)
-        found.append(StageCheckpoint(bytes=of_rank, write_s=write_s, stall_s=stall_s))
-    return tuple(found)
+        checkpoints.append(StageCheckpoint(bytes=of_rank, write_s=write_s, stall_s=stall_s))
+    return tuple(checkpoints)
 
 
 def _stall_s(device_bytes: float, write_s: float, device: Device, reliability: Reliability) -> float:

@@ -127,7 +127,7 @@ def search_programs(
     memory_bytes = cluster.device.memory_bytes
     least_bytes = _least_bytes(program, schedule)
     price = _remembered(timer or cluster_timer(cluster, calibration))
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     rejected: Counter[str] = Counter()
     grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches))
     at, stages = None, None
@@ -150,15 +150,15 @@ def search_programs(
         except LayoutError as reason:
             rejected[_reason(str(reason))] += 1
             continue
-        found.append(
+        candidates.append(
             Candidate(degrees=degrees, step_time_s=step_s, samples_per_s=batch / step_s, peak_memory_bytes=peak)
         )
-    found.sort(key=lambda c: c.step_time_s)
+    candidates.sort(key=lambda c: c.step_time_s)
     return ProgramSearch(
         program=program.function.name,
         cluster=cluster.name,
         batch=batch,
-        candidates=tuple(found),
+        candidates=tuple(candidates),
         rejected=dict(rejected),
     )
 
@@ -187,8 +187,8 @@ def _least_bytes(program: Program, schedule: str) -> float:
     def n_bytes(wholes: Iterable[Whole]) -> float:
         return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in wholes))
 
-    kept = ("parameter", "state") if get_schedule(schedule).asynchronous else ("parameter", "state", "gradient")
-    ends = (w for w in program.outputs if w.role in kept)
+    lasting = ("parameter", "state") if get_schedule(schedule).asynchronous else ("parameter", "state", "gradient")
+    ends = (w for w in program.outputs if w.role in lasting)
     return max(n_bytes(program.inputs_of("parameter", "state")), n_bytes(ends))
 
 

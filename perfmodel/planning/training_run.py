@@ -77,8 +77,8 @@ def training_run(
     if pue < 1:
         raise PerfModelError(f"pue is the site's energy over the devices', at least 1; got {pue:g}")
     step_problem = step_problem_of(problem.replace(global_batch=prediction.global_batch), calibration)
-    given = tariff or Tariff()
-    known = given.completed(step_problem)
+    stated = tariff or Tariff()
+    known = stated.completed(step_problem)
     is_bound = known.power_w is not None and known.idle_power_w is None
     priced = replace(known, tokens=MILLION, idle_power_w=known.power_w if is_bound else known.idle_power_w)
     step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
@@ -101,7 +101,7 @@ def training_run(
         days_lo=days[1],
         days_hi=days[2],
         usd_per_device_hour=known.price_per_device_hour,
-        price_source="given" if given.price_per_device_hour is not None else problem.cluster.list_price[1],
+        price_source="given" if stated.price_per_device_hour is not None else problem.cluster.list_price[1],
         cost_usd=None if millions is None or usd[0] is None else millions * usd[0],
         usd_per_million_tokens=usd[0],
         usd_per_million_tokens_lo=usd[1],

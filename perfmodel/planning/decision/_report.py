@@ -106,14 +106,17 @@ def report(
         PerfModelError: as `predict` and `search`; no layout is possible (the message says what would make one so).
     """
     tell = progress or (lambda *_: None)
-    own = {word: words.pop(word) for word in [one.name for one in fields(SearchOptions)] if word in words}
-    options = replace(options or SearchOptions(top=TOP), **own)
+    search_fields = {}
+    for field in fields(SearchOptions):
+        if field.name in words:
+            search_fields[field.name] = words.pop(field.name)
+    options = replace(options or SearchOptions(top=TOP), **search_fields)
     if isinstance(batches := words.get("global_batch"), Sequence) and batches:
         options, words = replace(options, batches=tuple(batches)), words | {"global_batch": batches[0]}
     problem = catalog.problem(model, cluster, **words)
     if layout:
         laid_out, _ = layout_of(problem, layout)
-        found = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
+        predictions = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
         about: dict[str, Any] = {"kind": "prediction"}
         best: list[float] = []
         recommended = 0
@@ -121,28 +124,28 @@ def report(
         result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
         if not result.layouts:
             raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
-        found, about = result.layouts, _account(result)
+        predictions, about = result.layouts, _account(result)
         best = result.robustness.best.tolist() if result.robustness else []
-        if result.first_to_try not in found:  # slower than all of them, but likelier to fit
-            found = (*found, result.first_to_try)
+        if result.first_to_try not in predictions:  # slower than all of them, but likelier to fit
+            predictions = (*predictions, result.first_to_try)
             best += [0.0] * bool(best)
-        recommended = found.index(result.first_to_try)
-    tell("what if", 0, len(found))
-    machine, checked = _turned(problem, calibration, found)
-    jobs = [problem.replace(global_batch=p.global_batch) for p in found]
+        recommended = predictions.index(result.first_to_try)
+    tell("what if", 0, len(predictions))
+    machine, checked = _turned(problem, calibration, predictions)
+    jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = [
         training_run(p, job, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
-        for p, job in zip(found, jobs, strict=True)
+        for p, job in zip(predictions, jobs, strict=True)
     ]
-    data = rows(found, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
-    tell("timelines and launch files", 0, len(found))
+    data = rows(predictions, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
+    tell("timelines and launch files", 0, len(predictions))
     flags = flags or _flags(problem)
-    shown = list(zip(jobs, found, strict=True))
+    shown = list(zip(jobs, predictions, strict=True))
     return DecisionReport(
         about
         | data
         | {
-            "job": _job(problem, found[0]),
+            "job": _job(problem, predictions[0]),
             "recommended": recommended,
             "price": runs[0].usd_per_device_hour,
             "price_source": runs[0].price_source,
@@ -157,18 +160,23 @@ def report(
     )
 
 
-def _turned(problem: Problem, calibration: Path | str | None, found: Sequence[Prediction]) -> tuple[Turned, list[int]]:
+def _turned(
+    problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction]
+) -> tuple[Turned, list[int]]:
     """Of layouts of several global batches each by its own job; and the places of those that were checked."""
-    batches = dict.fromkeys(p.global_batch for p in found)
-    places = [[i for i, p in enumerate(found) if p.global_batch == b] for b in batches]
-    of_batch = [
-        turned(step_problem_of(problem.replace(global_batch=b), calibration), [found[i].layout for i in at])
-        for b, at in zip(batches, places, strict=True)
-    ]
+    batches = dict.fromkeys(p.global_batch for p in predictions)
+    places: list[list[int]] = []
+    of_batch: list[Turned] = []
+    for batch in batches:
+        at = [i for i, prediction in enumerate(predictions) if prediction.global_batch == batch]
+        step_problem = step_problem_of(problem.replace(global_batch=batch), calibration)
+        of_batch.append(turned(step_problem, [predictions[i].layout for i in at]))
+        places.append(at)
+
+    # From batch by batch back to the order of the predictions.
     order = np.argsort(np.concatenate([np.array(at) for at in places]))
-    elasticity, ratio = (
-        np.concatenate([getattr(one, name) for one in of_batch])[order] for name in ("elasticity", "ratio")
-    )
+    elasticity = np.concatenate([batch.elasticity for batch in of_batch])[order]
+    ratio = np.concatenate([batch.ratio for batch in of_batch])[order]
     return replace(of_batch[0], elasticity=elasticity, ratio=ratio), places[0][:CHECKED]
 
 
@@ -214,7 +222,10 @@ def _flags(problem: Problem) -> list[str]:
     }
     if framework.name != "generic":
         said["--framework"] = framework.label
-    flags = [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
+    flags = []
+    for flag, value in said.items():
+        if value is not None:
+            flags += [flag, str(value)]
 
     # What else the job says, as far as it differs from what the framework fills in.
     usual = framework.job(
@@ -238,11 +249,11 @@ def _toml(value: Any) -> str:
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
     """Those flags of a job, each with its value, that `calibrate` takes too; a job file stands before them."""
-    kept = []
+    taken = []
     for flag, value in pairwise(flags):
         if flag in _CALIBRATE:
-            kept += [flag, value]
-    return kept
+            taken += [flag, value]
+    return taken
 
 
 def _timeline(problem: Problem, calibration: Path | str | None, prediction: Prediction) -> str:
@@ -256,10 +267,10 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
     """`name` of every format with its `text`, or `why` it cannot run the layout; of the problem's framework alone where
     it has a format of its own."""
     name = problem.framework.name
-    own = [form for form in FORMATS if name in (form.name, *form.frameworks)]
-    found = []
-    for form in own or FORMATS:
-        asked = problem.framework.label if own else form.frameworks[0]
+    of_framework = [form for form in FORMATS if name in (form.name, *form.frameworks)]
+    files = []
+    for form in of_framework or FORMATS:
+        asked = problem.framework.label if of_framework else form.frameworks[0]
         try:
             text = export_launch(
                 layout,
@@ -268,9 +279,9 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
                 job=problem.job,
                 devices_per_node=problem.cluster.devices_per_node,
             )
-            found.append({"name": form.name, "text": text})
+            files.append({"name": form.name, "text": text})
         except LaunchFileError as error:
-            found.append(
+            files.append(
                 {"name": form.name, "why": str(error).removeprefix(f"{form.name} cannot run {layout.label}: ")}
             )
-    return sorted(found, key=lambda one: "why" in one)
+    return sorted(files, key=lambda one: "why" in one)

@@ -1,6 +1,7 @@
 """Predicted layouts as the rows of the page: plain values, names once for all rows, six significant figures."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 from perfmodel.display import part_looks
@@ -48,9 +49,12 @@ def rows(
         best: probability of each to be the best; none where there is one row.
     """
     events: dict[str, int] = {}
-    looks = part_looks(name for p in predictions for name in p.breakdown_s)
-    parts = [name for name in looks if any(p.breakdown_s.get(name, 0) > 1e-6 * p.step_time_s for p in predictions)]
-    origins = list(dict.fromkeys(name for p in predictions for name in p.provenance))
+    looks = part_looks(chain.from_iterable(p.breakdown_s for p in predictions))
+    seen = set()
+    for p in predictions:
+        seen.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
+    parts = [name for name in looks if name in seen]
+    origins = list(dict.fromkeys(chain.from_iterable(p.provenance for p in predictions)))
     made = []
     for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
         made.append(

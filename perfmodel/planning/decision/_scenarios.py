@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any, Final
 
 import numpy as np
@@ -84,9 +85,12 @@ def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
     nudged = {name: model_in_scenario(problem, knob.scenario(1 + _STEP)) for name, knob in KNOBS.items()}
     knobs = tuple(name for name, moved in nudged.items() if moved != here)
     by_knob = derivatives_towards(problem, layouts, [nudged[name] for name in knobs], _STEP)
-    ratios = [np.array([ratio(KNOBS[name].scenario(f), len(layouts)) for f in FACTORS]) for name in knobs]
+    ratios = []
+    for name in knobs:
+        at_factors = [ratio(KNOBS[name].scenario(factor), len(layouts)) for factor in FACTORS]
+        ratios.append(np.array(at_factors))
     felt = [name for name, of_knob in zip(knobs, ratios, strict=True) if np.abs(of_knob - 1).max() > FELT]
-    points = [{name: factor} for name in felt for factor in _BETWEEN]
+    points = [{name: factor} for name, factor in product(felt, _BETWEEN)]
     points += [dict.fromkeys(felt, factor) for factor in _TOGETHER] if felt else []
     return Turned(
         knobs=knobs,
@@ -97,4 +101,5 @@ def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
 
 
 def _joint(at: dict[str, float]) -> Scenario:
-    return Scenario(tuple(s for name, factor in at.items() for s in KNOBS[name].scenario(factor).settings))
+    settings = [KNOBS[name].scenario(factor).settings for name, factor in at.items()]
+    return Scenario(tuple(chain.from_iterable(settings)))

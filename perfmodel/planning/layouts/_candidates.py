@@ -40,12 +40,12 @@ class Candidates:
 
     def peak_bytes(self, numbers: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """Memory of some layouts."""
-        found = []
+        peaks = []
         for grid, place in self._places(numbers):
             cost = self.costs[grid]
-            p, s, r, z = np.unravel_index(place, cost.grid.shape)
-            found.append(cost.peak_bytes[p, cost.of_shard[s], r, cost.of_state[z]])
-        return np.array(found, float)
+            pipeline, shard, recompute, state = np.unravel_index(place, cost.grid.shape)
+            peaks.append(cost.peak_bytes[pipeline, cost.of_shard[shard], recompute, cost.of_state[state]])
+        return np.array(peaks, float)
 
     def distinct(self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]) -> Int[np.ndarray, " kept"]:
         """Places of layouts, among some ordered by preference, that are not one with a preferred one.
@@ -54,21 +54,22 @@ class Candidates:
         or in options that change nothing: of the same degrees, micro-batch and pipeline at the same price.
         """
         seen: set[Hashable] = set()
-        kept = []
-        for at, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
+        places = []
+        for position, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
             choices = self.costs[grid].grid
             p, s, _, z = map(int, np.unravel_index(place, choices.shape))
             home: Hashable = grid
-            lay = choices.degrees
-            if lay.kinds is not None:  # orders of the kinds and cuts are grids of their own
-                home = *lay.degrees, lay.micro_batch, tuple(sorted(lay.kinds)), choices.pipelines, choices.shards
-            elif lay.pp == 1:  # layers are offloaded in a grid of their own
-                home = lay, choices.pipelines, choices.shards
+            degrees = choices.degrees
+            if degrees.kinds is not None:  # orders of the kinds and cuts are grids of their own
+                kinds = tuple(sorted(degrees.kinds))
+                home = *degrees.degrees, degrees.micro_batch, kinds, choices.pipelines, choices.shards
+            elif degrees.pp == 1:  # layers are offloaded in a grid of their own
+                home = degrees, choices.pipelines, choices.shards
             keys = {(home, p, s, choices.states[z].resident), (home, p, price)}
             if not keys & seen:
-                kept.append(at)
+                places.append(position)
             seen |= keys
-        return np.array(kept, np.int64)
+        return np.array(places, np.int64)
 
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
         """Which layouts cannot be faster than another that fits: the same but for less to recompute or offload.
@@ -78,22 +79,23 @@ class Candidates:
         """
         starts = self.starts
         of_grid = np.searchsorted(starts, numbers, side="right") - 1
-        found = np.zeros(len(numbers), bool)
-        for which in np.unique(of_grid).tolist():
-            some = np.flatnonzero(of_grid == which)
-            grid = self.costs[which].grid
-            fits = np.isfinite(self.bound_s[starts[which] :][: self.costs[which].bound_s.size].reshape(grid.shape))
-            p, s, r, z = np.unravel_index(numbers[some] - starts[which], grid.shape)
-            kept = np.array(
-                [
-                    grid.states.index(state.resident) if state.resident in grid.states else i
-                    for i, state in enumerate(grid.states)
-                ]
-            )
-            less = fits[p, s, :, kept[z]] & _recomputes_no_more(grid.recomputes)[r]
-            less[np.arange(len(some)), r] &= kept[z] != z
-            found[some] = less.any(axis=1)
-        return found
+        is_dominated = np.zeros(len(numbers), bool)
+        for grid_index in np.unique(of_grid).tolist():
+            in_grid = np.flatnonzero(of_grid == grid_index)
+            grid = self.costs[grid_index].grid
+            bound_s = self.bound_s[starts[grid_index] :][: self.costs[grid_index].bound_s.size]
+            fits = np.isfinite(bound_s.reshape(grid.shape))
+            pipeline, shard, recompute, states = np.unravel_index(numbers[in_grid] - starts[grid_index], grid.shape)
+
+            # For each choice of states the one that keeps on the device what this one offloads, itself where none does.
+            resident = np.arange(len(grid.states))
+            for i, state in enumerate(grid.states):
+                if state.resident in grid.states:
+                    resident[i] = grid.states.index(state.resident)
+            less = fits[pipeline, shard, :, resident[states]] & _recomputes_no_more(grid.recomputes)[recompute]
+            less[np.arange(len(in_grid)), recompute] &= resident[states] != states
+            is_dominated[in_grid] = less.any(axis=1)
+        return is_dominated
 
     def _places(self, numbers: Int[np.ndarray, " some"]) -> list[tuple[int, int]]:
         """Grid of some layouts, and their place in it."""
@@ -134,7 +136,7 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
 
     Grids of which no layout fits are left out.
     """
-    kept, bounds, feasible = [], [], 0
+    possible, bounds, feasible = [], [], 0
     smallest: tuple[Layout, float] | None = None
     for cost in costs:
         fits = cost.fits(usable_bytes)
@@ -148,11 +150,12 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
                 smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
         if number := int((fits * cost.alike).sum()):
             feasible += number
-            kept.append(cost)
+            possible.append(cost)
             bounds.append(np.where(_spread(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
     if smallest is None:
         raise LayoutError("there is no layout to price")
-    return Candidates(tuple(kept), np.concatenate(bounds) if bounds else np.zeros(0, np.float32), feasible, smallest)
+    bound_s = np.concatenate(bounds) if bounds else np.zeros(0, np.float32)
+    return Candidates(tuple(possible), bound_s, feasible, smallest)
 
 
 def _spread(cost: GridCosts, of_memory: np.ndarray) -> np.ndarray:

@@ -70,11 +70,10 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         if not pipelines:
             continue
         modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
-        recomputes = (
-            RecomputeChoice(mode, n)  # pyright: ignore[reportArgumentType]
-            for mode in modes
-            for n in (space.recompute_full_layers if mode != "full" else (None,))
-        )
+        recomputes = []
+        for mode in modes:
+            full_layers = space.recompute_full_layers if mode != "full" else (None,)
+            recomputes += [RecomputeChoice(mode, n) for n in full_layers]  # pyright: ignore[reportArgumentType]
         recomputes = tuple(runnable.choices(degrees, recomputes))
         states = tuple(runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected)))
         resident = tuple(state for state in states if not state.offload_layers)
@@ -144,8 +143,8 @@ def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Count
             elif job.global_batch % (dp * micro_batch):
                 rejected[Rejection(Reason.BATCH)] += 1
             else:
-                own = framework.degree_defaults(cp, ep)
-                yield Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch, **own)
+                defaults = framework.degree_defaults(cp, ep)
+                yield Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch, **defaults)
 
 
 def _pipelines(
@@ -224,7 +223,7 @@ def _sequence_parallel(
 ) -> tuple[bool, ...]:
     """The values that differ: a model without a sequence has the same blocks with and without."""
     either = [divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)]
-    alike = all(isinstance(one, Divided) for one in either) and either[0] == either[1]
+    alike = all(isinstance(division, Divided) for division in either) and either[0] == either[1]
     return (False,) if alike and False in space.sequence_parallel else space.sequence_parallel
 
 
@@ -279,16 +278,20 @@ class Divided:
 def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:
     """The blocks of a shard, or why the model cannot be divided so."""
     try:
-        found = shard_blocks(setting, shard, 1)
+        blocks = shard_blocks(setting, shard, 1)
     except LayoutError as error:
         if error.rejection is None:
             raise
         return error.rejection
-    every = [block for block, _ in found]
+    kinds = [block for block, _ in blocks]
     modes = {
-        "none": [((), (), block.activation_bytes.none) for block in every],
-        "selective": [(b.recompute_selective, b.recompute_selective_comm, b.activation_bytes.selective) for b in every],
-        "full": [(b.recompute_full, b.recompute_full_comm, b.activation_bytes.full) for b in every],
+        "none": [((), (), block.activation_bytes.none) for block in kinds],
+        "selective": [(b.recompute_selective, b.recompute_selective_comm, b.activation_bytes.selective) for b in kinds],
+        "full": [(b.recompute_full, b.recompute_full_comm, b.activation_bytes.full) for b in kinds],
     }
-    first = {mode: next(other for other in modes if modes[other] == modes[mode]) for mode in modes}
-    return Divided(found, layer_count(found), stages_without_layer(found), first)
+
+    # Modes under which all blocks do the same are one; it has the name of the first.
+    first: dict[str, str] = {}
+    for mode, of_blocks in modes.items():
+        first[mode] = next((earlier for earlier in first if modes[earlier] == of_blocks), mode)
+    return Divided(blocks, layer_count(blocks), stages_without_layer(blocks), first)

@@ -124,8 +124,8 @@ def evaluate(
     """
     prune = prune and score.goal.plain
     candidates, bound = score.candidates, score.bound
-    first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
-    found: dict[int, tuple[float, float]] = {}
+    at_first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
+    evaluated: dict[int, tuple[float, float]] = {}
     dominated: list[Int[np.ndarray, " dominated"]] = []
 
     def promising(numbers: Int[np.ndarray, " some"]) -> Int[np.ndarray, " rest"]:
@@ -136,26 +136,26 @@ def evaluate(
         dominated.append(numbers[lost])
         return numbers[~lost]
 
-    numbers = promising(_lowest(bound, first))
-    complete = not first
+    numbers = promising(_lowest(bound, at_first))
+    complete = not at_first
     try:
         while not complete:
             evaluate_some(candidates, numbers, context, executor, known)
-            found |= _valued(score, numbers, known)
-            ranked = _ranked(candidates, found, distinct)
-            worst = found[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
+            evaluated |= _valued(score, numbers, known)
+            ranked = _ranked(candidates, evaluated, distinct)
+            worst = evaluated[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
             rest = score.below(*min(worst, (cutoff, np.inf)))
-            rest = rest[~np.isin(rest, np.concatenate([np.array(list(found), np.int64), *dominated]))]
+            rest = rest[~np.isin(rest, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))]
             complete = not len(rest)
-            report("evaluate", len(found), len(found) + len(rest))
+            report("evaluate", len(evaluated), len(evaluated) + len(rest))
             if len(rest) > NEAR * BATCH:
                 rest = rest[np.argpartition(bound[rest], NEAR * BATCH)[: NEAR * BATCH]]
             rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])
             numbers = rest[:BATCH]
     except KeyboardInterrupt:
-        found |= _valued(score, np.array(list(known.step_s), np.int64), known)
+        evaluated |= _valued(score, np.array(list(known.step_s), np.int64), known)
     return replace(
-        _ranked(candidates, found, distinct),
+        _ranked(candidates, evaluated, distinct),
         complete=complete,
         dominated=np.concatenate([np.zeros(0, np.int64), *dominated]),
     )
@@ -179,29 +179,29 @@ def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLa
     """
     priced = price(question, Counter())
     score = Score(replace(goal, step_problem=question.step_problem), priced)
-    found = evaluate(score, 1, question.context, executor, Evaluations(), lambda *_: None)
-    if not len(found.value) or not np.isfinite(found.value[0]):
+    evaluated = evaluate(score, 1, question.context, executor, Evaluations(), lambda *_: None)
+    if not len(evaluated.value) or not np.isfinite(evaluated.value[0]):
         return None
-    return BestLayout(priced.layouts(found.number[:1])[0], float(found.value[0]), float(found.step_s[0]))
+    return BestLayout(priced.layouts(evaluated.number[:1])[0], float(evaluated.value[0]), float(evaluated.step_s[0]))
 
 
-def _ranked(candidates: Candidates, found: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
-    number = np.array(sorted(found), np.int64)
-    value, step_s = np.array([found[n] for n in number.tolist()]).reshape(-1, 2).T
+def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
+    number = np.array(sorted(evaluated), np.int64)
+    value, step_s = np.array([evaluated[n] for n in number.tolist()]).reshape(-1, 2).T
     order = np.lexsort((candidates.peak_bytes(number), step_s, value))
     number, step_s, value = number[order], step_s[order], value[order]
-    kept = np.arange(len(number))
+    distinct_places = np.arange(len(number))
     if distinct:
-        kept = candidates.distinct(number, list(zip(value.tolist(), step_s.tolist(), strict=True)))
-    return Evaluated(number, step_s, value, kept, np.zeros(0, np.int64), complete=False)
+        distinct_places = candidates.distinct(number, list(zip(value.tolist(), step_s.tolist(), strict=True)))
+    return Evaluated(number, step_s, value, distinct_places, np.zeros(0, np.int64), complete=False)
 
 
 def _valued(score: Score, numbers: Int[np.ndarray, " some"], known: Evaluations) -> dict[int, tuple[float, float]]:
     """Value and step time of layouts that were evaluated."""
     step_s = np.array([known.step_s[number] for number in numbers.tolist()])
-    return dict(
-        zip(numbers.tolist(), zip(score.value(numbers, step_s).tolist(), step_s.tolist(), strict=True), strict=True)
-    )
+    value = score.value(numbers, step_s)
+    value_and_step = zip(value.tolist(), step_s.tolist(), strict=True)
+    return dict(zip(numbers.tolist(), value_and_step, strict=True))
 
 
 def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray, " count"]:
@@ -210,8 +210,8 @@ def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray,
         return np.zeros(0, np.int64)
     # of every part at least one is as low as its least: so many parts hold all that are wanted, and few more
     parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART)) if len(bound) > PART * count else bound
-    some = np.flatnonzero(bound <= np.partition(parts, count - 1)[count - 1])
-    return some[np.argsort(bound[some], kind="stable")][:count]
+    low_enough = np.flatnonzero(bound <= np.partition(parts, count - 1)[count - 1])
+    return low_enough[np.argsort(bound[low_enough], kind="stable")][:count]
 
 
 def evaluate_some(
@@ -227,7 +227,8 @@ def evaluate_some(
         return
     layouts = candidates.layouts(numbers)
     shares = _shares(layouts, executor.workers)
-    results = executor.map(partial(_step_s, context), [[layouts[i] for i in share] for share in shares])
+    layouts_of_shares = [list(map(layouts.__getitem__, share)) for share in shares]
+    results = executor.map(partial(_step_s, context), layouts_of_shares)
     for share, result in zip(shares, results, strict=True):
         known.step_s.update(zip(numbers[share].tolist(), result, strict=True))
     known.save()

@@ -69,7 +69,9 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
     """
     if error.rejection:
         rejected = [*rejected, error.rejection]
-    named = {name for rejection in rejected for name in rejection.reason.frees}
+    named: set[str] = set()
+    for rejection in rejected:
+        named.update(rejection.reason.frees)
     freed = [name for name in _restricted(question) if name in named]
     changes = [_freed(question, name) for name in freed if _possible(_with_default(question, name))]
     if "framework" in named and _possible(question.beyond_framework):
@@ -127,18 +129,19 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         )
     changes: list[Change] = []
     for which, constraint in enumerate(goal.constraints):
-        others = goal.constraints[:which] + goal.constraints[which + 1 :]
-        if found := fastest(question, replace(goal, objective=_violation(constraint), constraints=others), executor):
-            text = _loosened(constraint, found.value)
-            changes.append(
-                Change(f"{text} (for {constraint}), by {question.problem.notation(found.layout)}", {"constraint": text})
-            )
+        remaining_constraints = goal.constraints[:which] + goal.constraints[which + 1 :]
+        least_violation = replace(goal, objective=_violation(constraint), constraints=remaining_constraints)
+        relaxed = fastest(question, least_violation, executor)
+        if relaxed:
+            text = _loosened(constraint, relaxed.value)
+            notation = question.problem.notation(relaxed.layout)
+            changes.append(Change(f"{text} (for {constraint}), by {notation}", {"constraint": text}))
     together = [str(constraint) for constraint in goal.constraints]
     if not changes:
         for count in range(2, len(goal.constraints) + 1):
             for dropped in combinations(goal.constraints, count):
-                kept = tuple(c for c in goal.constraints if c not in dropped)
-                if fastest(question, replace(goal, constraints=kept), executor):
+                remaining = tuple(c for c in goal.constraints if c not in dropped)
+                if fastest(question, replace(goal, constraints=remaining), executor):
                     together = [str(c) for c in dropped]
                     changes.append(Change(f"neither {' nor '.join(together)}", {"without": together}))
                     break
@@ -213,8 +216,8 @@ def _restricted(question: Question) -> Iterator[str]:
     """Fields of the space that have fewer values than by default."""
     default = _default(question)
     for field in fields(SearchSpace):
-        own, usual = getattr(question.space, field.name), getattr(default, field.name)
-        if not isinstance(usual, bool) and not set(usual) <= set(own):
+        values, usual = getattr(question.space, field.name), getattr(default, field.name)
+        if not isinstance(usual, bool) and not set(usual) <= set(values):
             yield field.name
 
 
@@ -231,16 +234,16 @@ def _freed(question: Question, name: str) -> Change:
     return Change(f"{name} other than {', '.join(map(str, getattr(question.space, name)))}", {"free": name})
 
 
-def _moved(question: Question, other: Question) -> Question:
-    """`other`, with the default space there but for what is restricted here."""
-    kept = {name: getattr(question.space, name) for name in _restricted(question)}
+def _moved(question: Question, target: Question) -> Question:
+    """`target`, with the default space there but for what is restricted here."""
+    restricted = {name: getattr(question.space, name) for name in _restricted(question)}
     extra = {
         field.name: getattr(question.space, field.name)
         for field in fields(SearchSpace)
         if field.name in ("schedule", "etp", "order", "tp_overlap", "recompute_full_layers")
         or field.name.startswith(("overlap", "offload", "any_"))
     }
-    return replace(other, space=replace(_default(other), **(extra | kept)))
+    return replace(target, space=replace(_default(target), **(extra | restricted)))
 
 
 def _on_devices(question: Question, devices: int) -> Question:

@@ -149,12 +149,12 @@ def improve(
         report("cut stages", done, len(tried))
         try:
             cuts = relaxed_partitions(goal.step_problem, layout) if method == "relax" else None
-            found = partition_stages(goal.step_problem, layout, cuts=cuts)
+            partitioned = partition_stages(goal.step_problem, layout, cuts=cuts)
         except LayoutError:
             continue  # nothing fits, or nothing to relax
         how = "relaxation" if method == "relax" else "dynamic programming" if layout.vpp == 1 else "moves of layers"
-        improvements.append(Improvement(layout, found, how))
-        best_value = min(best_value, float(goal.value(goal.of([found.prediction]))[0]))
+        improvements.append(Improvement(layout, partitioned, how))
+        best_value = min(best_value, float(goal.value(goal.of([partitioned.prediction]))[0]))
     if not improvements:
         nothing = "no layout among the best has pipeline stages that could gain by being cut unevenly"
         return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all cuts says")
@@ -185,12 +185,11 @@ def _launchable(framework: Framework, layout: Layout) -> bool:
 def _bases(layouts: Sequence[Layout]) -> list[Layout]:
     """Pipelined layouts that differ in degrees, micro-batch or schedule, the best ranked of each."""
     bases: dict[tuple[object, ...], Layout] = {}
-    for lay in layouts:
-        if lay.pp > 1:
-            hosts = tuple(sorted(lay.kinds or ()))
-            bases.setdefault(
-                (lay.tp, lay.cp, lay.pp, lay.dp, lay.ep, lay.vpp, lay.micro_batch, lay.schedule, hosts), lay
-            )
+    for layout in layouts:
+        if layout.pp > 1:
+            degrees = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep
+            hosts = tuple(sorted(layout.kinds or ()))
+            bases.setdefault((degrees, layout.vpp, layout.micro_batch, layout.schedule, hosts), layout)
     return list(bases.values())
 
 
@@ -204,9 +203,9 @@ def _one_of_each_schedule(promising: Sequence[tuple[float, Layout]]) -> list[tup
     return [(value, layout) for _, value, layout in sorted(ranked, key=lambda one: one[:2])]
 
 
-def _value_at(goal: Goal, like: Prediction, layout: Layout, step_s: float) -> float:
+def _value_at(goal: Goal, similar: Prediction, layout: Layout, step_s: float) -> float:
     """About what the objective is of a layout that takes so long; constraints are left out."""
     if not np.isfinite(step_s):
         return np.inf
     free = replace(goal, constraints=())
-    return float(free.value(free.of([replace(like, layout=layout, devices=layout.devices, step_time_s=step_s)]))[0])
+    return float(free.value(free.of([replace(similar, layout=layout, devices=layout.devices, step_time_s=step_s)]))[0])

@@ -109,8 +109,8 @@ class Goal:
             tuple(Constraint.parse(text, NAMES) for text in constraints),
             (tariff or Tariff()).completed(problem),
         )
-        one = np.ones(1)
-        goal.value(goal._quantities(lambda _: one, Interval.exactly(one), lambda: Interval.exactly(0.0)))  # may raise
+        ones = np.ones(1)
+        goal.value(goal._quantities(lambda _: ones, Interval.exactly(ones), lambda: Interval.exactly(0.0)))  # may raise
         return goal
 
     @property
@@ -192,19 +192,19 @@ class Score:
     def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
         """Layouts whose value may be as low as `worst`; where times make no difference to it, at no longer step."""
         if self.goal.objective.timed:
-            left = ROUNDING * worst if self.goal.plain and np.isfinite(worst) else 0.0
-            return np.flatnonzero(np.isfinite(self.bound) & (self.bound <= worst + left))
+            slack = ROUNDING * worst if self.goal.plain and np.isfinite(worst) else 0.0
+            return np.flatnonzero(np.isfinite(self.bound) & (self.bound <= worst + slack))
         as_fast = self.candidates.bound_s <= worst_s * (1 + ROUNDING)
         return np.flatnonzero(np.isfinite(self.bound) & ((self.bound < worst) | ((self.bound == worst) & as_fast)))
 
     def count_impossible(self, rejected: Counter[Rejection]) -> None:
         """Count the layouts that fit but cannot satisfy a constraint, by the first that they cannot."""
-        left = np.isfinite(self.candidates.bound_s)
+        undecided = np.isfinite(self.candidates.bound_s)
         for constraint in self.goal.constraints:
-            possible = left & self.goal.can_hold(constraint, self.goal.before(self.candidates))
-            if lost := int((left & ~possible).sum()):
+            possible = undecided & self.goal.can_hold(constraint, self.goal.before(self.candidates))
+            if lost := int((undecided & ~possible).sum()):
                 rejected[Rejection(Reason.CONSTRAINT, str(constraint))] += lost
-            left = possible
+            undecided = possible
 
     def value(
         self, numbers: Int[np.ndarray, " some"], step_s: Float[np.ndarray, " some"]
@@ -217,14 +217,14 @@ class Score:
 
 def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Busy seconds of a step, mean over pipeline ranks: all durations on compute streams, as `Prediction` has them."""
-    found = np.zeros(len(layouts))
+    longest_s = np.zeros(len(layouts))
     for bundle in bundles(problem, layouts):
-        for one, weight in weighted_programs(bundle):
-            program = prepared(one.spec)
-            found[list(bundle.lanes)] += (
-                weight * (durations(problem, one) @ program.compute_count) / program.structure.devices
+        for weighted, weight in weighted_programs(bundle):
+            program = prepared(weighted.spec)
+            longest_s[list(bundle.lanes)] += (
+                weight * (durations(problem, weighted) @ program.compute_count) / program.structure.devices
             )
-    return found
+    return longest_s
 
 
 def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:

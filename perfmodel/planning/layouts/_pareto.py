@@ -64,12 +64,14 @@ class ParetoFront:
         """One row per layout: its objectives, as text, and field by field (`Layout.columns`)."""
         import pandas as pd
 
-        rows = [
-            dict(zip(self.objectives, row, strict=True))
-            | {"layout": p.layout_notation, "devices": p.devices}
-            | {name: value for name, value in p.layout.columns.items() if name not in self.objectives}
-            for row, p in zip(self.values.tolist(), self.layouts, strict=True)
-        ]
+        rows = []
+        for values, prediction in zip(self.values.tolist(), self.layouts, strict=True):
+            row: dict[str, Any] = dict(zip(self.objectives, values, strict=True))
+            row |= {"layout": prediction.layout_notation, "devices": prediction.devices}
+            for name, value in prediction.layout.columns.items():
+                if name not in self.objectives:
+                    row[name] = value
+            rows.append(row)
         return pd.DataFrame(rows, columns=None if rows else [*self.objectives, "layout", "devices"])
 
     def _repr_html_(self) -> str:
@@ -109,16 +111,16 @@ def pareto(
     candidates = price(question, rejected, report)
     with open_executor(workers, dask) as executor:
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
-    if left := candidates.feasible - evaluated:
-        rejected[Rejection(Reason.DOMINATED)] += left
+    if dominated := candidates.feasible - evaluated:
+        rejected[Rejection(Reason.DOMINATED)] += dominated
     layouts = [explain(question.step_problem, layout) for layout in candidates.layouts(numbers)]
-    shown = [goal.objective.shown for goal in goals]
+    shown = np.empty((len(values), len(goals)))
+    for column, goal in enumerate(goals):
+        shown[:, column] = [goal.objective.shown(value) for value in values[:, column].tolist()]
     return ParetoFront(
         objectives=tuple(goal.objective.name for goal in goals),
         layouts=tuple(layouts),
-        values=np.array([[show(v) for show, v in zip(shown, row, strict=True)] for row in values]).reshape(
-            -1, len(goals)
-        ),
+        values=shown,
         evaluated=evaluated,
         feasible=candidates.feasible,
         seconds=time.perf_counter() - started,
@@ -132,26 +134,26 @@ def _front(
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape
     bound = np.stack([np.broadcast_to(goal.value(before), size) for goal in goals], axis=1)
-    left = np.isfinite(bound).all(axis=1) & np.isfinite(candidates.bound_s)
+    open_layouts = np.isfinite(bound).all(axis=1) & np.isfinite(candidates.bound_s)
     known, evaluated = Evaluations(), 0
     numbers, values = np.zeros(0, np.int64), np.zeros((0, len(goals)))
-    while left.any():
-        report("evaluate", evaluated, evaluated + int(left.sum()))
-        some = np.flatnonzero(left)
+    while open_layouts.any():
+        report("evaluate", evaluated, evaluated + int(open_layouts.sum()))
+        evaluating = np.flatnonzero(open_layouts)
         # none of those on the front of the bounds can be ruled out by the bounds of others
-        some = some[non_dominated(bound[some], ROUND)]
-        left[some] = False
-        evaluate_some(candidates, some, question.context, executor, known)
-        evaluated += len(some)
-        step_s = np.array([known.step_s[number] for number in some.tolist()])
-        after = goals[0].after(candidates, some, step_s)
+        evaluating = evaluating[non_dominated(bound[evaluating], ROUND)]
+        open_layouts[evaluating] = False
+        evaluate_some(candidates, evaluating, question.context, executor, known)
+        evaluated += len(evaluating)
+        step_s = np.array([known.step_s[number] for number in evaluating.tolist()])
+        after = goals[0].after(candidates, evaluating, step_s)
         new = np.stack([np.broadcast_to(goal.value(after), step_s.shape) for goal in goals], axis=1)
         holds = np.isfinite(new).all(axis=1)
-        numbers, values = np.concatenate([numbers, some[holds]]), np.concatenate([values, new[holds]])
-        kept = non_dominated(values)
-        numbers, values = numbers[kept], values[kept]
+        numbers, values = np.concatenate([numbers, evaluating[holds]]), np.concatenate([values, new[holds]])
+        on_front = non_dominated(values)
+        numbers, values = numbers[on_front], values[on_front]
         for point in values:
-            left &= ~(point <= bound).all(axis=1)
+            open_layouts &= ~(point <= bound).all(axis=1)
     order = np.lexsort(values.T[::-1])
     return numbers[order], values[order], evaluated
 
@@ -163,12 +165,12 @@ def non_dominated(points: Float[np.ndarray, "points objectives"], most: int | No
     """
     scale = np.maximum(np.abs(points).max(axis=0, initial=0.0), 1e-300)
     order = np.argsort((points / scale).sum(axis=1), kind="stable")
-    left: Bool[np.ndarray, " points"] = np.ones(len(points), bool)
+    open_points: Bool[np.ndarray, " points"] = np.ones(len(points), bool)
     front = []
     for i in order.tolist():
-        if left[i]:
+        if open_points[i]:
             front.append(i)
             if len(front) == most:
                 break
-            left &= ~(points[i] <= points).all(axis=1)
+            open_points &= ~(points[i] <= points).all(axis=1)
     return np.array(front, np.int64)

@@ -79,19 +79,19 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
     bound_s = np.array([spread_bound_s(problem, base) for base in bases])
     order = iter(np.argsort(bound_s, kind="stable").tolist())
     uneven = question.problem.framework.uneven_stages or question.space.any_framework
-    found: list[tuple[Layout, float]] = []
+    priced: list[tuple[Layout, float]] = []
     best_s: list[float] = []
     slower = len(bases)
     while slower:
         report("price", len(bases) - slower, len(bases))
         worst_s = best_s[-1] if wanted and len(best_s) == wanted else np.inf
-        some = [at for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
-        slower -= len(some)
-        if not some:
+        batch = [at for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
+        slower -= len(batch)
+        if not batch:
             rejected[Rejection(Reason.SLOWER)] += slower
             break
         new: list[tuple[Layout, float]] = []
-        for base in (bases[at] for at in some):
+        for base in (bases[at] for at in batch):
             cuts, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
             if not cuts and np.isfinite(least_s):
                 rejected[Rejection(Reason.SLOWER)] += 1
@@ -105,8 +105,8 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
                 key = layout.replace(kinds=None, partition=None, recompute_full_layers=None)
                 of_base[key] = min(seconds, of_base.get(key, np.inf))
             best_s = nsmallest(wanted or 1, [*best_s, *of_base.values()])
-            found += new
-    return _candidates(problem, found, bases)
+            priced += new
+    return _candidates(problem, priced, bases)
 
 
 def _none_possible(question: Question, rejected: Counter[Rejection], of_kinds: str = "") -> LayoutError:
@@ -143,20 +143,20 @@ def _in_order(schedule: str, ranks: int) -> bool:
 
 def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
     """The space without what is not searched; full recompute and layers recomputed in full are found stage by stage."""
-    kept = {
+    searched = {
         "vpp": tuple(n for n in space.vpp if n == 1),
         "order": tuple(order for order in space.order if order.endswith("pp")),
         "offload": tuple(offload for offload in space.offload if not offload),
         "offload_layers": tuple(n for n in space.offload_layers if not n),
     }
-    for name, values in kept.items():
+    for name, values in searched.items():
         for value in getattr(space, name):
             if value not in values:
                 rejected[Rejection(Reason.ONE_KIND, f"{name}={str(value).lower()}")] += 1
         if not values:
             raise LayoutError(f"search: no {name} of the space is searched over several kinds of nodes", Reason.KINDS)
     recompute = tuple(mode for mode in space.recompute if mode != "full") or space.recompute
-    return replace(space, **kept, recompute=recompute, recompute_full_layers=(None,))
+    return replace(space, **searched, recompute=recompute, recompute_full_layers=(None,))
 
 
 def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
@@ -169,23 +169,25 @@ def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
             return
         (name, most), *rest = room
         for taken in range(min(most, ranks), -1, -1):
-            for others in shared(ranks - taken, rest):
-                yield (name,) * taken + others
+            for further in shared(ranks - taken, rest):
+                yield (name,) * taken + further
 
     yield from shared(degrees.pp, list(cluster.stages_of(degrees).items()))
 
 
-def _candidates(problem: StepProblem, found: list[tuple[Layout, float]], bases: list[Layout]) -> Candidates:
+def _candidates(problem: StepProblem, priced: list[tuple[Layout, float]], bases: list[Layout]) -> Candidates:
     """Every layout as a grid of its own."""
-    layouts = [layout for layout, _ in found]
+    layouts = [layout for layout, _ in priced]
     peak = peak_memory(problem, layouts)[0] if layouts else np.zeros(0)
     costs = []
-    for (layout, least_s), n_bytes in zip(found, peak.tolist(), strict=True):
+    for (layout, least_s), n_bytes in zip(priced, peak.tolist(), strict=True):
         grid = LayoutGrid.one(layout)
-        one = np.full((1, 1, 1, 1), n_bytes), np.zeros((1, 1, 1, 1), int), np.zeros(1, int), np.zeros(1, int)
-        costs.append(GridCosts(grid, *one, np.full((1, 1, 1, 1), least_s, np.float32), np.zeros(len(CATEGORIES), int)))
-    bounds = np.array([least_s for _, least_s in found], np.float32)
+        empty_axes = np.full((1, 1, 1, 1), n_bytes), np.zeros((1, 1, 1, 1), int), np.zeros(1, int), np.zeros(1, int)
+        costs.append(
+            GridCosts(grid, *empty_axes, np.full((1, 1, 1, 1), least_s, np.float32), np.zeros(len(CATEGORIES), int))
+        )
+    bounds = np.array([least_s for _, least_s in priced], np.float32)
     if not layouts:
         layouts, peak = bases, peak_memory(problem, bases)[0]
     smallest = int(peak.argmin())
-    return Candidates(tuple(costs), bounds, len(found), (layouts[smallest], float(peak[smallest])))
+    return Candidates(tuple(costs), bounds, len(priced), (layouts[smallest], float(peak[smallest])))

@@ -89,37 +89,37 @@ class Quantities:
         Raises:
             PerfModelError: a price, a power or an amount of tokens that nothing tells.
         """
-        of = Interval.exactly
+        exactly = Interval.exactly
         if name in MEMORY:
-            return of(self.column("memory_bytes") / (GIB if name == "memory_gib" else 1.0))
+            return exactly(self.column("memory_bytes") / (GIB if name == "memory_gib" else 1.0))
         if name in DEGREES:
-            return of(self.column(name))
+            return exactly(self.column(name))
         match name:
             case "global_batch":
-                return of(float(self.step_problem.job.global_batch))
+                return exactly(float(self.step_problem.job.global_batch))
             case "step_time_s":
                 return self.step_s
             case "train_time_s":
                 tokens = self._needed("tokens", "an amount of tokens to train on", "--tokens (tokens=)")
-                return self.step_s * of(tokens / self.tokens_per_step)
+                return self.step_s * exactly(tokens / self.tokens_per_step)
             case "micro_batches":
-                return of(self.step_problem.job.global_batch / (self.column("dp") * self.column("micro_batch")))
-        devices = of(self.column("devices"))
+                return exactly(self.step_problem.job.global_batch / (self.column("dp") * self.column("micro_batch")))
+        devices = exactly(self.column("devices"))
         match name:
             case "tokens_per_s":
-                return of(self.tokens_per_step) / self.step_s
+                return exactly(self.tokens_per_step) / self.step_s
             case "tokens_per_s_per_device":
-                return of(self.tokens_per_step) / (self.step_s * devices)
+                return exactly(self.tokens_per_step) / (self.step_s * devices)
             case "mfu":
                 self.step_problem.cluster.require_one_kind()
                 flops = self.step_problem.flops
                 peak = self.step_problem.cluster.device.flops_per_s(self.step_problem.job.dtype)
-                return of(flops / peak) / (self.step_s * devices)
+                return exactly(flops / peak) / (self.step_s * devices)
             case "cost":
                 price = self._needed("price_per_device_hour", "a price per device and hour", "--price (price=)")
-                return self.step_s * devices * of(price / 3600 * self._share)
+                return self.step_s * devices * exactly(price / 3600 * self._share)
             case "energy_j":
-                return self._drawn_j() * of(self._share)
+                return self._drawn_j() * exactly(self._share)
             case "power_w":
                 return self._drawn_j() / self.step_s
         raise AssertionError(name)
@@ -130,9 +130,9 @@ class Quantities:
         idle = self._needed("idle_power_w", "the power of an idle device in watts", "--idle-power (idle_power_w=)")
         if power < idle:
             raise PerfModelError(f"a busy device draws {power:g} W and a waiting one {idle:g} W: give --power above it")
-        of = Interval.exactly
-        each = self.step_s * of(idle) + self.busy_s() * of(power - idle)
-        return each * of(self.column("devices"))
+        exactly = Interval.exactly
+        each = self.step_s * exactly(idle) + self.busy_s() * exactly(power - idle)
+        return each * exactly(self.column("devices"))
 
     def _needed(self, field: str, what: str, flag: str) -> float:
         value = getattr(self.tariff, field)

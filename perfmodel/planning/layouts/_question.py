@@ -222,15 +222,15 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
     problem, calibration, scenario, kernels, digest = context
     if weights.digest != digest:
         raise CalibrationError(f"{calibration}: its weights changed while the search ran; start it again")
-    own = step_problem_of(problem, weights)
+    step_problem = step_problem_of(problem, weights)
     if kernels is None and not scenario.settings:
-        return own
+        return step_problem
 
     def other() -> StepProblem:
-        priced = own if kernels is None else own.repriced(kernels, own.collectives)
+        priced = step_problem if kernels is None else step_problem.repriced(kernels, step_problem.collectives)
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
-    return current_session().problems.once((own, scenario, kernels), other)
+    return current_session().problems.once((step_problem, scenario, kernels), other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,10 +273,10 @@ def file_words(file: catalog.JobFile) -> dict[str, Any]:
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.
     """
-    where, found = f"{file.where} [search]", {}
+    place, stated = f"{file.where} [search]", {}
     for word, value in file.search.items():
-        found |= catalog.checked_fields(SEARCH_WORDS.get(word, SearchOptions), {word: value}, where, SEARCH_WORDS)
-    return found
+        stated |= catalog.checked_fields(SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS)
+    return stated
 
 
 def worded(
@@ -287,9 +287,10 @@ def worded(
     Raises:
         PerfModelError: a space beside words for one, or what the records refuse.
     """
-    said = {
-        home: {w: v for w, v in words.items() if SEARCH_WORDS.get(w) is home} for home in set(SEARCH_WORDS.values())
-    }
+    said: dict[type, dict[str, Any]] = {home: {} for home in SEARCH_WORDS.values()}
+    for word, value in words.items():
+        if word in SEARCH_WORDS:
+            said[SEARCH_WORDS[word]][word] = value
     words, options = dict(words), replace(options or SearchOptions(), **said[SearchOptions])
     if "tariff" in words:  # a whole one, of which other words change fields
         options = replace(options, tariff=words.pop("tariff"))

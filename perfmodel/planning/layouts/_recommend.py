@@ -79,7 +79,7 @@ def _best_safe(
     # A counter never shows less than what a layout needs, so that a layout which needs more than this is ruled out
     # before it is evaluated. What is left is looked at in the order of the objective.
     share = problem.site.memory_spread().share_that_fits(options.min_fit)
-    largest_bytes = max(one.cluster.device.memory_bytes for one in problem.kinds or (problem,))
+    largest_bytes = max(on_kind.cluster.device.memory_bytes for on_kind in problem.kinds or (problem,))
     limit = Constraint.parse(f"memory_bytes <= {min(share, 1.0) * largest_bytes!r}", NAMES)
     limited = replace(goal, constraints=(*goal.constraints, limit))
     score = Score(limited, candidates)
@@ -87,12 +87,12 @@ def _best_safe(
 
     sought, seen = FIRST_SOUGHT, 0
     while seen < possible:
-        found = evaluate(score, sought, question.context, executor, known, lambda *_: None)
-        numbers = found.number[np.isfinite(found.value)][seen:sought]
+        evaluated = evaluate(score, sought, question.context, executor, known, lambda *_: None)
+        numbers = evaluated.number[np.isfinite(evaluated.value)][seen:sought]
         prediction = _first_safe(question, options, candidates, numbers)
         if prediction is not None:
             return [prediction]
-        if not len(numbers) or not found.complete:
+        if not len(numbers) or not evaluated.complete:
             return []
         seen, sought = sought, 4 * sought
     return []

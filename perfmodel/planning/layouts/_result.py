@@ -298,7 +298,7 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _recommended_of_batches(found: Sequence[SearchResult], objective: Objective) -> SearchResult | None:
+def _recommended_of_batches(results: Sequence[SearchResult], objective: Objective) -> SearchResult | None:
     """The batch whose recommended layout is the best of those that fit likely enough, or else the likeliest to fit."""
 
     def order(result: SearchResult) -> tuple[bool, float, float]:
@@ -306,11 +306,11 @@ def _recommended_of_batches(found: Sequence[SearchResult], objective: Objective)
         fits = probability >= result.min_fit
         return not fits, 0.0 if fits else -probability, objective.shown(result.recommended_value)
 
-    return min((result for result in found if result.recommended is not None), key=order, default=None)
+    return min((result for result in results if result.recommended is not None), key=order, default=None)
 
 
 def best_of_batches(
-    found: Sequence[SearchResult], batches: Sequence[int], objective: Objective, top: int
+    results: Sequence[SearchResult], batches: Sequence[int], objective: Objective, top: int
 ) -> SearchResult:
     """The best layouts over all batches; its candidates are those of the batch of the best.
 
@@ -318,38 +318,38 @@ def best_of_batches(
     """
     rows = [
         (objective.shown(result.values[i]), result.layouts[i].step_time_s, which, i)
-        for which, result in enumerate(found)
+        for which, result in enumerate(results)
         for i in range(len(result.layouts))
     ]
     rows = sorted(rows)[:top]
-    recommended = _recommended_of_batches(found, objective)
+    recommended = _recommended_of_batches(results, objective)
     rejections: Counter[Rejection] = Counter()
-    for result in found:
+    for result in results:
         rejections.update(result.rejections)
 
     def of(name: str) -> tuple:
-        return tuple(getattr(found[which], name)[i] for *_, which, i in rows)
+        return tuple(getattr(results[which], name)[i] for *_, which, i in rows)
 
-    bounds = [objective.shown(result.lower_bound) for result in found]
+    bounds = [objective.shown(result.lower_bound) for result in results]
     return replace(
-        found[rows[0][2] if rows else 0],
-        evaluated=sum(result.evaluated for result in found),
-        feasible=sum(result.feasible for result in found),
-        seconds=sum(result.seconds for result in found),
+        results[rows[0][2] if rows else 0],
+        evaluated=sum(result.evaluated for result in results),
+        feasible=sum(result.feasible for result in results),
+        seconds=sum(result.seconds for result in results),
         layouts=of("layouts"),
         values=of("values"),
         quantities=of("quantities"),
         bounds_s=of("bounds_s"),
         rejections=dict(rejections.most_common()),
         lower_bound=objective.shown(min(bounds)),
-        lower_bound_s=min(result.lower_bound_s for result in found),
-        complete=all(result.complete for result in found) and len(found) == len(batches),
-        unresolved=sum(result.unresolved for result in found),
-        unsearched=tuple(batches[len(found) :]),
-        alike=sum(result.alike for result in found),
-        batches=tuple(found),
+        lower_bound_s=min(result.lower_bound_s for result in results),
+        complete=all(result.complete for result in results) and len(results) == len(batches),
+        unresolved=sum(result.unresolved for result in results),
+        unsearched=tuple(batches[len(results) :]),
+        alike=sum(result.alike for result in results),
+        batches=tuple(results),
         robustness=None,
         recommended=recommended.recommended if recommended else None,
         recommended_value=recommended.recommended_value if recommended else float("nan"),
-        impossible=None if rows else next((r.impossible for r in reversed(found) if r.impossible), None),
+        impossible=None if rows else next((r.impossible for r in reversed(results) if r.impossible), None),
     )

@@ -42,16 +42,18 @@ class Robustness:
     @property
     def ranks(self) -> list[int]:
         """Of the layouts in their order, from 1: which those share that cannot be told from its first (`TIE`)."""
-        found: list[int] = []
+        ranks: list[int] = []
         for place in range(len(self.best)):
-            first = found[-1] - 1 if found else place
-            found.append(first + 1 if abs(float(self.better[first, place]) - 0.5) <= TIE else place + 1)
-        return found
+            first = ranks[-1] - 1 if ranks else place
+            ranks.append(first + 1 if abs(float(self.better[first, place]) - 0.5) <= TIE else place + 1)
+        return ranks
 
     def kept(self, places: Sequence[int]) -> "Robustness":
         """The same figures (against all) for some of the layouts."""
-        some = np.array(places)
-        return Robustness(self.better[np.ix_(some, some)], self.best[some], self.regret[some], self.upper[some])
+        chosen = np.array(places)
+        return Robustness(
+            self.better[np.ix_(chosen, chosen)], self.best[chosen], self.regret[chosen], self.upper[chosen]
+        )
 
     def of(self, place: int) -> dict[str, float | int | bool]:
         """Figures of one layout, for JSON."""
@@ -81,8 +83,8 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     if goal.objective == STEP_TIME:
         better = joint.below(np.log(step_s) - np.log(step_s)[:, None])
     else:
-        better = np.stack([(one[:, None] < drawn).mean(axis=0) for one in drawn.T])
-        better += np.stack([(one[:, None] == drawn).mean(axis=0) for one in drawn.T]) / 2
+        better = np.stack([(layout_draws[:, None] < drawn).mean(axis=0) for layout_draws in drawn.T])
+        better += np.stack([(layout_draws[:, None] == drawn).mean(axis=0) for layout_draws in drawn.T]) / 2
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
     loss = (drawn - least) / np.maximum(np.maximum(np.abs(drawn), np.abs(least)), 1e-300)
     return Robustness(better, best, loss.mean(axis=0), upper)
@@ -104,10 +106,10 @@ def mixture_draws(
         return standard_normal(root.shape[2]) @ root[0].T
     normal = standard_normal(root.shape[2] + 1)
     node = np.searchsorted(np.cumsum(weight)[:-1], ndtr(normal[:, -1]))
-    found = np.empty((len(normal), root.shape[1]))
+    draws = np.empty((len(normal), root.shape[1]))
     for at in range(len(root)):
-        found[node == at] = normal[node == at, :-1] @ root[at].T
-    return found
+        draws[node == at] = normal[node == at, :-1] @ root[at].T
+    return draws
 
 
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:

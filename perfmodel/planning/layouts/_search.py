@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -124,21 +125,21 @@ def search(
             file and file.with_name(f"{file.stem}-{q.problem.job.global_batch}{file.suffix}")
             for file, q in zip(files, questions, strict=True)
         ]
-    found: list[SearchResult] = []
+    results: list[SearchResult] = []
     with open_executor(options.workers, options.dask) as executor:
         for question, goal, file in zip(questions, goals, files, strict=True):
-            values = sorted(goal.objective.shown(value) for result in found for value in result.values)
+            values = sorted(map(goal.objective.shown, chain.from_iterable(result.values for result in results)))
             cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
             try:
-                found.append(_search(question, goal, options, cutoff, executor, file, progress or (lambda *_: None)))
+                results.append(_search(question, goal, options, cutoff, executor, file, progress or (lambda *_: None)))
             except KeyboardInterrupt:
-                if not found:
+                if not results:
                     raise
                 break
-            if not found[-1].complete:
+            if not results[-1].complete:
                 break
     tried = tuple(question.problem.job.global_batch for question in questions)
-    return best_of_batches(found, tried, goals[0].objective, options.top) if several else found[0]
+    return best_of_batches(results, tried, goals[0].objective, options.top) if several else results[0]
 
 
 def _search(
@@ -159,7 +160,7 @@ def _search(
     score = Score(goal, candidates)
     score.count_impossible(rejected)
     sought = int(np.isfinite(score.bound).sum()) if options.every else wanted
-    found = evaluate(
+    evaluated = evaluate(
         score,
         sought,
         question.context,
@@ -170,16 +171,16 @@ def _search(
         options.distinct,
         prune=options.distinct and not options.every,
     )
-    _count_rejected(rejected, goal, score, found)
-    kept = int(np.isfinite(found.value).sum())
-    distinct = found.distinct[found.distinct < kept]
+    _count_rejected(rejected, goal, score, evaluated)
+    satisfying = int(np.isfinite(evaluated.value).sum())
+    distinct = evaluated.distinct[evaluated.distinct < satisfying]
 
-    even = _explained(question, goal, candidates, found.number[distinct[:wanted]], options.strict, report)
-    improved = _improved(question, goal, candidates, found, even, options.method, report)
+    even = _explained(question, goal, candidates, evaluated.number[distinct[:wanted]], options.strict, report)
+    improved = _improved(question, goal, candidates, evaluated, even, options.method, report)
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
-    lower_bound, lower_bound_s, left = _certain(question, score, found, ranked)
+    lower_bound, lower_bound_s, open_bounds = _certain(question, score, evaluated, ranked)
     best = float(ranked.value.min(initial=np.inf))
-    complete = found.complete and improved.complete
+    complete = evaluated.complete and improved.complete
     sure = None
     if ranked.predictions:
         sure = robustness(goal, ranked.predictions)
@@ -202,7 +203,7 @@ def _search(
     report("done", candidates.feasible, candidates.feasible)
     shown = goal.objective.shown
     return SearchResult(
-        evaluated=len(found.number),
+        evaluated=len(evaluated.number),
         feasible=candidates.feasible,
         seconds=time.perf_counter() - started,
         layouts=ranked.predictions,
@@ -221,14 +222,14 @@ def _search(
         beyond=beyond,
         bounds_s=tuple(ranked.bound_s.tolist()),
         rejections=dict(rejected.most_common()),
-        step_time_s=found.step_s,
-        number=found.number,
+        step_time_s=evaluated.step_s,
+        number=evaluated.number,
         candidates=candidates,
         lower_bound_s=lower_bound_s,
         complete=complete,
         space=question.space,
-        unresolved=int((left < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
-        alike=kept - len(distinct),
+        unresolved=int((open_bounds < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
+        alike=satisfying - len(distinct),
         impossible=impossible,
         robust=options.robust,
         robustness=sure,
@@ -265,7 +266,7 @@ def _improved(
     question: Question,
     goal: Goal,
     candidates: Candidates,
-    found: Evaluated,
+    evaluated: Evaluated,
     even: Ranking,
     method: str,
     report: Report,
@@ -273,45 +274,45 @@ def _improved(
     """The best layouts with their stages cut anew where that may pay."""
     framework = question.problem.framework
     cuts_stages = (framework.uneven_stages and not framework.stages_by_cost) or question.space.any_framework
-    if not cuts_stages or not found.complete:
+    if not cuts_stages or not evaluated.complete:
         method = "enumerate"
     elif question.problem.cluster.kinds and method == "enumerate":
         method = "auto"  # even stages are of no use on unlike devices
-    satisfying = found.number[np.isfinite(found.value)]
+    satisfying = evaluated.number[np.isfinite(evaluated.value)]
     pool = candidates.layouts(satisfying[:POOL]) if method != "enumerate" else []
     try:
-        return improve(goal, method, len(found.number), even.predictions, pool, report)
+        return improve(goal, method, len(evaluated.number), even.predictions, pool, report)
     except KeyboardInterrupt:
         return Improved("enumerate", "interrupted before all promising stages were cut anew", complete=False)
 
 
 def _certain(
-    question: Question, score: Score, found: Evaluated, ranked: Ranking
+    question: Question, score: Score, evaluated: Evaluated, ranked: Ranking
 ) -> tuple[float, float, Float[np.ndarray, " left"]]:
     """What no layout of the space can undercut, in value and in step time: the least of what was evaluated and of the
     bounds of what was not; stages cut anew may be faster than both. And the bounds of layouts that an interrupt left.
     """
     unseen = np.ones(len(score.bound), bool)
-    unseen[found.number] = unseen[found.dominated] = False
-    left = np.zeros(0) if found.complete else score.bound[unseen & np.isfinite(score.bound)]
-    bound, bound_s = left, score.candidates.bound_s[unseen]
+    unseen[evaluated.number] = unseen[evaluated.dominated] = False
+    open_bounds = np.zeros(0) if evaluated.complete else score.bound[unseen & np.isfinite(score.bound)]
+    bound, bound_s = open_bounds, score.candidates.bound_s[unseen]
     if question.step_problem.kinds:  # those evaluated too have orders of the kinds and cuts that were not
         bound, bound_s = score.bound, score.candidates.bound_s
     value = float(min(ranked.value.min(initial=np.inf), bound.min(initial=np.inf)))
-    return value, float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))), left
+    return value, float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))), open_bounds
 
 
-def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, found: Evaluated) -> None:
+def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, evaluated: Evaluated) -> None:
     """Add the possible layouts that are not ranked: evaluated in vain, or not at all."""
-    failed = len(found.number) - int(np.isfinite(found.value).sum())
+    failed = len(evaluated.number) - int(np.isfinite(evaluated.value).sum())
     if failed:
         rejected[Rejection(Reason.CONSTRAINTS)] += failed
-    if len(found.dominated):
-        rejected[Rejection(Reason.VARIANT)] += len(found.dominated)
-    left = int(np.isfinite(score.bound).sum()) - len(found.number) - len(found.dominated)
+    if len(evaluated.dominated):
+        rejected[Rejection(Reason.VARIANT)] += len(evaluated.dominated)
+    ruled_out_count = int(np.isfinite(score.bound).sum()) - len(evaluated.number) - len(evaluated.dominated)
     ruled_out = Reason.SLOWER if goal.plain else Reason.WORSE
-    if left:
-        rejected[Rejection(ruled_out if found.complete else Reason.NOT_EVALUATED)] += left
+    if ruled_out_count:
+        rejected[Rejection(ruled_out if evaluated.complete else Reason.NOT_EVALUATED)] += ruled_out_count
 
 
 def _beyond(question: Question, goal: Goal, best_value: float, executor: Executor) -> Beyond | None:

@@ -80,20 +80,20 @@ class SearchSpace:
         """Every dimension with its values, those that have but their usual one left out."""
         usual = {field.name: field.default for field in fields(self)}
         shown = {name: getattr(self, name) for name in usual if not isinstance(usual[name], bool)}
-        words = [
+        varied = [
             f"{name} {_values(values)}" for name, values in shown.items() if len(values) > 1 or values != usual[name]
         ]
         devices = "dp so that at most all devices are used" if self.fewer_devices else "dp the devices that are left"
-        return ", ".join([*words, devices])
+        return ", ".join([*varied, devices])
 
 
 def _values(values: tuple[Any, ...]) -> str:
     """A few values in full, the ends of many."""
-    words = ["-".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values]
-    words = [word.lower() if word in ("True", "False", "None") else word for word in words]
-    if len(words) > MOST_SHOWN:
-        return f"{words[0]} {words[1]} .. {words[-1]} ({len(words)})"
-    return " ".join(words)
+    texts = ["-".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values]
+    texts = [word.lower() if word in ("True", "False", "None") else word for word in texts]
+    if len(texts) > MOST_SHOWN:
+        return f"{texts[0]} {texts[1]} .. {texts[-1]} ({len(texts)})"
+    return " ".join(texts)
 
 
 def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpace:

@@ -114,11 +114,11 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
     mean = np.log([p.step_time_s for p in predictions])
     joint = joint_errors(problem, predictions)
     belief = problem.belief
-    own = np.sqrt(belief.doubt * joint.noise)
+    noise_sd = np.sqrt(belief.doubt * joint.noise)
     signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
-    seen = runs_and_pairs(loads, own, int(mean.argmin()))
+    seen = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
         names = shared_errors(predictions)[0]
         seen += [_profile(run, names, belief) for run in seen if run.kind == "run"]
@@ -180,21 +180,27 @@ def weighed(
     """
     truth_least, best = least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
     now, first = float(mean.min()), int(mean.argmin())
-    found = []
-    for one in seen:
-        shown = mixture_draws(np.linalg.cholesky(_shown(one)), weight)
-        expected, chosen = least(mean, expected_given(loads, one, shown, weight))
+    worths = []
+    for layout_evidence in seen:
+        shown = mixture_draws(np.linalg.cholesky(_shown(layout_evidence)), weight)
+        expected, chosen = least(mean, expected_given(loads, layout_evidence, shown, weight))
         moves = 1.0 - float(chosen[first])
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
         regret = max(min(expected, now) - truth_least, 0.0)
-        found.append(Worth(kind=one.kind, places=one.places, regret=regret, moves=moves, instead=instead))
+        worths.append(
+            Worth(kind=layout_evidence.kind, places=layout_evidence.places, regret=regret, moves=moves, instead=instead)
+        )
     regret = max(now - truth_least, 0.0)
     alike = max(_ALIKE * regret, TINY)
-    found.sort(
-        key=lambda one: (-round((regret - one.regret) / len(one.places) / alike), KINDS.index(one.kind), one.places)
+    worths.sort(
+        key=lambda layout_evidence: (
+            -round((regret - layout_evidence.regret) / len(layout_evidence.places) / alike),
+            KINDS.index(layout_evidence.kind),
+            layout_evidence.places,
+        )
     )
-    return Telling(layouts=layouts, regret=regret, best=best, worth=tuple(found))
+    return Telling(layouts=layouts, regret=regret, best=best, worth=tuple(worths))
 
 
 def expected_given(

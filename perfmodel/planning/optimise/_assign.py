@@ -69,18 +69,18 @@ def assign(
     constraints = [LinearConstraint(once.tocsr(), 1, 1), LinearConstraint(load.tocsr(), -np.inf, 0)]
     if n_bytes is not None and capacity_bytes is not None:
         share = n_bytes[item] / capacity_bytes[device]
-        held = coo_array((share, (device, np.arange(n))), shape=(devices, n + 1))
-        constraints.append(LinearConstraint(held.tocsr(), -np.inf, 1))
-    found = milp(
+        device_memory = coo_array((share, (device, np.arange(n))), shape=(devices, n + 1))
+        constraints.append(LinearConstraint(device_memory.tocsr(), -np.inf, 1))
+    solution = milp(
         np.append(np.zeros(n), 1.0),
         integrality=np.append(np.ones(n), 0),
         bounds=(np.zeros(n + 1), np.append(allowed.ravel().astype(float), np.inf)),
         constraints=constraints,
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
     )
-    if found.x is None:
+    if solution.x is None:
         raise NothingFitsError(f"assign: no assignment of {items} items to {devices} devices fits, or none in time")
-    chosen = found.x[:n].reshape(devices, items).argmax(axis=0)
+    chosen = solution.x[:n].reshape(devices, items).argmax(axis=0)
     loads = np.bincount(chosen, seconds[chosen, np.arange(items)], minlength=devices)
-    bound_s = min(float(found.mip_dual_bound) * scale, float(loads.max()))
+    bound_s = min(float(solution.mip_dual_bound) * scale, float(loads.max()))
     return Assignment(tuple(chosen.tolist()), float(loads.max()), bound_s)

@@ -65,8 +65,8 @@ def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
     """
     began = time.perf_counter()
     relaxation, links = bandwidth_problem(problem, layout)
-    found = relax(relaxation, n_starts=1, steps=800)  # from equal shares, enough for a convex problem
-    bounded = convex_bound(relaxation, found.values)
+    relaxed = relax(relaxation, n_starts=1, steps=800)  # from equal shares, enough for a convex problem
+    bounded = convex_bound(relaxation, relaxed.values)
     step_s = [_step_s(relaxation, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
     return BandwidthResult(
         links=dict(zip(links, bounded.values["links"].tolist(), strict=True)),
@@ -83,7 +83,7 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     if bundle.spec.steps > 1:
         raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
     structure = prepared(bundle.spec).structure
-    scenario = Scenario.parse([f"{where}_node_bandwidth={_FASTER:g}x" for where in ("intra", "inter")])
+    scenario = Scenario.parse([f"{tier}_node_bandwidth={_FASTER:g}x" for tier in ("intra", "inter")])
     faster = model_in_scenario(problem, scenario)
     now_s, then_s = (durations(model, bundles(model, [layout])[0])[0] for model in (problem, faster))
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]

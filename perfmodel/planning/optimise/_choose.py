@@ -73,10 +73,10 @@ def refine(problem: StepProblem, layouts: Sequence[Layout]) -> list[PartitionRes
         layouts: such as the best of a search; those without a pipeline are passed over.
     """
     bounds = {layout: partition_bound_s(problem, layout) for layout in dict.fromkeys(layouts)}
-    found: list[PartitionResult] = []
+    results: list[PartitionResult] = []
     for layout in sorted((layout for layout in bounds if layout.pp > 1), key=bounds.__getitem__):
-        if found and bounds[layout] >= min(result.step_time_s for result in found):
+        if results and bounds[layout] >= min(result.step_time_s for result in results):
             break
         with suppress(LayoutError):  # nothing fits
-            found.append(partition_stages(problem, layout))
-    return sorted(found, key=lambda result: result.step_time_s)
+            results.append(partition_stages(problem, layout))
+    return sorted(results, key=lambda result: result.step_time_s)

@@ -69,25 +69,27 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
     widest, tightest = _least_sums(added, largest, np.array([np.inf, smallest]), supply)
     if widest is None or tightest is None:
         raise NothingFitsError("no way to cut the layers into these stages fits")
-    found = {cuts.partition + cuts.kinds: cuts for cuts in (widest, tightest)}
+    front = {cuts.partition + cuts.kinds: cuts for cuts in (widest, tightest)}
     best = min(widest.value, tightest.value)
     open_intervals = [(tightest.max, widest.max, widest.sum)]
     while open_intervals:
         # a cut strictly inside costs at least the sum of the upper end and more than the lower end
         open_intervals = [
-            x for x in open_intervals if x[1] - x[0] > _EQUAL * x[1] and x[2] + x[0] < best * (1 - _EQUAL)
+            interval
+            for interval in open_intervals
+            if interval[1] - interval[0] > _EQUAL * interval[1] and interval[2] + interval[0] < best * (1 - _EQUAL)
         ]
-        open_intervals.sort(key=lambda x: x[2] + x[0])
+        open_intervals.sort(key=lambda interval: interval[2] + interval[0])
         chosen, open_intervals = open_intervals[:_BATCH], open_intervals[_BATCH:]
         middles = np.array([(low + high) / 2 for low, high, _ in chosen])
         solved = _least_sums(added, largest, middles, supply) if chosen else []
         for (low, high, sum_high), middle, cuts in zip(chosen, middles.tolist(), solved, strict=True):
             open_intervals.append((middle, high, sum_high))
             if cuts is not None:
-                found[cuts.partition + cuts.kinds] = cuts
+                front[cuts.partition + cuts.kinds] = cuts
                 best = min(best, cuts.value)
                 open_intervals.append((low, cuts.max, cuts.sum))
-    return sorted(found.values(), key=lambda cuts: cuts.value)
+    return sorted(front.values(), key=lambda cuts: cuts.value)
 
 
 def least_critical_path(own: Table, passed: Table, supply: Sequence[int] | None = None) -> float:

@@ -64,16 +64,16 @@ class _Objective:
     def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
         """Step time and its derivative by the multiples."""
         moved = [self.on(run, row) for row in x * (1 + _STEP * np.eye(len(x)))]
-        found = derivatives_towards(self.on(run, x), [run.layout], moved, _STEP)
-        return float(found.step_s[0]), found.by_parameter[0] / x
+        derivatives = derivatives_towards(self.on(run, x), [run.layout], moved, _STEP)
+        return float(derivatives.step_s[0]), derivatives.by_parameter[0] / x
 
     def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:
         """Weighted mean of the logarithms of step times relative to before, and its slope."""
         value, slope, weights = 0.0, np.zeros(len(x)), sum(run.weight for run in self.runs)
         for run, before_s in zip(self.runs, self.before_s, strict=True):
-            step_s, own = self.step_and_slope(run, x)
+            step_s, run_slope = self.step_and_slope(run, x)
             value += run.weight / weights * np.log(step_s / before_s)
-            slope += run.weight / weights * own / step_s
+            slope += run.weight / weights * run_slope / step_s
         return value, slope
 
     def step_s(self, x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " runs"]:
@@ -121,7 +121,7 @@ def design_hardware(
     now = np.ones(len(price))
     objective.before_s = objective.step_s(now)
     even = np.clip(now * budget / price.sum(), low, high)
-    found = minimize(
+    optimum = minimize(
         objective,
         even,
         jac=True,
@@ -130,8 +130,8 @@ def design_hardware(
         constraints=LinearConstraint(price, -np.inf, budget),  # pyright: ignore[reportArgumentType]
         options={"maxiter": 30, "ftol": 1e-5},
     )
-    within = price @ found.x <= budget * (1 + 1e-6)
-    x = found.x if within and found.fun <= objective(even)[0] else even
+    within = price @ optimum.x <= budget * (1 + 1e-6)
+    x = optimum.x if within and optimum.fun <= objective(even)[0] else even
     return Design(
         multiples=dict(zip(prices, x.tolist(), strict=True)),
         cost=float(price @ x),

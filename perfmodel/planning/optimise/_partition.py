@@ -4,7 +4,7 @@ kinds, the kind that each lies on."""
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import comb
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -143,7 +143,7 @@ def partition_stages(
 
     def moves(at: Layout) -> Iterable[Layout]:
         sizes, kinds = at.partition or (), at.kinds
-        near = [(other, kinds) for other in neighbours(sizes)]
+        near = [(moved, kinds) for moved in neighbours(sizes)]
         of_ranks = kinds if kinds and len(kinds) == len(sizes) else ()
         for a, b in combinations(range(len(of_ranks)), 2):
             if of_ranks[a] != of_ranks[b]:
@@ -155,7 +155,7 @@ def partition_stages(
                 if base.recompute != at.recompute:
                     yield from costs[base.recompute].layouts(base, [(sizes, kinds)])
         else:
-            yield from (at.replace(partition=other, kinds=on) for other, on in near)
+            yield from (at.replace(partition=moved, kinds=on) for moved, on in near)
 
     try:
         best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda some: _step_s(problem, some))
@@ -185,16 +185,16 @@ def partition_bound_s(problem: StepProblem, layout: Layout) -> float:
 T = TypeVar("T")
 
 
-def _exchanged(some: tuple[T, ...], a: int, b: int) -> tuple[T, ...]:
-    order = [*range(len(some))]
+def _exchanged(items: tuple[T, ...], a: int, b: int) -> tuple[T, ...]:
+    order = [*range(len(items))]
     order[a], order[b] = b, a
-    return tuple(some[i] for i in order)
+    return tuple(items[i] for i in order)
 
 
 def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> KindCosts:
     if base.kinds is None:
         return KindCosts({None: stage_costs(problem, base, recompute_to_fit)}, (base.pp,))
-    ends = {one.cluster.name: (one, link) for one, link in zip(problem.kinds, problem.links, strict=True)}
+    ends = {on_kind.cluster.name: (on_kind, link) for on_kind, link in zip(problem.kinds, problem.links, strict=True)}
     used = dict.fromkeys(base.kinds)
     link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
     of_kind: dict[str | None, StageCosts]
@@ -208,9 +208,11 @@ def _few_cuts(base: Layout) -> list[Layout]:
     sizes, orders = base.partition or (), list(dict.fromkeys(in_pieces(base.kinds)))
     if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
         return []
-    inner = combinations(range(1, sum(sizes)), len(sizes) - 1)
-    cuts = [tuple(b - a for a, b in pairwise((0, *ends, sum(sizes)))) for ends in inner]
-    return [base.replace(partition=cut, kinds=kinds) for cut in cuts for kinds in orders]
+    layouts = []
+    for ends in combinations(range(1, sum(sizes)), len(sizes) - 1):
+        cut = tuple(np.diff((0, *ends, sum(sizes))).tolist())
+        layouts += [base.replace(partition=cut, kinds=kinds) for kinds in orders]
+    return layouts
 
 
 def balanced(
@@ -226,7 +228,8 @@ def balanced(
     base = layout.replace(partition=None, recompute_full_layers=None)
     if layout.pp == 1 or not uneven:
         orders = dict.fromkeys(in_pieces(base.kinds or ()))
-        fits = [one for one in (base.replace(kinds=kinds) for kinds in orders) if fitting(problem, [one])[0]]
+        ordered = [base.replace(kinds=kinds) for kinds in orders]
+        fits = [layout for layout in ordered if fitting(problem, [layout])[0]]
         return fits, spread_bound_s(problem, base) if fits else np.inf
     (bundle,) = bundles(problem, [base])
     if not bundle.spec.scheduler.plain:  # passes of several micro-batches: as the cuts of a plain pipeline
@@ -281,8 +284,8 @@ def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray
     step_s = np.full(len(layouts), np.inf)
     possible = [i for i, layout in enumerate(layouts) if _is_possible(problem, layout)]
     fits = fitting(problem, [layouts[i] for i in possible])
-    if kept := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
-        step_s[kept] = evaluate(problem, [layouts[i] for i in kept]).step_time_s
+    if fitting_layouts := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
+        step_s[fitting_layouts] = evaluate(problem, [layouts[i] for i in fitting_layouts]).step_time_s
     return step_s
 
 

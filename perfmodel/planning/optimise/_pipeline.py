@@ -8,7 +8,7 @@ from dynamic programming; what the timeline adds (reductions, gathers, optimizer
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -44,37 +44,34 @@ class KindCosts:
     supply: tuple[int, ...]
     """Stages on each kind."""
 
-    def layouts(self, base: Layout, some: Iterable[tuple[tuple[int, ...], PerRank]]) -> list[Layout]:
+    def layouts(self, base: Layout, cuts: Iterable[tuple[tuple[int, ...], PerRank]]) -> list[Layout]:
         """The layout with these partitions and kinds of nodes, as far as they are possible and fit, its stages
         recomputing what they must."""
-        found = []
-        for sizes, kinds in dict.fromkeys(some):
+        layouts = []
+        for sizes, kinds in dict.fromkeys(cuts):
             of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
-            where = list(zip(of_stage, *spans(sizes), strict=True))
-            if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in where):
-                full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in where)
+            stage_spans = list(zip(of_stage, *spans(sizes), strict=True))
+            if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in stage_spans):
+                full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in stage_spans)
                 full = full if any(full) else None
-                found.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
-        return found
+                layouts.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
+        return layouts
 
     def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[tuple[tuple[int, ...], PerRank]]:
         """Partitions, and kinds of their stages, around the least sum and slowest stage; of several kinds over all
         orders, and over those in which every kind is in one piece. At most so many of each."""
         names, costs = [*self.of_kind], [*self.of_kind.values()]
         if len(costs) == 1:
-            return [(found.partition, base.kinds) for found in _front(costs, micro_batches)[:most]]
-        every = _front(costs, micro_batches, self.supply)[:most]
-        cuts: list[tuple[tuple[int, ...], PerRank]]
-        cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
+            return [(cut.partition, base.kinds) for cut in _front(costs, micro_batches)[:most]]
+
+        cuts: list[tuple[tuple[int, ...], PerRank]] = []
+        for cut in _front(costs, micro_batches, self.supply)[:most]:
+            cuts.append((cut.partition, tuple(str(names[kind]) for kind in cut.kinds)))
+
+        # Orders in which every kind is in one piece: each stage has the costs of one kind alone.
         for kinds in in_pieces(base.kinds):
-            of_stage = [self.of_kind[kind] for kind in kinds or ()]
-            fixed = StageCosts(
-                *(
-                    np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
-                    for field in fields(StageCosts)
-                )
-            )
-            cuts += [(found.partition, kinds) for found in _front([fixed], micro_batches)[:most]]
+            fixed = _of_stages([self.of_kind[kind] for kind in kinds or ()])
+            cuts += [(cut.partition, kinds) for cut in _front([fixed], micro_batches)[:most]]
         return cuts
 
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
@@ -87,13 +84,14 @@ class KindCosts:
         (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
         """
         m, costs = spec.micro_batches, [*self.of_kind.values()]
-        forward, backward = (np.stack([getattr(c, name) for c in costs]) for name in ("forward_s", "backward_s"))
+        forward = np.stack([on_kind.forward_s for on_kind in costs])
+        backward = np.stack([on_kind.backward_s for on_kind in costs])
         both = forward + backward
-        own = m * both
+        rank_work_s = m * both
         if spec.steps > 1:
-            return least_critical_path(own, np.zeros_like(own), self.supply)
+            return least_critical_path(rank_work_s, np.zeros_like(rank_work_s), self.supply)
         if live.split:
-            return least_critical_path(own, forward, self.supply)
+            return least_critical_path(rank_work_s, forward, self.supply)
         passed = both + _sends(costs)
         warm_up = np.ones_like(live.warm_up) if live.warm_up[-1] == m else live.warm_up
         after = _times(m - 1, backward) + _times((m - warm_up)[:, None, None], forward)
@@ -101,7 +99,15 @@ class KindCosts:
             (least, *_) = least_sum_plus_max(passed, after, self.supply)
         except NothingFitsError:
             return np.inf
-        return max(least_critical_path(own, passed, self.supply), least.value)
+        return max(least_critical_path(rank_work_s, passed, self.supply), least.value)
+
+
+def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:
+    """Costs of stages each of which lies on a kind of its own."""
+    columns = []
+    for field in fields(StageCosts):
+        columns.append(np.stack([getattr(on_kind, field.name)[stage] for stage, on_kind in enumerate(costs)]))
+    return StageCosts(*columns)
 
 
 def _front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None) -> list[Cuts]:
@@ -137,19 +143,20 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     spec = bundle.spec
     if not spec.scheduler.plain:
         return 0.0
-    held = bundle.counts.sum(axis=(0, 1))
+    counts = bundle.counts.sum(axis=(0, 1))
     passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
     ranks = Counter(bundle.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
     of_block = {}
-    for one in problem.kinds or (problem,):
-        seconds = pass_s(one, bundles(one, bundle.layouts)[0])
-        of_block[one.cluster.name] = np.sum([seconds[kind][0] for kind in passes], axis=0)
+    for on_kind in problem.kinds or (problem,):
+        seconds = pass_s(on_kind, bundles(on_kind, bundle.layouts)[0])
+        of_block[on_kind.cluster.name] = np.sum([seconds[kind][0] for kind in passes], axis=0)
     of_block = {kind: of_block[kind] for kind in ranks}
     fastest = np.min([*of_block.values()], axis=0)
-    slower = {
-        kind: float((own[fastest > 0] / fastest[fastest > 0]).min(initial=np.inf)) for kind, own in of_block.items()
-    }
-    once_s = float(fastest @ held)
+    slower = {}
+    for kind, seconds in of_block.items():
+        ratio = seconds[fastest > 0] / fastest[fastest > 0]
+        slower[kind] = float(ratio.min(initial=np.inf))
+    once_s = float(fastest @ counts)
     share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
     least_s = spec.micro_batches * share_s
     live = program_live(problem.setting, spec)
@@ -163,7 +170,8 @@ def in_pieces(kinds: PerRank) -> Iterable[PerRank]:
     """Orders of the kinds of pipeline ranks in which each is in one piece (of many kinds as they stand)."""
     names = list(dict.fromkeys(kinds or ()))
     for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
-        yield tuple(name for name in order for _ in range((kinds or ()).count(name)))
+        pieces = [(name,) * (kinds or ()).count(name) for name in order]
+        yield tuple(chain.from_iterable(pieces))
 
 
 def spans(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -115,20 +115,25 @@ def relax(
     constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
     free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE)
-    rounded = {name: [v.rounded(row) for row in np.asarray(free[name])] for name, v in problem.variables.items()}
+    rounded = {}
+    for name, variable in problem.variables.items():
+        rounded[name] = [variable.rounded(row) for row in np.asarray(free[name])]
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
     values, excess = _evaluated_starts(problem.form, ends | constants, problem.single)
-    found = tuple(
-        ({name: rows[i] for name, rows in rounded.items()}, float(values[i]), float(excess[i])) for i in range(n_starts)
-    )
-    best = min(found, key=lambda one: (one[2] > FEASIBLE, one[1]))
-    return Relaxed(best[0], best[1], best[2] <= FEASIBLE, found)
+    ended = []
+    for i in range(n_starts):
+        of_start = {name: rows[i] for name, rows in rounded.items()}
+        ended.append((of_start, float(values[i]), float(excess[i])))
+
+    # The fastest of those that keep all limits; of none, the fastest.
+    best_values, best_s, most_excess = min(ended, key=lambda end: (end[2] > FEASIBLE, end[1]))
+    return Relaxed(best_values, best_s, most_excess <= FEASIBLE, tuple(ended))
 
 
 def objective_at(problem: Relaxation, values: Values) -> float:
     """The makespan at some values."""
-    one = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
-    return float(_evaluated_starts(problem.form, one, problem.single)[0][0])
+    one_start = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
+    return float(_evaluated_starts(problem.form, one_start, problem.single)[0][0])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -137,11 +142,11 @@ def _evaluated_starts(
 ) -> tuple[Float[Array, " starts"], Float[Array, " starts"]]:
     """Makespans, and by how much each start breaks the worst limit (0: it keeps all)."""
 
-    def one(values: Values) -> tuple[Array, Array]:
+    def at_values(values: Values) -> tuple[Array, Array]:
         everything = {**values, **constants}
         return form.objective(everything), jnp.append(form.excess(everything), 0.0).max()
 
-    return _each(one, values)(values)
+    return _each(at_values, values)(values)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -214,9 +219,10 @@ def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, 
         raise LayoutError(f"layout {layout.label} has no stages that a relaxation can cut")
     constants = {"tables": function.tables, "nominal": nominal, "times": function.times}
     variables = {"layers": WholeShares(stages, layers, least=1)}
-    found = relax(Relaxation(variables, programs.prepared[0].compiled, _Durations(programs), constants))
-    ranked = sorted(found.starts, key=lambda start: start[1])
-    return list(dict.fromkeys(tuple(int(n) for n in values["layers"]) for values, *_ in ranked))
+    relaxed = relax(Relaxation(variables, programs.prepared[0].compiled, _Durations(programs), constants))
+    ranked = sorted(relaxed.starts, key=lambda start: start[1])
+    partitions = [tuple(map(int, values["layers"])) for values, *_ in ranked]
+    return list(dict.fromkeys(partitions))
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
     sizes = np.array(sorted({1, *uniform}))
     layouts = [bundle.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
-    by_size = np.stack([durations(problem, in_program_of(problem, bundle, one))[0] for one in layouts])
+    by_size = np.stack([durations(problem, in_program_of(problem, bundle, sized))[0] for sized in layouts])
     scaled = of_micro_batch >= 0
     constants = {
         "sizes": sizes,
@@ -113,16 +113,17 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}
     relaxation = Relaxation(variables, program, _durations, constants, limits=_limits)
 
-    def step_s(some: Any) -> Float[np.ndarray, " n"]:
-        some = np.array(some)
-        return np.where(some.max(axis=1) <= sizes[-1], makespan_lanes(program, _of_sizes(constants, some)), np.inf)
+    def step_s(tried: Any) -> Float[np.ndarray, " n"]:
+        tried = np.array(tried)
+        return np.where(tried.max(axis=1) <= sizes[-1], makespan_lanes(program, _of_sizes(constants, tried)), np.inf)
 
     equal = (layout.micro_batch,) * spec.micro_batches
-    starts = [equal, *(tuple(int(n) for n in v["batch"]) for v, *_ in relax(relaxation, steps=400).starts)]
+    relaxed = [tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts]
+    starts = [equal, *relaxed]
     best, _, evaluated = descend(list(dict.fromkeys(starts)), _moved, step_s)
-    exact = [float(makespan(program, _of_sizes(constants, np.array([some]))[0])) for some in (best, equal)]
+    best_s, equal_s = (float(makespan(program, row)) for row in _of_sizes(constants, np.array([best, equal])))
     size = min(uniform, key=uniform.__getitem__)
-    return MicroBatchResult(best, exact[0], exact[1], uniform[size], size, evaluated, time.perf_counter() - began)
+    return MicroBatchResult(best, best_s, equal_s, uniform[size], size, evaluated, time.perf_counter() - began)
 
 
 def by_micro_batch(
@@ -139,15 +140,15 @@ def by_micro_batch(
     def code(classes: np.ndarray, micro_batch: np.ndarray) -> np.ndarray:
         return classes * columns + np.where(of_size[classes], micro_batch + 1, 0)
 
-    own = code(structure.duration, structure.micro_batch)
+    refined_duration = code(structure.duration, structure.micro_batch)
     lag = code(structure.lag, structure.micro_batch[:, None])
-    codes, number = np.unique(np.concatenate([[0], own, lag.ravel()]), return_inverse=True)
+    codes, number = np.unique(np.concatenate([[0], refined_duration, lag.ravel()]), return_inverse=True)
     old, micro_batch = np.divmod(codes, columns)
     columns_of_class = ("class_kind", "class_stage", "class_segment", "class_variant")
     refined = replace(
         structure,
-        duration=number[1 : 1 + len(own)],
-        lag=number[1 + len(own) :].reshape(lag.shape),
+        duration=number[1 : 1 + len(refined_duration)],
+        lag=number[1 + len(refined_duration) :].reshape(lag.shape),
         **{name: getattr(structure, name)[old] for name in columns_of_class},
     )
     return refined, old, micro_batch - 1
@@ -165,9 +166,9 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
     return values["batch"] / values["largest"] - 1
 
 
-def _of_sizes(constants: Values, some: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
+def _of_sizes(constants: Values, sizes: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
     """`_durations` of whole sizes, many at once, in double precision."""
-    return _between(np, constants, np.minimum(some[:, constants["of"]], constants["sizes"][-1]))
+    return _between(np, constants, np.minimum(sizes[:, constants["of"]], constants["sizes"][-1]))
 
 
 def _between(xp: Any, constants: Values, size: Any) -> Any:
@@ -229,14 +230,14 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
         raise LayoutError(
             f"layout {layout.label} has no overlapped gradient reductions to group; use dp > 1 and zero < 3"
         )
-    found = [_Grouping(problem, bundle, n) for n in sorted(set(numbers))]
-    ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in found]
+    groupings = [_Grouping(problem, bundle, n) for n in sorted(set(numbers))]
+    ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in groupings]
     grouping, best, *_ = min(ends, key=lambda end: end[2])
-    given = prepared(bundle.spec).compiled
+    assumed = prepared(bundle.spec).compiled
     return BucketResult(
         buckets=best,
         step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
-        given_s=float(makespan(given, durations(problem, bundle)[0])),
+        given_s=float(makespan(assumed, durations(problem, bundle)[0])),
         evaluated=sum(end[3] for end in ends),
         seconds=time.perf_counter() - began,
     )
@@ -248,11 +249,11 @@ class _Grouping:
     def __init__(self, problem: StepProblem, bundle: Bundle, buckets: int) -> None:
         self._problem, self._bundle = problem, bundle
         before, upto, after = by_layer(bundle.tables[0].pairs)
-        whole = bundle.counts.sum(axis=1)
-        whole[0] -= before
-        whole[-1] -= after
+        layer_counts = bundle.counts.sum(axis=1)
+        layer_counts[0] -= before
+        layer_counts[-1] -= after
         # cuts between stages: where the prefix sums of blocks agree
-        ends = [int(np.flatnonzero((upto == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
+        ends = [int(np.flatnonzero((upto == at).all(axis=1))[0]) for at in np.cumsum(layer_counts, axis=0)]
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
         self.prepared = prepared(replace(bundle.spec, segments=buckets))

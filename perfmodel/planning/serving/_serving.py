@@ -187,14 +187,14 @@ def served(server: Server) -> Serving:
         ttft = server.prefill(sequences)
         between = decode * 0.0
     else:
-        alone, others = server.prefill(1), server.others()
-        whole_s = (alone + decode * more + others).total_s
-        waited = _waiting_share(others.total_s, whole_s, sequences)
-        ttft, between = alone + others * waited, others * (1.0 - waited)
-    whole = ttft + decode * more + between
+        alone, other_costs = server.prefill(1), server.others()
+        whole_s = (alone + decode * more + other_costs).total_s
+        waited = _waiting_share(other_costs.total_s, whole_s, sequences)
+        ttft, between = alone + other_costs * waited, other_costs * (1.0 - waited)
+    request_s = ttft + decode * more + between
     tpot = (decode * more + between) * (1.0 / more) if more else decode
-    tokens_per_s = requests.batch * requests.output_tokens / whole.total_s
-    low, high = whole.interval(belief)
+    tokens_per_s = requests.batch * requests.output_tokens / request_s.total_s
+    low, high = request_s.interval(belief)
     return Serving(
         model=server.model.name,
         cluster=server.cluster.name,
@@ -245,17 +245,17 @@ def largest(server: Server, words: ServingWords) -> Serving:
         if limit_s is not None:
             positive(f"serve: limit of the {name} in seconds", limit_s)
     step = server.layout.dp
-    one = served_with(server, step)
-    if reason := _exceeded(one, words):
+    smallest_batch = served_with(server, step)
+    if reason := _exceeded(smallest_batch, words):
         raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
-    low, high = 1, max(1, one.memory.most_requests // step)
-    best, tried = one, high
+    low, high = 1, max(1, smallest_batch.memory.most_requests // step)
+    best, tried = smallest_batch, high
     while low < high:
-        found = served_with(server, tried * step)
-        if _exceeded(found, words):
+        tried_batch = served_with(server, tried * step)
+        if _exceeded(tried_batch, words):
             high = tried - 1
         else:
-            low, best = tried, found
+            low, best = tried, tried_batch
         tried = (low + high + 1) // 2
     return best
 

@@ -104,16 +104,16 @@ def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
     """All divisions of the devices by tp (inside a node), pp and dp that the model can do; experts sharded as the rest
     is, spread over the ranks of tp, or over those of dp."""
     experts = isinstance(question.model, Transformer) and question.model.experts
-    found = []
+    possible = []
     for tp in divisors(devices, question.cluster.devices_per_node):
         for pp in divisors(devices // tp):
             dp = devices // tp // pp
-            found.append(Layout(tp=tp, pp=pp, dp=dp))
+            possible.append(Layout(tp=tp, pp=pp, dp=dp))
             if experts and dp == 1 < tp:
-                found.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
+                possible.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
             if experts and tp == 1 < dp:
-                found.append(Layout(pp=pp, dp=dp, ep=dp))
-    return [layout for layout in found if _divides(question, layout)]
+                possible.append(Layout(pp=pp, dp=dp, ep=dp))
+    return [layout for layout in possible if _divides(question, layout)]
 
 
 def _divides(question: ServingQuestion, layout: Layout) -> bool:

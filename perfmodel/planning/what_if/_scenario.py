@@ -119,8 +119,8 @@ class Scenario:
 
     def scaled(self, name: str, factor: float) -> "Scenario":
         """The scenario with a parameter a multiple of what it is there."""
-        held = next((s for s in self.settings if s.name == name), Setting(name, "times", 1.0))
-        return self.and_also(replace(held, value=held.value * factor))
+        earlier = next((s for s in self.settings if s.name == name), Setting(name, "times", 1.0))
+        return self.and_also(replace(earlier, value=earlier.value * factor))
 
     def _of(self, name: str, before: float) -> float:
         return next((s.of(before) for s in self.settings if s.name == name), before)
@@ -164,12 +164,12 @@ class Scenario:
         """
         levels = []
         for i, level in enumerate(cluster.levels):
-            where = "intra_node" if i == 0 and level.size > 1 else "inter_node"
+            tier = "intra_node" if i == 0 and level.size > 1 else "inter_node"
             levels.append(
                 replace(
                     level,
-                    bandwidth_bytes_per_s=self._of(f"{where}_bandwidth", level.bandwidth_bytes_per_s),
-                    latency_s=self._of(f"{where}_latency", level.latency_s),
+                    bandwidth_bytes_per_s=self._of(f"{tier}_bandwidth", level.bandwidth_bytes_per_s),
+                    latency_s=self._of(f"{tier}_latency", level.latency_s),
                 )
             )
         device = replace(cluster.device, power_w=self._power_w(cluster.device))
@@ -182,8 +182,8 @@ class Scenario:
     @property
     def delays_s(self) -> dict[str, float]:
         """Seconds added to every collective of a kind."""
-        found = {kind: self._of(f"{kind}_delay_s", 0.0) for kind in _COLLECTIVES}
-        return {kind: delay for kind, delay in found.items() if delay}
+        by_kind = {kind: self._of(f"{kind}_delay_s", 0.0) for kind in _COLLECTIVES}
+        return {kind: delay for kind, delay in by_kind.items() if delay}
 
     def slowed(self, ranks: int) -> tuple[int, float] | None:
         """The pipeline rank whose passes take longer, and how much longer.
@@ -231,7 +231,7 @@ class DelayedCollectives:
 
 
 def _times(
-    given: EventTimes, factor: Float[np.ndarray, " n"] | float, delay_s: Float[np.ndarray, " n"] | float
+    times: EventTimes, factor: Float[np.ndarray, " n"] | float, delay_s: Float[np.ndarray, " n"] | float
 ) -> EventTimes:
-    moved = {name: getattr(given, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
-    return replace(given, **moved)
+    moved = {name: getattr(times, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
+    return replace(times, **moved)

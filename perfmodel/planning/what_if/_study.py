@@ -234,9 +234,9 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
 
 def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " classes"]:
     """Factors of the classes: those that run on the rank's compute stream take longer."""
-    own = structure.stream == rank * N_STREAMS + Stream.COMPUTE
+    on_rank = structure.stream == rank * N_STREAMS + Stream.COMPUTE
     factors = np.ones(structure.n_classes)
-    factors[np.unique(structure.duration[own])] = factor
+    factors[np.unique(structure.duration[on_rank])] = factor
     return factors
 
 
