@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._durations import OnKind
+from perfmodel.prediction._durations import NodeKindShare
 from perfmodel.prediction._layer_copies import offloads_layers
 from perfmodel.prediction._phases import PHASES, Phase
 from perfmodel.prediction._price import under_training_load
@@ -99,7 +99,7 @@ class Account:
 
 
 def step_account(
-    problem: StepProblem, parts: Sequence[Sequence[OnKind]], programs: Sequence[WeightedDurations], step_s: float
+    problem: StepProblem, parts: Sequence[Sequence[NodeKindShare]], programs: Sequence[WeightedDurations], step_s: float
 ) -> Account:
     """Take the step of one layout apart, from the parts of its programs and the durations that these have.
 
@@ -181,7 +181,7 @@ class _Program:
     """Kernels of both, timed alone and as fast as their intervals allow."""
 
     @classmethod
-    def of(cls, parts: Sequence[OnKind], durations: WeightedDurations) -> "_Program":
+    def of(cls, parts: Sequence[NodeKindShare], durations: WeightedDurations) -> "_Program":
         program, all_s, weight = durations
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
@@ -243,7 +243,7 @@ def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, fl
 
 
 def _of_passes(
-    part: OnKind,
+    part: NodeKindShare,
     of_phases: Callable[[StepProblem, BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
 ) -> Float[np.ndarray, "classes parts"]:
     """Seconds of every class of passes on one kind of nodes by part, from those of the phases of blocks (and whether

@@ -21,7 +21,7 @@ from perfmodel.prediction._memory import BlockBytes
 from perfmodel.prediction._phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached
-from perfmodel.prediction._programs import DividedProgram, Division, divided, program_spec
+from perfmodel.prediction._programs import Division, PartitionedProgram, divided, program_spec
 from perfmodel.prediction._shard import ranks_of, shard_events
 from perfmodel.prediction._stages import layer_count
 from perfmodel.prediction._step_costs import step_factors
@@ -36,8 +36,8 @@ _MOST_PLACED: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
-    """What of a layout the events between its blocks follow from; one object for all that are equal."""
+class PlacedBlocks:
+    """A shard's blocks on numbered ranks, which decide the events between blocks; equal ones are one object."""
 
     blocks: ShardBlocks
     ranks: Layout
@@ -45,12 +45,12 @@ class Placed:
     states: StateLayout
 
 
-class Composed(NamedTuple):
-    """One layout with all that its durations are composed of."""
+class LayoutTerms(NamedTuple):
+    """Everything from which the durations of one layout are computed."""
 
-    program: DividedProgram
+    program: PartitionedProgram
     times: BlockTimes
-    placed: Placed
+    placed: PlacedBlocks
     mode: int
     """Recompute of its blocks (`modes_of`)."""
     factor: float
@@ -66,11 +66,11 @@ class Composed(NamedTuple):
 class Bundle:
     """Layouts that share one program and one division of the model: a lane each."""
 
-    program: DividedProgram
+    program: PartitionedProgram
     lanes: tuple[int, ...]
     """Positions in the caller's list."""
     layouts: tuple[Layout, ...]
-    composed: tuple[Composed, ...]
+    composed: tuple[LayoutTerms, ...]
 
     @property
     def spec(self) -> ProgramSpec:
@@ -79,12 +79,12 @@ class Bundle:
 
     @property
     def counts(self) -> Float[np.ndarray, "stages segments blocks"]:
-        """See `DividedProgram`."""
+        """See `PartitionedProgram`."""
         return self.program.counts
 
     @property
     def full(self) -> Float[np.ndarray, "stages segments blocks"]:
-        """See `DividedProgram`."""
+        """See `PartitionedProgram`."""
         return self.program.full
 
     @property
@@ -120,7 +120,7 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     if problem.kinds:
         return bundles(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
     terms = composed_layouts(problem).of(layouts)
-    lanes_of: dict[tuple[DividedProgram, PerRank], list[int]] = defaultdict(list)
+    lanes_of: dict[tuple[PartitionedProgram, PerRank], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
         lanes_of[terms[lane].program, layout.kinds].append(lane)
     return [
@@ -129,7 +129,7 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     ]
 
 
-def composed(problem: StepProblem, layout: Layout) -> Composed:
+def composed(problem: StepProblem, layout: Layout) -> LayoutTerms:
     """One layout composed, the same object in a session.
 
     Raises:
@@ -144,15 +144,15 @@ class ComposedLayouts:
 
     def __init__(self, problem: StepProblem) -> None:
         self._problem = problem
-        self._composed: dict[Layout, Composed] = {}
+        self._composed: dict[Layout, LayoutTerms] = {}
 
-    def of(self, layouts: Sequence[Layout]) -> list[Composed]:
+    def of(self, layouts: Sequence[Layout]) -> list[LayoutTerms]:
         """All of some layouts (raises `LayoutError` if the model does not divide as one of them asks)."""
         if len(self._composed) + len(layouts) > _MOST_LAYOUTS:
             self._composed.clear()
         return [self._composed.get(layout) or self._compose(layout) for layout in layouts]
 
-    def _compose(self, layout: Layout) -> Composed:
+    def _compose(self, layout: Layout) -> LayoutTerms:
         blocks, program = _laid_out(self._problem.setting, layout)
         terms = _composed_in(self._problem, program, blocks, layout)
         # the file of a schedule may change between calls
@@ -167,13 +167,13 @@ def composed_layouts(problem: StepProblem) -> ComposedLayouts:
     return ComposedLayouts(problem)
 
 
-def _composed_in(problem: StepProblem, program: DividedProgram, blocks: ShardBlocks, layout: Layout) -> Composed:
+def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: ShardBlocks, layout: Layout) -> LayoutTerms:
     times, placed = block_times(problem, layout), _placed_as(problem.setting, blocks, layout)
     (mode,), factor = modes_of([layout.recompute]).tolist(), prod(step_factors(problem, layout))
-    return Composed(program, times, placed, mode, factor)
+    return LayoutTerms(program, times, placed, mode, factor)
 
 
-def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, DividedProgram]:
+def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, PartitionedProgram]:
     """A layout's blocks, and its program, whose stages divide them."""
     blocks = shard_events(setting, layout)
     spec = program_spec(setting, layout, layer_count(blocks.pairs))
@@ -181,14 +181,14 @@ def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, DividedPro
     return blocks, divided(setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers))
 
 
-def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> Placed:
+def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> PlacedBlocks:
     """A layout's blocks on its ranks."""
     return _placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout))
 
 
 @session_cached
-def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> Placed:
-    return Placed(blocks, ranks, states)
+def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> PlacedBlocks:
+    return PlacedBlocks(blocks, ranks, states)
 
 
 def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
@@ -212,7 +212,7 @@ def weighted_programs(bundle: Bundle) -> tuple[tuple[Bundle, float], ...]:
 
 
 def joined(alike: Sequence[Bundle]) -> Bundle:
-    """Layouts of several bundles, whose programs are alike (`DividedProgram.alike`), as those of one."""
+    """Layouts of several bundles, whose programs are alike (`PartitionedProgram.alike`), as those of one."""
     lanes, layouts, composed = (
         tuple(chain.from_iterable(parts))
         for parts in zip(*((one.lanes, one.layouts, one.composed) for one in alike), strict=True)
@@ -254,7 +254,7 @@ def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> Communicat
 
 
 @session_cached
-def _events_between(setting: Setting, program: DividedProgram, placed: Placed) -> CommunicationEvents:
+def _events_between(setting: Setting, program: PartitionedProgram, placed: PlacedBlocks) -> CommunicationEvents:
     spans, counts = np.unique(program.structure.variants[:, 0]).tolist(), program.counts
     return communication_events(
         placed.ranks, placed.states, placed.blocks, program.spec, spans, counts, setting.job, setting.cluster
@@ -270,11 +270,11 @@ def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
 class ProgramEventClasses:
     """Events between blocks in the classes of one program, for each placement the first time that it is asked for."""
 
-    def __init__(self, problem: StepProblem, program: DividedProgram) -> None:
+    def __init__(self, problem: StepProblem, program: PartitionedProgram) -> None:
         self._problem, self._program = problem, program
-        self._by_placement: dict[Placed, EventClasses] = {}
+        self._by_placement: dict[PlacedBlocks, EventClasses] = {}
 
-    def of(self, placements: Sequence[Placed]) -> list[EventClasses]:
+    def of(self, placements: Sequence[PlacedBlocks]) -> list[EventClasses]:
         """Events in each class, for each of some placements."""
         if len(self._by_placement) > _MOST_PLACED:
             self._by_placement.clear()
@@ -283,19 +283,19 @@ class ProgramEventClasses:
                 self._by_placement[placement] = self._classes(placement)
         return [self._by_placement[placement] for placement in placements]
 
-    def _classes(self, placement: Placed) -> EventClasses:
+    def _classes(self, placement: PlacedBlocks) -> EventClasses:
         ops, class_index, op_index = _entries(self._problem.setting, self._program, placement)
         times = priced_events(self._problem, ops)
         return EventClasses(ops, times, class_index, op_index, self._program.structure.n_classes)
 
 
 @session_cached
-def program_event_classes(problem: StepProblem, program: DividedProgram) -> ProgramEventClasses:
+def program_event_classes(problem: StepProblem, program: PartitionedProgram) -> ProgramEventClasses:
     """The events in the classes of a program, one table in a session."""
     return ProgramEventClasses(problem, program)
 
 
 @session_cached
-def _entries(setting: Setting, program: DividedProgram, placed: Placed):
+def _entries(setting: Setting, program: PartitionedProgram, placed: PlacedBlocks):
     events = _events_between(setting, program, placed)
     return tuple(events.ops), *event_entries(program.structure, events)

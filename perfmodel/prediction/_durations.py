@@ -34,8 +34,8 @@ _EXCHANGED: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.EMBEDDING_REDUC
 
 
 @dataclass(frozen=True, eq=False)
-class OnKind:
-    """The classes of a program on one kind of nodes."""
+class NodeKindShare:
+    """The part of a program that runs on one kind of nodes."""
 
     problem: StepProblem
     """The step on this kind."""
@@ -49,7 +49,7 @@ class OnKind:
     """The same of pipeline ranks."""
 
     def only(self, of_class: Float[np.ndarray, "classes *some"]) -> Float[np.ndarray, "classes *some"]:
-        """What is said of every class, 0 for those that do not lie on it."""
+        """Zero the entries of classes that run on other kinds of nodes."""
         if self.on is None:
             return of_class
         return of_class * self.on.reshape(-1, *[1] * (of_class.ndim - 1))
@@ -80,10 +80,10 @@ class OnKind:
         return found
 
 
-def parts(problem: StepProblem, bundle: Bundle) -> list[OnKind]:
+def parts(problem: StepProblem, bundle: Bundle) -> list[NodeKindShare]:
     """A bundle's program by the kinds of nodes that it runs on; one part of all where nodes are alike."""
     if not problem.kinds:
-        return [OnKind(problem, bundle, event_classes(problem, bundle))]
+        return [NodeKindShare(problem, bundle, event_classes(problem, bundle))]
     structure, spec = prepared(bundle.spec).structure, bundle.spec
     of_rank = kind_of_ranks(problem, bundle.layouts[0])
     of_stage = of_rank[rank_of_stage(spec)]
@@ -98,10 +98,10 @@ def parts(problem: StepProblem, bundle: Bundle) -> list[OnKind]:
     other = np.where(exchanged, of_stage[np.clip(to, 0, spec.n_stages - 1)], of_class)
     events = {kind: event_classes(problem.kinds[kind], one) for kind, one in bundle_of.items()}
     whole = structure.class_kind == Kind.EMBEDDING_REDUCE
-    dealt = [_dealt(problem, {kind: of[lane] for kind, of in events.items()}, of_class, other, whole)
+    dealt = [_cross_kind_events(problem, {kind: of[lane] for kind, of in events.items()}, of_class, other, whole)
              for lane in range(len(bundle.layouts))]  # fmt: skip
     return [
-        OnKind(problem.kinds[kind], one, [of[kind] for of in dealt], of_class == kind, of_rank == kind)
+        NodeKindShare(problem.kinds[kind], one, [of[kind] for of in dealt], of_class == kind, of_rank == kind)
         for kind, one in bundle_of.items()
     ]
 
@@ -112,7 +112,7 @@ def kind_of_ranks(problem: StepProblem, layout: Layout) -> Int[np.ndarray, " ran
     return np.array([names.index(name) for name in layout.kinds or names[:1] * layout.pp])
 
 
-def _dealt(
+def _cross_kind_events(
     problem: StepProblem,
     events: Mapping[int, EventClasses],
     of_class: Int[np.ndarray, " classes"],
@@ -167,7 +167,7 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
     return durations_on(parts(problem, bundle))
 
 
-def durations_on(kinds: Sequence[OnKind]) -> Float[np.ndarray, "lanes classes"]:
+def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
     """`durations` of a bundle whose parts are known."""
     first, *others = kinds
     out = _durations(first)
@@ -176,7 +176,7 @@ def durations_on(kinds: Sequence[OnKind]) -> Float[np.ndarray, "lanes classes"]:
     return out
 
 
-def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
+def _durations(part: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes."""
     problem, bundle, program = part.problem, part.bundle, part.bundle.program
     passes = program.passes.distinct

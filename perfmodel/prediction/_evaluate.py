@@ -15,7 +15,7 @@ from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._compose import Bundle, bundles, joined, weighted_programs
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import DividedProgram, WeightedDurations, prepared, rank_busy_s
+from perfmodel.prediction._programs import PartitionedProgram, WeightedDurations, prepared, rank_busy_s
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerRank
@@ -34,7 +34,7 @@ class BatchResult:
 
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
-    alike: dict[tuple[DividedProgram, PerRank], list[tuple[Bundle, float]]] = defaultdict(list)
+    alike: dict[tuple[PartitionedProgram, PerRank], list[tuple[Bundle, float]]] = defaultdict(list)
     for bundle in bundles(problem, layouts):
         for one, weight in weighted_programs(bundle):
             alike[one.program.alike, one.layouts[0].kinds].append((one, weight))

@@ -14,7 +14,7 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import bundles
-from perfmodel.prediction._durations import OnKind, parts
+from perfmodel.prediction._durations import NodeKindShare, parts
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
@@ -33,7 +33,7 @@ class CriticalPath:
 
     def __init__(
         self,
-        kinds: Sequence[OnKind],
+        kinds: Sequence[NodeKindShare],
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
@@ -54,7 +54,7 @@ class CriticalPath:
             self.step_costs_s = float(gradient @ durations) - self.total_s
 
     def _add(
-        self, part: OnKind, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
+        self, part: NodeKindShare, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
     ) -> None:
         """What of the path lies on one kind of nodes."""
         between, before = part.events[0], len(self.ops)
@@ -85,7 +85,7 @@ class CriticalPath:
 
     def _slowing(
         self,
-        part: OnKind,
+        part: NodeKindShare,
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> Float[np.ndarray, " classes"]:
@@ -232,7 +232,9 @@ _ORDER: Final = (
 """In which a pass runs through the phases of a block."""
 
 
-def pass_parts(kinds: Sequence[OnKind], durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
+def pass_parts(
+    kinds: Sequence[NodeKindShare], durations_s: Float[np.ndarray, " classes"]
+) -> dict[int, tuple[PassPart, ...]]:
     """Blocks of each class of pass, in the order in which they run; together they take as long as the class.
 
     Args:
@@ -245,7 +247,7 @@ def pass_parts(kinds: Sequence[OnKind], durations_s: Float[np.ndarray, " classes
     return found
 
 
-def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
+def _of_kind(part: NodeKindShare, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
     """The same of the classes on one kind of nodes."""
     problem, bundle = part.problem, part.bundle
     layout, passes = bundle.layouts[0], bundle.program.passes

@@ -11,7 +11,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles, weighted_programs
-from perfmodel.prediction._durations import OnKind, durations_on, parts
+from perfmodel.prediction._durations import NodeKindShare, durations_on, parts
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
@@ -98,7 +98,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
 
     # How long each class of the program's events takes. Without a flush between steps, a step is the difference
     # between a longer and a shorter program.
-    parts_of_programs: list[list[OnKind]] = []
+    parts_of_programs: list[list[NodeKindShare]] = []
     programs: list[WeightedDurations] = []
     for weighted, weight in weighted_programs(bundle):
         by_node_kind = parts(problem, weighted)

@@ -174,7 +174,7 @@ class Division(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class DividedProgram:
+class PartitionedProgram:
     """A program and a division of the model among its stages; one object in a session for all that are equal
     (`divided`)."""
 
@@ -202,32 +202,32 @@ class DividedProgram:
         return beside_passes(self.spec, self.structure)
 
     @cached_property
-    def alike(self) -> "DividedProgram":
+    def alike(self) -> "PartitionedProgram":
         """One program for all that differ in the number of micro-batches alone and have the same classes, which run
         beside the same ones: durations of a layout's classes are the same in each."""
         structure = self.structure
         stated = structure.class_kind, structure.class_stage, structure.class_segment, structure.class_variant
         arrays = (*stated, structure.variants, *self.beside)
         key = replace(self.spec, micro_batches=1), self.division, *(one.tobytes() for one in arrays)
-        return store_of(self.setting).once((DividedProgram, key), lambda: self)
+        return store_of(self.setting).once((PartitionedProgram, key), lambda: self)
 
     @cached_property
-    def between(self) -> "DividedProgram":
+    def between(self) -> "PartitionedProgram":
         """The same for events between blocks, which no recompute changes."""
         return divided(self.setting, self.spec, self.division._replace(full_layers=None))
 
-    def with_spec(self, spec: ProgramSpec) -> "DividedProgram":
+    def with_spec(self, spec: ProgramSpec) -> "PartitionedProgram":
         """Another program of the same division."""
         return divided(self.setting, spec, self.division)
 
-    def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "DividedProgram":
+    def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "PartitionedProgram":
         """The same with other numbers of layers in every segment of every stage, none of them recomputed in full."""
         spec = replace(self.spec, segments=len(layers[0]))
         return divided(self.setting, spec, self.division._replace(full_layers=None, segments=layers))
 
 
 @session_cached
-def divided(setting: Setting, spec: ProgramSpec, division: Division) -> DividedProgram:
+def divided(setting: Setting, spec: ProgramSpec, division: Division) -> PartitionedProgram:
     """A program and how its stages divide the model.
 
     Raises:
@@ -236,4 +236,4 @@ def divided(setting: Setting, spec: ProgramSpec, division: Division) -> DividedP
     kinds, partition, full_layers, segments = division
     counts = stage_blocks(kinds, spec.n_stages, spec.segments, partition, segments)
     full = fully_recomputed(counts, np.array([is_layer for is_layer, _ in kinds]), full_layers)
-    return DividedProgram(setting, spec, division, counts, full)
+    return PartitionedProgram(setting, spec, division, counts, full)
