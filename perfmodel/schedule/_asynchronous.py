@@ -41,21 +41,33 @@ def version_difference(workers: int, micro_batches: int) -> int:
     return -(-workers // (micro_batches + 1))
 
 
+def natural_slots(workers: int, micro_batches: int) -> int:
+    """The longest backward, in forwards of a micro-batch, with which gradients are no later than the paper's figures.
+
+    Backwards that last b slots start N + b slots apart on the last worker and take W b slots to the first, so gradients
+    are ceil(W b / (N + b)) updates late. That stays at most v, the `version_difference`, while b <= v N / (W - v). No
+    more than 2 N is needed, which is how long a backward really takes.
+    """
+    late, longest = version_difference(workers, micro_batches), 2 * micro_batches
+    if workers <= late:
+        return longest
+    return min(longest, late * micro_batches // (workers - late))
+
+
 @register("nf1b", chunks=1, number="slots", plain=False, weights="latest", period=version_difference)
 def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: int = 0) -> Schedule:
     """TiMePReSt's nF1B (section 4.2): N forwards, one per micro-batch, then one backward of the mini-batch.
 
-    A backward that is ready goes before forwards. In the paper's figures 7, 9 and 10 a backward lasts one slot, as a
-    forward of one micro-batch does, and its gradients are v = `version_difference` updates late. A backward of N
-    micro-batches lasts 2 N slots, in which more mini-batches would come in and v would rise. So the default holds the
-    last forward of a mini-batch back until the mini-batch v before it is done: at most (v + 1) N - 1 micro-batches
-    are in flight, which for v = 1 is the paper's own condition, that a mini-batch's forward is not complete before the
-    backward of the one before is over (section 4.4, case 1).
+    A backward that is ready goes before forwards. How far a stage runs ahead with forwards follows from how long a
+    backward lasts in the order. The longer it lasts, the less a stage idles at real durations, where it takes as long
+    as 2 N forwards; but the more mini-batches are under way, and the later gradients are. By default the order is the
+    one that idles least while gradients are no later than in the paper's figures (`natural_slots`). On two workers
+    that is `F F (B F)*` on the first and `(F B)*` on the second, in mini-batches: no stage ever idles.
 
     Args:
         per_step: N, the micro-batches of a mini-batch.
-        slots: how many forwards a backward lasts as long as, with any number in flight: 1 for the order of the
-            paper's figures, 2 N for that of real durations. Not given: 2 N, bounded as above.
+        slots: how many forwards a backward lasts as long as in the order, with any number of micro-batches in flight:
+            1 for the order of the paper's figures 7, 9 and 10, 2 N for that of real durations. Not given: the default.
     """
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))
     pool = from_keys(
@@ -65,8 +77,9 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
         spans={Phase.BACKWARD: per_step},
     )
     forward = (pool.phase == Phase.FORWARD).astype(np.int64)
-    length = np.where(forward, 1, slots or 2 * per_step)
-    limit = None if slots else (version_difference(devices, per_step) + 1) * per_step - 1
+    length = np.where(forward, 1, slots or natural_slots(devices, per_step))
+    # as many mini-batches as there are workers are enough to keep all of them busy
+    limit = None if slots else devices * per_step
     return _updating_every(1, arrange(pool, forward, forward, limit=limit, length=length))
 
 
