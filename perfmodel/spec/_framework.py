@@ -232,6 +232,8 @@ class Framework(Stated):
     zero_in_pipelines: int | None = None
     """ZeRO stage of pipelines where nothing is said. None: as without, or the highest that pipelines take."""
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
+    expert_dispatchers: tuple[Dispatcher, ...] = ("alltoall",)
+    """Those of experts over nodes that it can run; which of them is taken by default says `expert_dispatcher`."""
     sequence_parallel_choices: tuple[bool, ...] = (True, False)
     tensor_parallel: bool = True
     pipeline_parallel: bool = True

@@ -224,8 +224,9 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
         return _versions_of(known, priors)
-    # Nobody names a framework of the catalog: any may have run it, and what the run states tells them apart.
-    names = [framework_entry for framework_entry in catalog.frameworks() if framework_entry != GENERIC]
+    # Any framework that published runs have used may have run it, and what the run states tells them apart.
+    used = priors.counts.get("framework", {}).get(EVERYWHERE, {})
+    names = [name for name in catalog.frameworks() if name != GENERIC and (name in used or not used)]
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
     features = model_features(model, run.device(), run.seq_len(model), generic, run.year)

@@ -200,6 +200,27 @@ class ExpertTensorParallel(OpenChoice):
         return [Variant(value="tp", layout={"etp": case.layout.tp}), Variant(value="1", layout={"etp": 1})]
 
 
+class ExpertDispatcher(OpenChoice):
+    """What exchanges tokens between experts, where the framework has several kinds."""
+
+    name = "expert_dispatcher"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        has_choice = len(case.framework.expert_dispatchers) > 1 or self.stated(case)
+        return has_choice and case.layout.ep > 1
+
+    def stated(self, case: Case) -> bool:
+        return "expert_dispatcher" in case.stated
+
+    def value(self, case: Case) -> str:
+        return case.job.expert_dispatcher
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        names = case.framework.expert_dispatchers
+        return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
+
+
 class FlashAttention(OpenChoice):
     """Whether attention is fused."""
 
@@ -475,6 +496,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     Padding(),
     Fp8ActivationInputs(),
     CudaGraphs(),
+    ExpertDispatcher(),
     DataParallelOverlap(),
     TensorParallelOverlap(),
     Network(),
