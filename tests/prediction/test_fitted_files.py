@@ -101,5 +101,5 @@ def test_a_prediction_with_a_damaged_file_ends_in_one_line(
         for cache in caches:
             cache.cache_clear()
     error = capsys.readouterr().err.strip()
-    assert "sustained.json" in error
+    assert CHECKSUMS_FILE in error
     assert "\n" not in error
