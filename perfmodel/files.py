@@ -155,12 +155,7 @@ def parse_json(text: str | bytes) -> Any:
         json.JSONDecodeError: not JSON.
         ValueError: nested too deeply, or a number of thousands of digits.
     """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
-    _require_shallow(value)
-    return value
+    return _parsed(json.loads, text)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -170,8 +165,13 @@ def parse_toml(text: str) -> dict[str, Any]:
         tomllib.TOMLDecodeError: not TOML.
         ValueError: nested too deeply, or a number of thousands of digits.
     """
+    return _parsed(tomllib.loads, text)
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    """The value that a text states; nested no deeper than `MOST_DEPTH`."""
     try:
-        value = tomllib.loads(text)
+        value = parse(text)
     except RecursionError:
         raise _too_deep() from None
     _require_shallow(value)

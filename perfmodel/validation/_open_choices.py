@@ -120,14 +120,16 @@ class Recompute(OpenChoice):
         if "full" not in framework.recomputes:
             return variants
         # A compiled step recomputes by one policy for all layers.
-        partly = self._partly(case) if framework.execution != "compiled" else []
+        partly: list[Variant] = []
+        if framework.execution != "compiled" and isinstance(case.model, Transformer):
+            partly = self._partly(case.model.layers, case.layout.pp)
         share = _WHOLE_STAGES if partly else 1.0
         variants.append(Variant(value="full", layout={"recompute": "full"}, share=share))
         return [*variants, *partly]
 
-    def _partly(self, case: Case) -> list[Variant]:
-        assert isinstance(case.model, Transformer)
-        per_stage = -(-case.model.layers // case.layout.pp)
+    def _partly(self, layers: int, stages: int) -> list[Variant]:
+        """Full recompute of some layers of every stage."""
+        per_stage = -(-layers // stages)
         numbers = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
         variants = []
         for number in numbers:

@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._shell import Script, run_script
+from perfmodel.ingest.launch._shell_values import calculate
 
 
 def certain(script: Script) -> list[list[str]]:
@@ -196,3 +197,16 @@ def test_scripts_that_are_none_are_refused_in_one_line(script: str, message: str
         run_script(script, "x.sh", {})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7 + 3", 10), ("7 - 3", 4), ("7 * 3", 21), ("2 ** 5", 32), ("7 / 2", 3), ("-7 / 2", -3), ("7 % 3", 1),
+        ("-7 % 3", -1), ("7 % -3", 1), ("1 << 5", 32), ("32 >> 2", 8), ("6 & 3", 2), ("6 | 3", 7), ("6 ^ 3", 5),
+        ("~5", -6), ("-5", -5), ("+5", 5), ("!5", 0), ("!0", 1), ("1 ? 7 : 8", 7), ("0 ? 7 : 8", 8), ("010", 8),
+        ("7 / 0", None), ("2 ** -1", None), ("1 << 64", None), ("x + 1", None),
+    ],
+)  # fmt: skip
+def test_arithmetic_is_that_of_the_shell(text: str, value: int | None) -> None:
+    assert calculate(text) == value
