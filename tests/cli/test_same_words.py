@@ -98,6 +98,7 @@ def test_every_question_of_the_shell_has_a_function():
         "simulate",
         "emulate",
         "doctor",
+        "hook",
         "completion",
         "catalog",
         "compare",
