@@ -264,7 +264,9 @@ def known_runs(
         if np.abs(moved - weight).max(initial=0.0) < _ENOUGH:
             break
         weight = moved
-        if done >= _SETTLED and (kept := log > log.max() - _UNLIKELY).sum() < len(kept):
+        # not in the last round, whose posterior is of all nodes that it began with
+        may_drop = _SETTLED <= done < _REWEIGHTED - 1
+        if may_drop and (kept := log > log.max() - _UNLIKELY).sum() < len(kept):
             scales, weight = scales.take(kept), weight[kept]
     likely = np.exp(log - log.max())
     return KnownRuns(replace(scales, weight=likely / likely.sum()), inverse, pull)

@@ -12,6 +12,7 @@ from perfmodel.prediction import (
     FittedRuns,
     Likeness,
     Parts,
+    _known_runs,
     half_width,
     known_runs,
     scales,
@@ -182,3 +183,18 @@ def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(seed:
     between = likely @ (shifts - likely @ shifts) ** 2
     variance = found.scales.weight @ found.covariance(other, across)[:, 0, 0]
     assert variance == pytest.approx(likely @ np.array(left) + between, rel=1e-2)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 6, 50])
+def test_nodes_and_their_posteriors_are_as_many_in_whatever_round_it_ends(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs far apart make most nodes of the quadrature unlikely, so that they are left out."""
+    monkeypatch.setattr(_known_runs, "_REWEIGHTED", rounds)
+    monkeypatch.setattr(_known_runs, "_SETTLED", 0)
+    monkeypatch.setattr(_known_runs, "_ENOUGH", 0.0)
+    monkeypatch.setattr(_known_runs, "_UNLIKELY", 0.5)
+    error = np.array([0.9, -0.9, 0.8, -0.7])
+    found = known_runs(site(4), np.full(4, NOISE**2), error, UNKNOWN)
+    assert len(found.scales.weight) == len(found.inverse) == len(found.pull)
+    assert rounds == 1 or len(found.scales.weight) < len(UNKNOWN.weight)
