@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 from perfmodel.display._table import FittedTable
+from perfmodel.plain_text import plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,4 +34,6 @@ def printed_text(show: Callable[["Console"], object]) -> str:
     """What a function prints, as the shell shows it when its output goes to a file."""
     out = io.StringIO()
     show(new_console(out))
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+    # Whoever prints the string may have a terminal, which names must not steer.
+    lines = plain_text(out.getvalue()).rstrip().split("\n")
+    return "\n".join(line.rstrip() for line in lines)

@@ -116,7 +116,11 @@ def test_results_are_short_and_their_content_is_reachable() -> None:
     changed = pm.whatif(layout="tp=2,pp=8,dp=4", settings=["compute_rate=2x"], **job)
     for result in (predicted, found, changed, fixed, fixed.structure, found.candidates, predicted.memory_over_time()):
         assert len(repr(result)) < SHORT
+    for result in (changed, fixed, fixed.structure, found.candidates):
         assert len(str(result)) < SHORT
+    # Predictions and searches print what the shell prints.
+    for result in (predicted, found):
+        assert len(str(result).splitlines()) < 60
     for result in (predicted, found, changed):
         assert len(json_text(result.to_dict())) > SHORT
         assert len(result.to_frame()) > 0

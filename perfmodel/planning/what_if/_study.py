@@ -185,9 +185,9 @@ def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s
     if free_s > after_s * (1 - _HELD_BACK):
         return ()
     return (
-        f"matrix multiplies are limited by the power of {device.power_w:,.0f} W, so raising compute_rate alone has "
-        f"little effect: without the limit the step would take {duration(free_s)} ({free_s / after_s - 1:+.1%}); also "
-        "pass power_limit=2x",
+        f"matrix multiplies are held back by the power limit of {device.power_w:,.0f} W, so raising compute_rate "
+        f"alone has little effect: without the limit the step would take {duration(free_s)} ({free_s / after_s - 1:+.1%}); "
+        "also pass power_limit=2x",
     )
 
 
