@@ -184,10 +184,10 @@ def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s
     free_s = step_s(replace(problem, site=replace(problem.site, power_limited=False)), layout, scenario)
     if free_s > after_s * (1 - _HELD_BACK):
         return ()
+    freed = f"{duration(free_s)} ({free_s / after_s - 1:+.1%})"
     return (
         f"matrix multiplies are held back by the power limit of {device.power_w:,.0f} W, so raising compute_rate "
-        f"alone has little effect: without the limit the step would take {duration(free_s)} ({free_s / after_s - 1:+.1%}); "
-        "also pass power_limit=2x",
+        f"alone has little effect: without the limit the step would take {freed}; also pass power_limit=2x",
     )
 
 
