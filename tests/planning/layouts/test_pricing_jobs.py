@@ -74,6 +74,12 @@ JOBS = (
         "bucket_bytes": st.sampled_from([None, 2e9]),
         "cached_tokens": st.just(0),  # of inference
         "adapter_rank": st.sampled_from([0, 0, 16]),
+        "adapter_modules": st.sampled_from([("linear_qkv", "linear_proj"), ("linear_qkv", "linear_fc1")]),
+        "base_weights": st.sampled_from(["", "", "nf4"]),
+        "mean_tokens": st.sampled_from([None, None, 700.0]),
+        "rms_tokens": st.sampled_from([None, None, 720.0]),
+        "head": st.sampled_from(get_args(get_type_hints(Job)["head"])),
+        "input_samples_per_s": st.sampled_from([None, None, 40.0]),
         "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
     }
     | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
@@ -128,9 +134,11 @@ def test_every_field_of_a_job_is_drawn():
 )  # fmt: skip
 def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, cluster, framework):
     adapters = flags["adapter_rank"] * isinstance(model, Transformer)
-    job = Job(**flags | {"adapter_rank": adapters, "frozen": flags["frozen"] or adapters > 0})
+    frozen = flags["frozen"] or adapters > 0
+    small_base = flags["base_weights"] if frozen and flags["dtype"] != "fp32" else ""
+    job = Job(**flags | {"adapter_rank": adapters, "frozen": frozen, "base_weights": small_base})
     if not isinstance(model, Transformer):
-        job = replace(job, seq_len=1)
+        job = replace(job, seq_len=1, mean_tokens=None, rms_tokens=None, head="vocabulary", base_weights="")
         drawn = [layout.replace(cp=1, ep=1, etp=None, zero=layout.zero * (layout.dp > 1)) for layout in drawn]
     elif model.experts is None:
         drawn = [layout.replace(ep=1, etp=None) for layout in drawn]
