@@ -11,6 +11,12 @@ from perfmodel.cli import main
 JOB = "--model llama3-8b --cluster dgx-h100 --global-batch 64"
 
 
+@pytest.fixture(autouse=True)
+def wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are not wrapped, so that those that differ by design can be told."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
 def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(shlex.split(command)) == 0
     return capsys.readouterr().out

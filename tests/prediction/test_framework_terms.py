@@ -373,7 +373,7 @@ def test_layouts_of_attention_are_copied_to_and_back() -> None:
 
 
 def test_operators_without_kernels_raise_the_floor_of_short_layers() -> None:
-    job, cluster = Job(global_batch=8, seq_len=128), catalog.cluster("dgx-a100")
+    job, cluster = Job(global_batch=8, seq_len=64), catalog.cluster("dgx-a100")
     usual, more = (
         explain(step_problem(MODEL, cluster, job, None, replace(EAGER, **changes)), LAYOUT).step_time_s
         for changes in ({}, {"forward_bookkeeping": 11, "backward_bookkeeping": 13})

@@ -16,7 +16,7 @@ from drawn_cases import (
     featured_cases,
     some,
 )
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
@@ -139,7 +139,10 @@ def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Cas
 @some(8)
 @given(cases())
 def test_micro_batches_of_twice_the_size_take_longer_and_at_most_twice_as_long(case: Case) -> None:
-    """Element-wise kernels alone may find their operands in the cache for the smaller size."""
+    """Element-wise kernels alone may find their operands in the cache for the smaller size. Softmax is fused over
+    multiples of four matrices, so that fewer of them may take more launches."""
+    if isinstance(case.model, Transformer):
+        assume(case.model.heads // case.layout.tp * case.layout.micro_batch % 4 == 0)
     assert_between(case, case.laid(micro_batch=2 * case.layout.micro_batch), most=2.05)
 
 

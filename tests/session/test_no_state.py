@@ -43,6 +43,7 @@ CACHED = {
     "prediction._population.population": "a file of the package, by name of a source",
     "timeline._cache.code_digest": "the package's own code",
     "catalog._frameworks._latest_year": "files of the package",
+    "prediction._teams.problem_patterns": "a file of the package",
     "prediction._teams.team_patterns": "a file of the package",
     "prediction._teams.teams_of": "a file of the package, by name of a source",
     "validation._priors._shipped": "a file of the package",
