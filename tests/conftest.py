@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from perfmodel.session import current_session
 hypothesis.settings.register_profile("untimed", deadline=None, derandomize="PERFMODEL_EXPLORE" not in os.environ)
 hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A shell lets what it starts in the background ignore interrupts, and processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(os.environ.get("PERFMODEL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -16,13 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel of L
 
 MARK = "PERFMODEL_TEST_MARK"
 """Environment variable that all descendants of a command inherit."""
-INTERRUPT = pytest.param(
-    signal.SIGINT,
-    marks=pytest.mark.skipif(
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN, reason="started in the background, where nothing interrupts"
-    ),
-)
-SIGNALS = [signal.SIGTERM, signal.SIGHUP, INTERRUPT, signal.SIGKILL]
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]
 WAIT_S = 60.0
 # a rank with a worker of its own, as data loaders are
 RANK = """

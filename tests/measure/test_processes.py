@@ -8,12 +8,6 @@ import time
 
 import pytest
 
-INTERRUPT = pytest.param(
-    signal.SIGINT,
-    marks=pytest.mark.skipif(
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN, reason="started in the background, where nothing interrupts"
-    ),
-)
 SUBPROCESS = """
 import subprocess, sys, time
 work = "from perfmodel.processes import end_with_parent as end; end(); print(flush=True); import time; time.sleep(60)"
@@ -52,7 +46,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends children")
 @pytest.mark.parametrize("program", [SUBPROCESS, SPAWNED], ids=["subprocess", "spawned"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, INTERRUPT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_no_child_outlives_its_parent(program: str, number: signal.Signals, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(program)

@@ -8,7 +8,6 @@ from perfmodel.ingest.launch._finetuning import (
     FSDP_KEYS,
     Adapters,
     accumulation_fields,
-    checkpointing_fields,
     fsdp_fields,
     is_on,
     optimizer_fields,
@@ -19,7 +18,7 @@ from perfmodel.ingest.launch._finetuning import (
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._table import TEXT, Fields, Rule, key, read_only
-from perfmodel.ingest.launch._trainer import WORLD_RULE, half_of
+from perfmodel.ingest.launch._trainer import RECOMPUTE_RULE, WORLD_RULE, half_of
 
 _HALVES: Final = ("bf16", "fp16", "fp8", "bfloat16", "float16")
 
@@ -70,18 +69,6 @@ def _filled(found: Mapping[str, Any]) -> Fields:
     """Packed sequences, or the text of a pre-training, fill what they may."""
     is_packed = is_on(found.get(_PACKING)) or is_on(found.get("pretraining_dataset"))
     return padding_note("sequence_len", is_packed)
-
-
-_RECOMPUTE: Final = (
-    "gradient_checkpointing",
-    "fsdp_config.activation_checkpointing",
-    "fsdp_config.fsdp_activation_checkpointing",
-)
-
-
-def _recompute(found: Mapping[str, Any]) -> Fields:
-    asked = [value for value in found.values() if is_on(value)]
-    return checkpointing_fields(asked[0] if asked else False)
 
 
 _KERNELS: Final = {
@@ -159,7 +146,7 @@ AXOLOTL: Final = LaunchFormat(
             fields=("adapter_rank",),
         ),
         Rule(keys=(_PACKING, "pretraining_dataset", "sequence_len"), read=_filled),
-        Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recompute": "none"}),
+        RECOMPUTE_RULE,
         Rule(keys=tuple(_KERNELS), read=_attention, fields=("flash_attention",)),
         read_only("attn_implementation", "flash_attention", ATTENTION),
         Rule(keys=_LIGER, read=_fused),

@@ -133,6 +133,10 @@ def _recompute(found: Mapping[str, Any]) -> Fields:
     return checkpointing_fields(asked[0] if asked else False)
 
 
+RECOMPUTE_RULE: Final = Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recompute": "none"})
+"""What is recomputed, by the switch of Transformers' Trainer or of its block of FSDP."""
+
+
 def _searched(found: Mapping[str, Any]) -> Fields:
     if not is_on(found["auto_find_batch_size"]):
         return {}
@@ -225,7 +229,7 @@ TRAINER: Final = LaunchFormat(
             fields=("adapter_rank",),
         ),
         Rule(keys=_PACKINGS, read=_packed),
-        Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recompute": "none"}),
+        RECOMPUTE_RULE,
     ),
     harmless=_HARMLESS,
 )

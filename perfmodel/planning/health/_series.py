@@ -86,10 +86,8 @@ class StepSeries:
         """The usual step at the beginning of the run, or of all of it where nothing drifts."""
         if self.drift is None:
             return self.usual_s
-        return self.usual_s / (1 + self.drift.change / 2) if self.drift.kind == "trend" else self._before_jump_s()
-
-    def _before_jump_s(self) -> float:
-        assert self.drift is not None
+        if self.drift.kind == "trend":
+            return self.usual_s / (1 + self.drift.change / 2)
         before = np.array(self.steps) < self.drift.at_step
         return float(np.median(self.seconds[before])) if before.any() else self.usual_s
 
