@@ -152,8 +152,9 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
         print(f"replaces {len(names)} shipped series: {fabric}")
-    for reason, count in collectives.get("set_aside", {}).items():
-        print(f"{count:,} rows set aside: {reason}")
+    for family, figures in summary.items():
+        for reason, count in figures.get("set_aside", {}).items():
+            print(f"{count:,} rows of {family} set aside: {reason}")
     written([out])
 
 

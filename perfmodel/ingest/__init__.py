@@ -12,6 +12,7 @@ from perfmodel.ingest._public_tables import (
     clean_kernels,
     fills_caches,
     held_under_load,
+    is_marked_suspect,
     kernel_table_paths,
     published_collectives,
     quantises_operands,

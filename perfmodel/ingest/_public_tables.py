@@ -142,8 +142,13 @@ def clean_kernels(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**plain)
 
 
+def is_marked_suspect(variant: str) -> bool:
+    """Whether a row's `variant` says that its time cannot be trusted, as `calibrate` marks disturbed rows."""
+    return variant.startswith("suspect")
+
+
 def _flaw(variant: str) -> str:
-    if variant.startswith("suspect"):
+    if is_marked_suspect(variant):
         return "marked as suspect"
     if variant == "unit_not_stated":
         return "unit of the time is not stated"
@@ -209,14 +214,18 @@ def clean_collectives(table: pd.DataFrame) -> pd.DataFrame:
 
     - `way`: how it was run, where that is another way of communicating; else `""`
     - `doubtful`: whether it counts a test for a second time (`in_place`) or a `check` names a defect
+    - `disturbed`: whether others used the machine while it was timed (its `variant` begins with `suspect`)
     - `held_to`: the algorithm that the library was held to (`ring`, `tree`, `nvls`, `nvls_tree`, `collnet`), else `""`
     - `library_chose`: whether the algorithm was left to the library
     """
     if "way" in table:
         return table
-    algorithm = text(table, "algorithm")
+    algorithm, variant = text(table, "algorithm"), text(table, "variant")
+    # Disturbance says how a row was timed, not another way of communicating.
+    disturbed = relabel(variant, is_marked_suspect).astype(bool)
     return table.assign(
-        way=relabel(text(table, "variant"), lambda variant: _REPEATED.sub("", variant)),
+        way=np.where(disturbed, "", relabel(variant, lambda name: _REPEATED.sub("", name))).astype(object),
+        disturbed=disturbed,
         doubtful=(number(table, "in_place", 0.0) != 0) | relabel(text(table, "check"), _defective).astype(bool),
         held_to=relabel(algorithm, _held_to),
         library_chose=np.isin(algorithm, _BY_LIBRARY),

@@ -140,3 +140,47 @@ def test_public_tables(data_dir) -> None:
     assert set(l40s.ranks) == {4.0, 8.0}
     assert set(l40s.kind) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
     assert "sglang-0.5.12" not in set(l40s.software)
+
+
+@settings(max_examples=30)
+@given(
+    slower=st.floats(1.05, 4.0),
+    disturbed=st.lists(st.booleans(), min_size=len(SIZE), max_size=len(SIZE)),
+    kind=st.sampled_from(["all_reduce", "all_gather", "all_to_all"]),
+)
+def test_disturbed_rows_change_no_verdict_and_are_named(slower: float, disturbed: list[bool], kind: str) -> None:
+    links, bus = HEALTHY["A100-SXM4-80GB"]
+    clean = log("A100-SXM4-80GB", links, bus, kind)
+    marked = clean.assign(
+        variant=np.where(disturbed, "suspect_interference", ""),
+        time_us=np.where(disturbed, slower * clean["time_us"], clean["time_us"]),
+    )
+    because = set_aside(collective_rows(marked))
+    assert ["disturbed" in why for why in because] == disturbed
+    assert (because[~np.array(disturbed, bool)] == set_aside(collective_rows(clean))[~np.array(disturbed, bool)]).all()
+
+
+def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
+    clean = log("L40S", "PCIe4", 20e9)
+    other = clean.assign(variant="suspect_interference", time_us=3 * clean["time_us"])
+    (_, alone), (report, both) = (
+        (fit_calibration(tables, tmp_path / name), CollectiveModel.load(tmp_path / name))
+        for name, tables in (("clean", [clean]), ("both", [clean, other]))
+    )
+    assert (alone.table_times(clean).time_s == both.table_times(clean).time_s).all()
+    (count,) = (n for why, n in report["collectives"]["set_aside"].items() if "disturbed" in why)
+    assert count == len(other)
+    with pytest.raises(TableError, match="disturbed by other work while it was timed; measure again"):
+        fit_calibration([other], tmp_path / "none")
+
+
+def test_kernels_set_aside_are_counted(tmp_path) -> None:
+    m = 2 ** np.arange(6, 12)
+    rows = pd.DataFrame(
+        {"device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": m, "n": 1024, "k": 1024,
+         "batch": 1, "pass": "forward", "variant": "", "time_us": 5 + 0.02 * m}
+    )  # fmt: skip
+    disturbed = rows.assign(variant="suspect_interference", time_us=9 * rows["time_us"])
+    report = fit_calibration([pd.concat([rows, disturbed], ignore_index=True)], tmp_path, family="gemm")
+    ((_, figures),) = report.items()
+    assert (figures["rows"], figures["set_aside"]) == (len(rows), {"marked as suspect": len(disturbed)})

@@ -140,6 +140,11 @@ def test_constants_of_exchanges_come_back_and_carry_to_relatives():
     np.testing.assert_allclose(relative_moe_vector(other, {}), moe_prior(other))
 
 
+def test_disturbed_exchanges_are_skipped():
+    rows = moe_rows(_exchange(np.array([1.0, 2.0])).assign(variant=["", "suspect_interference"]))
+    assert rows.skipped.tolist() == ["", "marked as suspect"]
+
+
 def test_more_tokens_experts_per_token_or_nodes_take_longer():
     vector = moe_prior(moe_rows(_exchange(np.array([1.0]))).keys[0])
     one = np.array([4096.0])

@@ -1,8 +1,8 @@
 """Measured collectives as typed columns, and which of them say nothing of a device's links.
 
-Rows of three kinds are set aside, each with the reason in words: links that the table does not name (an efficiency
-would be relative to a guess), rates above the link (a wrong unit, size or link), and rates far below it (a host at
-fault, another job on the network).
+Rows of four kinds are set aside, each with the reason in words: rows that others disturbed, links that the table does
+not name (an efficiency would be relative to a guess), rates above the link (a wrong unit, size or link), and rates far
+below it (a host at fault, another job on the network).
 """
 
 from collections import Counter
@@ -74,6 +74,8 @@ class CollectiveRows:
     """NaN where the table has none."""
     doubtful: np.ndarray
     """A second count of the same test (`in_place`) or marked by a `check`, bool[n]."""
+    disturbed: np.ndarray
+    """Marked by its collector: others used the machine while it was timed, bool[n]."""
     slow: np.ndarray
     """Whether it is known to run far below its links (`usable`): told as measured, but no guide to others; bool[n]."""
     skipped: np.ndarray
@@ -138,6 +140,7 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
         ranks_per_node=here,
         time_s=number(table, "time_us") * 1e-6,
         doubtful=table["doubtful"].to_numpy(bool),
+        disturbed=table["disturbed"].to_numpy(bool),
         slow=np.zeros(len(table), bool),
         skipped=_reasons(kind, size, ranks),
     )
@@ -192,6 +195,7 @@ LARGE_S: Final = 1e-3
 """Messages that the nominal link carries in this time or more are large: latency is no excuse any more..."""
 HOPS: Final = 10.0
 """...nor are this many hops per rank."""
+DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
 MESH_PEERS: Final = 7
 """A node of eight without a switch has a link per peer: few ranks use a share of the links only."""
 
@@ -209,7 +213,12 @@ def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> n
 def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
     """`set_aside` of the rows, and whether the reason is that they run far below their links; str and bool[n]."""
     reason, slow = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
-    for (code, between), index in groups_of(rows.series, rows.between):
+    reason[rows.disturbed] = DISTURBED
+
+    # Disturbed rows are judged by nothing else, and the rates of their series are those of the others.
+    undisturbed = np.flatnonzero(~rows.disturbed)
+    for (code, between), group in groups_of(rows.series[undisturbed], rows.between[undisturbed]):
+        index = undisturbed[group]
         key = rows.keys[code]
         if not (between and key.starts(no_guide)):
             tier = between or is_network(key.interconnect, key.device)

@@ -1,6 +1,7 @@
 """Fitting from tables: kernels and collectives side by side in one calibration directory."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from perfmodel.cost.learn._tables import Samples, gather, table_hashes
 from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
 from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
+from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import read_table, table_kind, text
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.units import require_seed
@@ -63,8 +65,8 @@ def fit(
             same files with the same recipe and seed.
 
     Returns:
-        By regressor name: `rows`, how many were `kept_out` to tell errors by, and `mean_ape`, `median_ape` and
-        `coverage_90` (fractions, None without any) on shapes kept out.
+        By regressor name: `rows`, how many were `kept_out` to tell errors by, `mean_ape`, `median_ape` and
+        `coverage_90` (fractions, None without any) on shapes kept out, and by reason the rows `set_aside`.
 
     Raises:
         TableError: for a malformed table, an unknown device, or no usable row.
@@ -83,8 +85,17 @@ def fit(
             record = _done(out, recipe, seed, hashes) if resume else None
             if record is None:
                 record = _fit_one(frames, recipe, seed, hashes, out, resume, progress)
-            result[recipe.name] = _headline(record)
+            result[recipe.name] = _headline(record) | {"set_aside": _set_aside(frames, recipe.family)}
     return result
+
+
+def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
+    """Rows of a family that say nothing of their kernels, by reason."""
+    counts: Counter[str] = Counter()
+    for frame in frames:
+        rows: Any = frame[text(frame, "op_family") == family]
+        counts.update(flaw for flaw in clean_kernels(rows)["flaw"] if flaw)
+    return dict(counts.most_common())
 
 
 def _fit_one(
@@ -197,8 +208,8 @@ def fit_calibration(
         resume: go on from checkpoints in `out`.
 
     Returns:
-        By fitted file: `rows` and the errors on shapes kept out (fractions), or of collectives the number of
-        `series`, of shipped ones `kept`, by fabric the names of those `replaced`, and by reason the rows `set_aside`.
+        By fitted file: `rows`, the errors on shapes kept out (fractions) and by reason the rows `set_aside`; of
+        collectives also the number of `series`, of shipped ones `kept` and by fabric the names of those `replaced`.
 
     Raises:
         TableError: for a malformed table, or if no table has a usable row of the wanted family.

@@ -24,7 +24,8 @@ from perfmodel.cost.learn._collective_weights import (
 )
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.cost.learn._links import link_class
-from perfmodel.ingest.tables import groups_of, hashed, number, text
+from perfmodel.ingest import is_marked_suspect
+from perfmodel.ingest.tables import groups_of, hashed, number, relabel, text
 
 MOE_KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
 ALL_MULTIPROCESSORS: Final = 24.0
@@ -82,6 +83,7 @@ def moe_rows(table: pd.DataFrame) -> MoeRows:
     skipped = np.full(len(table), "", dtype=object)
     for name, values in needed.items():
         skipped[(skipped == "") & ~(np.isfinite(values) & (values > 0))] = f"no {name}"
+    skipped[relabel(text(table, "variant"), is_marked_suspect).astype(bool)] = "marked as suspect"
     return MoeRows(
         series=np.array(series, np.int64),
         keys=tuple(place),
