@@ -28,7 +28,7 @@ smoke-bounds: $(VENV)/.test ## the smoke set at the lowest versions of dependenc
 	$(BIN)/python .ci/bounds.py
 
 grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees, and gradients of the step time
-	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/program/distribute/test_equality.py tests/program/distribute/test_against_prediction.py tests/prediction/test_step_time_function.py
+	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/ir/distribute/test_equality.py tests/ir/distribute/test_against_prediction.py tests/prediction/test_step_time_function.py
 
 mutations: $(VENV)/.test ## change a hundred formulas, one at a time, and count how many the tests of their rooms notice; an hour
 	$(BIN)/python tests/mutants.py --count 100 --seed $(or $(SEED),1)

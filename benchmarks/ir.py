@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 from timing import best_s
 
-from perfmodel.execution import durations, program_structure
+from perfmodel.ir import OPS, Function, instruction_devices
+from perfmodel.ir.distribute import Degrees, distribute
+from perfmodel.ir.execution import durations, program_structure
+from perfmodel.ir.models import GPT2_175B, TransformerSize, mlp, training_step, transformer_inference
 from perfmodel.ops import Collective, Op
-from perfmodel.program.distribute import Degrees, distribute
-from perfmodel.program.ir import OPS, Function, instruction_devices
-from perfmodel.program.ir.models import GPT2_175B, TransformerSize, mlp, training_step, transformer_inference
 from perfmodel.timeline import compile_structure, makespan
 
 SIZES = (8, 32, 128)

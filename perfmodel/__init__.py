@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from perfmodel.catalog import cluster, clusters, device, devices, framework, frameworks, model, models, problem
     from perfmodel.cost.learn import fit_calibration as fit
     from perfmodel.errors import PerfModelError
-    from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
     from perfmodel.ingest import detect_format, read_measurements, read_profile, read_trace
     from perfmodel.ingest.launch import Launch, export_launch, read_launch
     from perfmodel.ingest.logs import TrainingLog, read_log
     from perfmodel.ingest.tables import read_table
+    from perfmodel.ir.importers import OpTable, read_onnx, read_sharded, trace, trace_program
     from perfmodel.measure import read_plan, run_plan, write_plan
     from perfmodel.planning.compare_clusters import ClusterComparison, compare_clusters
     from perfmodel.planning.decision import DecisionReport, report
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
         search,
     )
     from perfmodel.planning.optimise import partition
-    from perfmodel.planning.serving import Serving, engine_commands, serve, serve_sweep, starting_point
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
     from perfmodel.prediction.differentiable import step_time_function
     from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
+    from perfmodel.serving import Serving, engine_commands, serve, serve_sweep, starting_point
     from perfmodel.session import Session
     from perfmodel.spec import (
         Cluster,

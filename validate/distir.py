@@ -18,13 +18,13 @@ from studies.search_distir import CLUSTER, DEVICES, INFERENCE, TOKENS, TOLERANCE
 from studies.tables import markdown_table
 
 from perfmodel import catalog
-from perfmodel.execution import Timer, cluster_timer, program_structure, simulate
 from perfmodel.ingest.tables import write_text
+from perfmodel.ir import Program
+from perfmodel.ir.distribute import Degrees, distribute, on_one_stream, pad_vocabulary
+from perfmodel.ir.execution import Timer, cluster_timer, program_structure, simulate
+from perfmodel.ir.models import model_program
+from perfmodel.ir.program_search import MICRO_BATCHES, ProgramSearch, search_programs
 from perfmodel.ops import Collective, KernelOp, Op
-from perfmodel.planning.program_search import MICRO_BATCHES, ProgramSearch, search_programs
-from perfmodel.program.distribute import Degrees, distribute, on_one_stream, pad_vocabulary
-from perfmodel.program.ir import Program
-from perfmodel.program.ir.models import model_program
 
 HERE = Path(__file__).parent
 ROWS = HERE / "distir_tables.json"

@@ -34,7 +34,7 @@ from studies.emulation_runs import (
 )
 
 from perfmodel import catalog
-from perfmodel.execution.emulation import (
+from perfmodel.emulate import (
     EmulatedRun,
     Emulation,
     Prices,

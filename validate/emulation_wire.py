@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from studies.emulation_runs import come_before_others, in_turn, script
 
-from perfmodel.execution.emulation import EmulatedRun, Emulation, Network, emulate, measure_prices
+from perfmodel.emulate import EmulatedRun, Emulation, Network, emulate, measure_prices
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.measure import usable_cores
 

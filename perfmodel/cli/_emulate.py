@@ -18,13 +18,13 @@ from perfmodel.cli._emulate_settings import (
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._interrupts import terminable
 from perfmodel.cli._show import reporting, written
+from perfmodel.emulate._orders import delayed_as
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation._orders import delayed_as
 from perfmodel.files import data_limit_bytes, read_text
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
-    from perfmodel.execution.emulation import Emulation, Prices
+    from perfmodel.emulate import Emulation, Prices
     from perfmodel.spec import Cluster
 
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel import catalog
-    from perfmodel.execution.emulation import Emulation, emulate, emulated_curve, measure_prices
+    from perfmodel.emulate import Emulation, emulate, emulated_curve, measure_prices
     from perfmodel.ingest.tables import write_text
     from perfmodel.measure import usable_cores
 
@@ -132,10 +132,10 @@ def _program(
 
     import pandas as pd
 
-    from perfmodel.execution import random_inputs
-    from perfmodel.execution.emulation import classes_of_program, emulate_program
+    from perfmodel.emulate import classes_of_program, emulate_program
     from perfmodel.ingest.tables import write_text
-    from perfmodel.program.ir import parse_function, undistributed
+    from perfmodel.ir import parse_function, undistributed
+    from perfmodel.ir.execution import random_inputs
 
     of_scripts = {
         "--straggler": arguments.straggler != 1, "--jitter": arguments.jitter is not None, "--fail": arguments.fail,
@@ -176,7 +176,7 @@ def _program(
 
 def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster") -> dict[str, Any]:
     """A rank of each class, in turn; the slowest class is the job's pace where none waits for another."""
-    from perfmodel.execution.emulation import classes_of_script, run_classes
+    from perfmodel.emulate import classes_of_script, run_classes
 
     of_one_run = {
         "--sweep": arguments.sweep,
@@ -205,7 +205,7 @@ def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
 
 
 def _write(result: Any, out: Path) -> list[str]:
-    from perfmodel.execution.emulation import measured_trace
+    from perfmodel.emulate import measured_trace
     from perfmodel.ingest import write_measured_trace
     from perfmodel.ingest.tables import write_text
 
@@ -222,7 +222,7 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     """By kind of collective: how many are felt, and what delay of each would be hidden."""
     import numpy as np
 
-    from perfmodel.execution.emulation import replay, typical
+    from perfmodel.emulate import replay, typical
 
     rank = result.ranks[0]
     count = int((rank.marks.name == "iteration_end").sum())

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._flags import add_framework, add_seq_len, framework_of, layout_of
+from perfmodel.emulate._orders import check_delay
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation._orders import check_delay
 from perfmodel.units import parse_seconds, require_seed
 
 if TYPE_CHECKING:
-    from perfmodel.execution.emulation import Network, Prices
+    from perfmodel.emulate import Network, Prices
     from perfmodel.planning.what_if import Scenario
     from perfmodel.spec import Cluster
 
@@ -94,7 +94,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
     """With what is known of the machine that core times were measured on."""
-    from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
+    from perfmodel.emulate import Prices, PriceTable, modelled, plugged
 
     occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
     measured = occupancy.conditions if occupancy else {}
@@ -115,7 +115,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
 
     Nothing is on top where the emulated cluster is this machine.
     """
-    from perfmodel.execution.emulation import Network
+    from perfmodel.emulate import Network
 
     if not arguments.wire:
         return None

@@ -151,8 +151,8 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
     """What --train shows: losses of a small model under the weight versions of every schedule asked for."""
     import pandas as pd
 
-    from perfmodel.execution.interpreter import as_mini_batches, mlp_model, teacher_data, training_curve
     from perfmodel.ingest.tables import write_table
+    from perfmodel.ir.interpreter import as_mini_batches, mlp_model, teacher_data, training_curve
 
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)
@@ -193,7 +193,7 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from dataclasses import asdict
 
-    from perfmodel.execution.interpreter import TimeToAccuracy, accuracy_curve
+    from perfmodel.ir.interpreter import TimeToAccuracy, accuracy_curve
 
     if not 0 < arguments.accuracy < 1:
         raise PerfModelError(f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}")

@@ -144,7 +144,7 @@ def _fill(arguments: argparse.Namespace, left: dict[str, Any], name: str, value:
 
 def _fill_serving(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
     """Flags of a server that are not given."""
-    from perfmodel.planning.serving import serving_words
+    from perfmodel.serving import serving_words
 
     for word, value in serving_words(file).items():
         flag = word.removesuffix("_s")

@@ -11,7 +11,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure, scaled
 
 if TYPE_CHECKING:
-    from perfmodel.importers import OpTable
+    from perfmodel.ir.importers import OpTable
 
 _SHOWN_ROWS = 15
 
@@ -100,7 +100,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _table(arguments: argparse.Namespace) -> "OpTable":
-    from perfmodel import importers
+    from perfmodel.ir import importers
 
     path, _, function = arguments.source.partition(":")
     suffix = Path(path).suffix

@@ -15,7 +15,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, dtype_name, duration, scaled
 
 if TYPE_CHECKING:
-    from perfmodel.program.ir import Program
+    from perfmodel.ir import Program
 
 _LAYOUT = (
     "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
@@ -91,9 +91,9 @@ def source_program(arguments: argparse.Namespace) -> "Program":
     """The program that the flags of `add_source` say.
 
     Raises:
-        PerfModelError: as `perfmodel.importers.read_program`.
+        PerfModelError: as `perfmodel.ir.importers.read_program`.
     """
-    from perfmodel.importers import SourceSettings, input_value, read_program
+    from perfmodel.ir.importers import SourceSettings, input_value, read_program
 
     settings = SourceSettings(
         batch=arguments.global_batch,
@@ -108,7 +108,7 @@ def source_program(arguments: argparse.Namespace) -> "Program":
 
 
 def _distributed(arguments: argparse.Namespace) -> "Program":
-    from perfmodel.program.distribute import Degrees, distribute
+    from perfmodel.ir.distribute import Degrees, distribute
 
     program = source_program(arguments)
     if not arguments.layout:
@@ -127,7 +127,7 @@ def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
     from collections import Counter
 
     from perfmodel.ingest.tables import write_text
-    from perfmodel.program.ir import OPS, live_memory, to_text, work
+    from perfmodel.ir import OPS, live_memory, to_text, work
 
     program = _distributed(arguments)
     write_text(arguments.out, to_text(program))
@@ -160,8 +160,8 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: as `distribute`, or a cluster with fewer devices.
     """
-    from perfmodel import catalog, execution
-    from perfmodel.program.ir import live_memory
+    from perfmodel import catalog
+    from perfmodel.ir import execution, live_memory
 
     cluster = catalog.cluster(arguments.cluster)
     program = _distributed(arguments)
@@ -203,7 +203,7 @@ def search_program(arguments: argparse.Namespace) -> int:
     """
     from perfmodel import catalog
     from perfmodel.ingest.tables import write_json
-    from perfmodel.planning.program_search import MICRO_BATCHES, search_programs
+    from perfmodel.ir.program_search import MICRO_BATCHES, search_programs
 
     batches = arguments.global_batch
     if batches and len(batches) > 1:

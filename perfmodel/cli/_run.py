@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
     """
     from perfmodel import execution
-    from perfmodel.program.ir import parse_program
+    from perfmodel.ir import parse_program
 
     try:
         text = read_text(arguments.program, data_limit_bytes())

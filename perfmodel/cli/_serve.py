@@ -13,7 +13,7 @@ from perfmodel.spec import Framework
 from perfmodel.units import GIB, dtype_name, duration, parse_seconds
 
 if TYPE_CHECKING:
-    from perfmodel.planning.serving import Serving, ServingSweep
+    from perfmodel.serving import Serving, ServingSweep
 
 
 def add_command(commands: Any) -> None:
@@ -93,7 +93,7 @@ def add_command(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from perfmodel.planning import serving
+    from perfmodel import serving
 
     names = (
         "prompt_tokens", "output_tokens", "batch", "batching", "dtype", "weight_dtype", "kv_dtype", "calibration",
@@ -129,7 +129,7 @@ def _time(text: str) -> float:
 
 def _show(found: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) -> None:
     """The server, what was chosen for it, and the commands that start it."""
-    from perfmodel.planning.serving import folded
+    from perfmodel.serving import folded
 
     console, requests, memory = new_console(), found.requests, found.memory
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"

@@ -36,7 +36,7 @@ def keys(kind: str) -> list[Key]:
 
         return _keys((NetworkEntry, f.name) for f in fields(NetworkEntry))
     if kind == "serving":
-        from perfmodel.planning.serving import SERVING_KEYS, ServingWords
+        from perfmodel.serving import SERVING_KEYS, ServingWords
 
         return _keys((ServingWords, word) for word in SERVING_KEYS)
     if kind == "search":

@@ -9,13 +9,14 @@ import numpy as np
 
 from perfmodel.display import LINES, VERMILLION
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation import EmulatedCurve
 from perfmodel.planning.what_if import Curve
 from perfmodel.viz._style import MARKERS, Width, new_figure, styled, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from perfmodel.emulate import EmulatedCurve
 
 _HYPHENED = re.compile(r"\b(all|reduce|inter|intra) (reduce|gather|scatter|to all|node)")
 _LEAST_SPAN = 0.1
@@ -81,7 +82,7 @@ def _words(name: str) -> str:
 
 
 @styled
-def draw_emulated_curve(curve: EmulatedCurve, width: Width = "column") -> "Figure":
+def draw_emulated_curve(curve: "EmulatedCurve", width: Width = "column") -> "Figure":
     """Points with error bars beside the predicted line, as in NeuronaBox's figure 4."""
     figure = new_figure(width, 2.2)
     axis = figure.subplots()

@@ -7,7 +7,6 @@ import numpy as np
 
 from perfmodel.display import EVENTS, LINES
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.interpreter import TrainingCurve
 from perfmodel.schedule import PassTimes, Phase, Schedule, ScheduleFacts, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._gantt import chunk_shades
@@ -26,6 +25,8 @@ from perfmodel.viz._style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from perfmodel.ir.interpreter import TrainingCurve
 
 _STYLES: Final = ("-", "--", ":", "-.")
 _ROW_IN: Final = 0.15
@@ -113,7 +114,7 @@ def _name(phase: int) -> str:
 
 
 @styled
-def draw_training_curves(curves: Sequence[TrainingCurve], width: Width = "page") -> "Figure":
+def draw_training_curves(curves: "Sequence[TrainingCurve]", width: Width = "page") -> "Figure":
     """Loss against predicted wall-clock time, and against updates: hardware and statistical efficiency."""
     figure = new_figure(width, 2.6)
     by_time, by_update = figure.subplots(1, 2, sharey=True)

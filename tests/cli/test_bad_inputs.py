@@ -30,9 +30,9 @@ from perfmodel.cli._init import samples
 from perfmodel.cli._main import parser, parsers
 from perfmodel.cost.learn import weights_folder
 from perfmodel.ingest import read_trace, write_measured_trace
-from perfmodel.program.distribute import Degrees, distribute
-from perfmodel.program.ir import to_text
-from perfmodel.program.ir.models import mlp, training_step
+from perfmodel.ir import to_text
+from perfmodel.ir.distribute import Degrees, distribute
+from perfmodel.ir.models import mlp, training_step
 
 EXPLORE = "PERFMODEL_EXPLORE" in os.environ
 STEP = "--model gpt3-125m --cluster dgx-a100 --global-batch 8 --layout tp=2,dp=4,zero=1"

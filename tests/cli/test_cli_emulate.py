@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from perfmodel.cli import _emulate, _emulate_settings, main
-from perfmodel.execution.emulation._orders import DELAYED
+from perfmodel.emulate._orders import DELAYED
 
-SCRIPT = Path(__file__).parents[1] / "execution" / "emulation" / "scripts" / "sharded.py"
-PROGRAM = Path(__file__).parents[1] / "execution" / "programs" / "pipeline_mlp.ir"
+SCRIPT = Path(__file__).parents[1] / "emulate" / "scripts" / "sharded.py"
+PROGRAM = Path(__file__).parents[1] / "ir" / "execution" / "programs" / "pipeline_mlp.ir"
 BASE = ("emulate", "--world-size", "8", "--cluster", "dgx-a100")
 COMMAND = ("--", sys.executable, str(SCRIPT))
 

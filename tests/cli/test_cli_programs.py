@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cli import main
-from perfmodel.execution import execute, random_inputs
-from perfmodel.importers import read_program
-from perfmodel.planning.program_search import dtpk_grid
-from perfmodel.program.ir import parse_program
+from perfmodel.ir import parse_program
+from perfmodel.ir.execution import execute, random_inputs
+from perfmodel.ir.importers import read_program
+from perfmodel.ir.program_search import dtpk_grid
 
 MODEL = """
 import jax, jax.numpy as jnp

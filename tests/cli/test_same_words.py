@@ -34,7 +34,7 @@ PROBLEM = {
 OF_WEIGHTS = {"freeze", "lora_rank"}
 """Flags for several fields of a job: `frozen`, `frozen_embedding`, `adapter_rank`."""
 OF_A_PROGRAM = {"dim", "input_value", "pad_vocab", "micro_batches"}
-"""What a program's source leaves open (`perfmodel.importers.read_program`), and its pipelines."""
+"""What a program's source leaves open (`perfmodel.ir.importers.read_program`), and its pipelines."""
 ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
     "predict": (pm.predict, {}, {"timeline"}),
     "whatif": (pm.whatif, {"set": "settings"}, set()),

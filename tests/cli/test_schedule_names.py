@@ -6,10 +6,10 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.cli import main
+from perfmodel.ir import to_text
+from perfmodel.ir.distribute import Degrees, distribute
+from perfmodel.ir.models import mlp, training_step
 from perfmodel.planning.layouts import SearchSpace, restrict, with_schedules
-from perfmodel.program.distribute import Degrees, distribute
-from perfmodel.program.ir import to_text
-from perfmodel.program.ir.models import mlp, training_step
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 from perfmodel.validation import read_case

@@ -146,9 +146,8 @@ def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
 
 INSIDE = {
     "catalog/_toml.py", "cost/learn/_collective_weights.py", "cost/learn/_weights.py", "display/_repr.py",
-    "execution/emulation/_measure.py", "execution/emulation/_peer.py", "execution/emulation/_wire.py",
-    "execution/emulation/_orders.py", "execution/emulation/_record.py",
-    "measure/_launch.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "program/ir/_text.py",
+    "emulate/_measure.py", "emulate/_peer.py", "emulate/_wire.py", "emulate/_orders.py", "emulate/_record.py",
+    "measure/_launch.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "ir/_text.py",
     "timeline/_cache.py", "validation/_population_fit.py",
 }  # fmt: skip
 """Files whose JSON only the package itself reads again."""

@@ -21,12 +21,12 @@ from perfmodel.catalog._problem import read_job
 from perfmodel.cli import main
 from perfmodel.cost.learn._recipe import read_recipe
 from perfmodel.cost.learn._weights import load_regressor
+from perfmodel.emulate._prices import PriceTable
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation._prices import PriceTable
 from perfmodel.files import LIMIT_VARIABLE, MOST_DEPTH, require_archive_within
-from perfmodel.importers._source import input_value
 from perfmodel.ingest import detect_format, read_measurements, read_profile, read_trace
 from perfmodel.ingest.launch import parse_launch, read_launch
+from perfmodel.ir.importers._source import input_value
 from perfmodel.measure import read_plan
 from perfmodel.validation._row_cells import read_rows
 

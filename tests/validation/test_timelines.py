@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution import program_structure, simulate
+from perfmodel.ir.distribute import Degrees, distribute
+from perfmodel.ir.execution import program_structure, simulate
+from perfmodel.ir.models import mlp, training_step
 from perfmodel.program import N_STREAMS, Kind, Structure
-from perfmodel.program.distribute import Degrees, distribute
-from perfmodel.program.ir.models import mlp, training_step
 from perfmodel.timeline import Timeline, times
 from perfmodel.validation import TimelineErrors, compare_timelines
 

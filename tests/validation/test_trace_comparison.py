@@ -8,11 +8,11 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution import chrome_trace, program_structure, simulate, write_chrome_trace
 from perfmodel.ingest import PHASES, Activity, ActivityKind, MeasuredTrace, read_trace, trace_of
+from perfmodel.ir.distribute import Degrees, distribute
+from perfmodel.ir.execution import chrome_trace, program_structure, simulate, write_chrome_trace
+from perfmodel.ir.models import mlp, training_step
 from perfmodel.program import ProgramSpec, build
-from perfmodel.program.distribute import Degrees, distribute
-from perfmodel.program.ir.models import mlp, training_step
 from perfmodel.timeline import Timeline, times
 from perfmodel.validation import compare_timelines, compare_traces, timeline_trace
 from perfmodel.viz import draw_comparison, save_figure

@@ -13,7 +13,9 @@ from scipy.stats import spearmanr
 from studies.tables import markdown_table
 
 from perfmodel import catalog
-from perfmodel.execution import (
+from perfmodel.ir import Program
+from perfmodel.ir.distribute import Degrees, distribute, on_one_stream
+from perfmodel.ir.execution import (
     PairTimes,
     measure_pair,
     predict_ranks,
@@ -22,11 +24,9 @@ from perfmodel.execution import (
     rank_events,
     run,
 )
+from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
+from perfmodel.ir.program_search import dtpk_grid
 from perfmodel.measure import usable_cores
-from perfmodel.planning.program_search import dtpk_grid
-from perfmodel.program.distribute import Degrees, distribute, on_one_stream
-from perfmodel.program.ir import Program
-from perfmodel.program.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
 from perfmodel.spec import Cluster, NetworkLevel
 
 COUNTS: Final = (2, 4, 8)

@@ -21,8 +21,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel import catalog
-from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation import (
+from perfmodel.emulate import (
     EmulatedRun,
     Emulation,
     EmulationError,
@@ -31,6 +30,7 @@ from perfmodel.execution.emulation import (
     emulate,
     read_run,
 )
+from perfmodel.errors import PerfModelError
 from perfmodel.measure import usable_cores
 
 SCRIPTS = Path(__file__).parents[1] / "emulated_scripts"

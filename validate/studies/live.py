@@ -11,10 +11,18 @@ from studies.live_cases import CollectiveCase, LiveCase, check_cases, live_cases
 from studies.tables import rows_table
 
 from perfmodel import catalog
-from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
-from perfmodel.execution import run as run_program
+from perfmodel.ir import Program
+from perfmodel.ir.execution import (
+    PairTimes,
+    Run,
+    measure_pair,
+    predict_ranks,
+    program_ranks,
+    random_inputs,
+    rank_events,
+)
+from perfmodel.ir.execution import run as run_program
 from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait_until_quiet
-from perfmodel.program.ir import Program
 from perfmodel.spec import Cluster, NetworkLevel
 from perfmodel.timeline import Timeline
 from perfmodel.validation import compare_timelines

@@ -7,9 +7,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Final, Literal
 
-from perfmodel.program.distribute import Degrees, distribute, on_one_stream
-from perfmodel.program.ir import Program, parse_function, undistributed
-from perfmodel.program.ir.models import TransformerSize, mlp, training_step, transformer_loss
+from perfmodel.ir import Program, parse_function, undistributed
+from perfmodel.ir.distribute import Degrees, distribute, on_one_stream
+from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_loss
 
 
 @dataclass(frozen=True, kw_only=True)

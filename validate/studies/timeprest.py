@@ -11,7 +11,7 @@ from studies.schedule_tables import version_table
 from studies.tables import markdown_table
 
 from perfmodel import catalog
-from perfmodel.execution.interpreter import TimeToAccuracy, accuracy_curve
+from perfmodel.ir.interpreter import TimeToAccuracy, accuracy_curve
 from perfmodel.prediction import evaluate, needed_memory, step_problem
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Cluster, Job, Layout, NetworkLevel

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from mutations import DROPPED, VALUES, refusal
 
+from perfmodel.emulate import PriceTable
 from perfmodel.errors import PerfModelError
-from perfmodel.execution.emulation import PriceTable
 from perfmodel.ingest.tables import read_table
 from perfmodel.validation import read_tables
 

@@ -1,0 +1,20 @@
+"""One real node in an emulated cluster: a training script runs unmodified as some ranks of a world it believes in."""
+
+from typing import TYPE_CHECKING
+
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.emulate._classes import Classes, classes_of_program, classes_of_script, run_classes
+    from perfmodel.emulate._jax_programs import EmulatedProgram, emulate_program
+    from perfmodel.emulate._launch import Emulation, emulate
+    from perfmodel.emulate._measure import measure_prices
+    from perfmodel.emulate._operations import Network
+    from perfmodel.emulate._orders import EmulationError
+    from perfmodel.emulate._prices import Prices, PriceTable, modelled, plugged
+    from perfmodel.emulate._replay import EmulatedCurve, Replay, emulated_curve, replay
+    from perfmodel.emulate._run import EmulatedRun, read_run
+    from perfmodel.emulate._spans import iteration, measured_trace, typical
+
+# on first use: a rank's process, whose memory and start are the script's, imports next to nothing of this
+__getattr__, __dir__ = lazy_names(__name__)

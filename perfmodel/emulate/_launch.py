@@ -1,0 +1,256 @@
+"""The real ranks of an emulated world: started, watched, ended, and what they recorded."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from perfmodel.emulate._environment import Environment
+from perfmodel.emulate._operations import Network
+from perfmodel.emulate._orders import VARIABLE, EmulationError, Orders
+from perfmodel.emulate._prices import Prices
+from perfmodel.emulate._record import record_of
+from perfmodel.emulate._run import EmulatedRun, read_run
+from perfmodel.emulate._wire import PEER, end, failure_of, peers
+from perfmodel.errors import PerfModelError
+from perfmodel.measure import Host, free_port
+from perfmodel.processes import supervised
+
+_LOOK_S: Final = 0.05
+_GRACE_S: Final = 2.0
+_START_S: Final = 600.0
+"""A rank that imports its libraries tells nothing, and on a busy machine that takes long."""
+_INJECTED: Final = Path(__file__).parent / "inject"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """Which script runs in which world."""
+
+    command: tuple[str, ...]
+    """As from a shell, `("python", "train.py", ...)`."""
+    world_size: int
+    ranks_per_node: int = 1
+    real_ranks: tuple[int, ...] = (0,)
+    prices: Prices | None = None
+    """Prices of the emulated cluster, by which calls are answered within the ranks; None: their library's messages are
+    sent."""
+    wire: Network | None = None
+    """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
+    conditions: Mapping[str, object] = field(default_factory=dict)
+    """What-if: fields of `Orders`."""
+    cores: tuple[int, ...] = ()
+    """Core that each real rank keeps to, in turn, where its collectives' threads run first; empty for any."""
+    hosts: tuple[Host, ...] = ()
+    """Emulated hosts of the real ranks, one each; empty for this one."""
+    timeout_s: float = 300.0
+    """Seconds for which a rank may be silent, or wait for another."""
+    quiet: bool = False
+    """Whether what the script prints is dropped."""
+
+    def __post_init__(self) -> None:
+        if self.world_size < 2:
+            raise PerfModelError(f"emulation: --world-size must be at least 2, got {self.world_size}")
+        wrong = [rank for rank in self.real_ranks if not 0 <= rank < self.world_size]
+        if wrong or not self.real_ranks or len(set(self.real_ranks)) < len(self.real_ranks):
+            raise PerfModelError(
+                f"emulation: real ranks must be different ones of 0 to {self.world_size - 1}, got {self.real_ranks}"
+            )
+        if self.wire is not None and self.prices is not None:
+            raise PerfModelError(
+                "emulation: collectives take what prices say, or what the wire takes; give one of them"
+            )
+        if self.wire is not None and self.hosts:
+            raise PerfModelError("emulation: ranks on the wire are on this host; leave the emulated hosts out")
+        conditions = self.conditions
+        if self.wire is not None and (conditions.get("swept") or conditions.get("apart")):
+            raise PerfModelError(
+                "emulation: on the wire real ranks exchange their data and every run has one delay; leave --sweep and "
+                "--apart out"
+            )
+        if self.prices is not None:
+            self.prices.cluster.require(self.world_size, "the emulated world")
+        if not self.command:
+            raise PerfModelError("emulation: no command; give it after --, as in: -- python train.py")
+        if shutil.which(self.command[0]) is None:
+            raise PerfModelError(f"emulation: command {self.command[0]!r} not found")
+        if not self.timeout_s > 0:
+            raise PerfModelError(f"emulation: the timeout must be positive, got {self.timeout_s}")
+
+
+def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
+    """Run the script as the real ranks of its world, to its end.
+
+    Args:
+        emulation: what to run.
+        out: folder for what the ranks record; by default a temporary one that goes when it has been read.
+
+    Raises:
+        EmulationError: ranks that disagree, wait for one another or ask for what is not emulated, a rank that is
+            silent for too long or whose script fails.
+        PerfModelError: a call that the prices do not know.
+    """
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfmodel-")))
+        folder = work if out is None else out
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in (*folder.glob("rank*.json"), *folder.glob(PEER)):
+            stale.unlink()
+        environment = None
+        if emulation.prices is not None:
+            environment = Environment(str(work / "environment"), emulation.prices)
+            stack.callback(environment.close)
+        orders = Orders(
+            address=str(work / "environment") if environment else "",
+            wire=str(work / "wire") if emulation.wire is not None else "",
+            rank=0,
+            world_size=emulation.world_size,
+            real_ranks=emulation.real_ranks,
+            out=str(folder),
+            pinned=bool(emulation.cores),
+            **emulation.conditions,  # pyright: ignore[reportArgumentType]
+        )
+        port, peer_process = free_port(), None
+        if emulation.wire is not None:
+            # The peer process keeps to the next core after those of the real ranks.
+            cores = emulation.cores
+            with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
+                peer_process = stack.enter_context(peers(orders, emulation.wire))
+        processes: dict[int, subprocess.Popen[bytes]] = {}
+        stack.callback(_end, processes)
+        for number, rank in enumerate(emulation.real_ranks):
+            processes[rank] = _start(emulation, replace(orders, rank=rank), number, port, _errors_of(work, rank))
+        _watch(emulation, processes, environment, work, folder, peer_process)
+        if peer_process is not None:
+            end(peer_process)
+        return read_run(folder)
+
+
+def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors: Path) -> "subprocess.Popen[bytes]":
+    local = orders.rank % emulation.ranks_per_node
+    host = emulation.hosts[number] if emulation.hosts else None
+    master = emulation.hosts[0].address if emulation.hosts else "127.0.0.1"
+    names = {
+        "RANK": orders.rank,
+        "WORLD_SIZE": orders.world_size,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": min(emulation.ranks_per_node, orders.world_size),
+        "GROUP_RANK": orders.rank // emulation.ranks_per_node,
+        "MASTER_ADDR": master,
+        "MASTER_PORT": port,
+        VARIABLE: orders.to_json(),
+    }
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package]))
+    cores = emulation.cores
+    core = cores[number % len(cores)] if cores else None
+    # Standard output is the report's, so scripts print to standard error.
+    sink = subprocess.DEVNULL if emulation.quiet else 2
+    command = emulation.command
+    if host is not None:
+        command = (sys.executable, "-m", f"{__package__}._on_host", host.namespace, host.address, *command)
+    with _on_core(core), errors.open("wb") as error_file:
+        return subprocess.Popen(
+            supervised(command),
+            env={**os.environ, **{name: str(value) for name, value in names.items()}, "PYTHONPATH": path},
+            stdout=sink,
+            stderr=error_file if emulation.quiet else None,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def _on_core(core: int | None) -> Iterator[None]:
+    """What is started meanwhile keeps to a core: it inherits this thread's."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _watch(
+    emulation: Emulation,
+    processes: "Mapping[int, subprocess.Popen[bytes]]",
+    environment: Environment | None,
+    work: Path,
+    folder: Path,
+    peer_process: "subprocess.Popen[str] | None",
+) -> None:
+    """Until all ranks have ended well.
+
+    A signal that ends a process after its script (its record is written by then) ends nothing of the script's: threads
+    of the library that outlive the interpreter abort so, now and then.
+    """
+    last_progress: dict[int, tuple[str, float]] = {}
+    clock_s, before_s = 0.0, time.monotonic()
+    while True:
+        now_s = time.monotonic()
+        # After a longer pause everything was suspended, the ranks too, so it does not count as their silence.
+        clock_s += min(now_s - before_s, 20 * _LOOK_S)
+        before_s = now_s
+        codes = {rank: process.poll() for rank, process in processes.items()}
+        if environment is not None:
+            environment.clock_s = clock_s
+            ended = {rank for rank, code in codes.items() if code is not None}
+            environment.fail(stuck) if (stuck := environment.stuck(emulation.timeout_s, ended)) else None
+            if environment.failure:
+                raise EmulationError(environment.failure)
+        if peer_process is not None and peer_process.poll() is not None:
+            raise EmulationError(f"emulated ranks: {failure_of(folder)}")
+        for rank, code in codes.items():
+            progress = _told(folder, rank)
+            if code and (code > 0 or not record_of(folder, rank).exists()):
+                last_line = _last_line(_errors_of(work, rank))
+                raise EmulationError(
+                    f"rank {rank}: the script ended with status {code}, after {progress or 'no call'}{last_line}"
+                )
+            before, since_s = last_progress.get(rank, (None, 0.0))
+            if progress != before:
+                last_progress[rank] = progress, clock_s
+            elif code is None and clock_s - since_s > (emulation.timeout_s if progress else _START_S):
+                raise EmulationError(
+                    f"rank {rank}: silent for {clock_s - since_s:.0f} s after {progress or 'its start'}; "
+                    "raise --timeout if it is at work"
+                )
+        if all(code is not None for code in codes.values()):
+            return
+        time.sleep(_LOOK_S)
+
+
+def _errors_of(work: Path, rank: int) -> Path:
+    return work / f"rank{rank}.errors"
+
+
+def _last_line(errors: Path) -> str:
+    """What a rank that was to be quiet said last; empty where all was shown."""
+    lines = errors.read_text(errors="replace").split("\n")
+    return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+
+
+def _told(folder: Path, rank: int) -> str:
+    path = folder / f"rank{rank}.progress"
+    return path.read_text(errors="replace").rstrip() if path.exists() else ""
+
+
+def _end(processes: "Mapping[int, subprocess.Popen[bytes]]") -> None:
+    """End processes with what they started: the group of each."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, sign)
+        end_s = time.monotonic() + _GRACE_S
+        while any(p.poll() is None for p in processes.values()) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)

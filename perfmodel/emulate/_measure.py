@@ -1,0 +1,225 @@
+"""Times and core seconds of the collectives of torch's gloo on this machine, for tables of prices.
+
+A rank of such a measurement is `python -m perfmodel.emulate._measure OUT KINDS SIZES CALLS`. As in
+training, every call comes after some computing, when caches are cold, ranks not quite together and the library's
+threads asleep: calls in a tight loop take less of the core, and do not show its stalls.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.emulate._clock import Core
+from perfmodel.emulate._launch import Emulation, emulate
+from perfmodel.emulate._operations import Network
+from perfmodel.emulate._prices import COLUMNS, Prices
+from perfmodel.measure import Host, usable_cores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURED: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+SIZES: Final = (64, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_WARM_UP: Final = 3
+_COMPUTE_S: Final = 0.015
+_SKEW_S: Final = 0.002
+_JITTER_ROUNDS: Final = 20
+_JITTER_WORK: Final = 10
+_PRODUCTS: Final = 12
+_KEPT: Final = 0.95
+"""Share of the calls that count, the shortest: others are the machine's doing."""
+
+
+def measure_prices(
+    world_size: int,
+    kinds: Sequence[str] = MEASURED,
+    sizes: Sequence[int] = SIZES,
+    *,
+    calls: int = 30,
+    hosts: Sequence[Host] = (),
+    prices: Prices | None = None,
+    wire: Network | None = None,
+) -> "pd.DataFrame":
+    """Collectives among processes of this machine, each with a core of its own as far as they reach.
+
+    Args:
+        world_size: ranks.
+        kinds: of collectives.
+        sizes: bytes, sized as in `perfmodel.spec.Collective`.
+        calls: of each kind and size, after some computing each.
+        hosts: of the ranks, one each; by default they share this one.
+        prices: of an emulated cluster; then rank 0 alone is real, and what is measured is the emulation.
+        wire: likewise, with the other ranks on the wire.
+
+    Returns:
+        collective, ranks, bytes, time_s, core_s (processor time of rank 0's process per call), means of calls; jitter
+        (standard deviation of the log of a rank's time for the same work); copies_per_s (speed of the core, see
+        `_clock.Core`: the median, at which all processor times are stated, whatever it was when each was measured).
+    """
+    import pandas as pd
+
+    alone = prices is not None or wire is not None
+    with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
+        out = Path(folder) / "rows.json"
+        emulate(
+            Emulation(
+                command=(
+                    sys.executable,
+                    "-m",
+                    f"{__package__}._measure",
+                    str(out),
+                    ",".join(kinds),
+                    ",".join(map(str, sizes)),
+                    str(calls),
+                ),
+                world_size=world_size,
+                real_ranks=(0,) if alone else tuple(range(world_size)),
+                prices=prices,
+                wire=wire,
+                cores=usable_cores(),
+                hosts=tuple(hosts),
+            )
+        )
+        table = pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"])
+    return table if alone else at_one_speed(table)
+
+
+def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Processor times as on a core of the median speed: that of a shared machine drifts while it is measured.
+
+    Args:
+        table: time_s, core_s, and copies_per_s when each row was measured.
+
+    Returns:
+        The same with one copies_per_s; what a call waits is left alone.
+    """
+    usual = float(table.copies_per_s.median())
+    faster = table.copies_per_s / usual
+    works_s = table[["core_s", "time_s"]].min(axis=1)
+    return table.assign(time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=usual)
+
+
+def main(out: str, kinds: str, sizes: str, calls: str) -> None:
+    """Mean seconds and processor seconds of a call, by kind and size; rank 0 writes them."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows, rates = [], []
+    random, core = Random(dist.get_rank()), Core(torch)
+    for kind in kinds.split(","):
+        for nbytes in map(int, sizes.split(",")):
+            call = _call(dist, torch, kind, nbytes)
+            time_s, core_s, copies_per_s = _timed(dist, torch, call, int(calls), random, core)
+            rows.append([kind, dist.get_world_size(), nbytes, time_s, core_s])
+            rates.append(copies_per_s)
+    jitter = _jitter(dist, torch)
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps([[*row, jitter, rate] for row, rate in zip(rows, rates, strict=True)]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    full = torch.ones(max(n, nbytes // 4 // n * n))
+    share = full[: len(full) // n].clone()
+    received = torch.empty_like(full)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def shift() -> None:
+        requests = [dist.isend(full, (rank + 1) % n), dist.irecv(received, (rank - 1) % n)]
+        for request in requests:
+            request.wait()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(full, dist.ReduceOp.MAX),
+        "all_gather": lambda: gather(received, share),
+        "reduce_scatter": lambda: scatter(share, full, dist.ReduceOp.MAX),
+        "all_to_all": lambda: dist.all_to_all_single(received, full),
+        "broadcast": lambda: dist.broadcast(full, 0),
+        "send_recv": shift,
+    }
+    return calls[kind]
+
+
+def _timed(
+    dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
+) -> tuple[float, float, float]:
+    """Mean seconds of a call from the last rank's on; of the core, where this rank is the last; the core's speed."""
+    matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
+    times_s, cores_s, rates = [], [], []
+    for number in range(calls + _WARM_UP):
+        until_s = time.perf_counter() + _COMPUTE_S + random.uniform(0.0, _SKEW_S)
+        memory.add_(1.0)
+        while time.perf_counter() < until_s:
+            torch.mm(matrix, matrix)
+        start_s, own_s = time.perf_counter(), time.process_time()
+        call()
+        end_s, core_s = time.perf_counter(), time.process_time() - own_s
+        own_start = torch.tensor([start_s], dtype=torch.double)
+        starts = [torch.zeros_like(own_start) for _ in range(dist.get_world_size())]
+        dist.all_gather(starts, own_start)
+        last_s = max(map(float, starts))
+        if number >= _WARM_UP:
+            # A sender may be done before the last rank has come.
+            times_s.append(max(0.0, end_s - last_s))
+            if last_s == start_s:
+                cores_s.append(core_s)
+            rates.append(core.copies_per_s())
+    return _mean(times_s), _mean(cores_s or [0.0]), median(rates)
+
+
+def _jitter(dist: Any, torch: Any) -> float:
+    """Standard deviation of the log of a rank's time for the same work, from round to round, beside the others'.
+
+    Without what makes one rank slower all the time, and what slows all at once; by the median of the deviations, which
+    a few rounds that the machine disturbed do not move.
+    """
+    matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
+    rounds = []
+    for _ in range(_JITTER_ROUNDS):
+        start_s = time.perf_counter()
+        for _ in range(_JITTER_WORK):
+            memory.add_(1.0)
+            for _ in range(_PRODUCTS):
+                torch.mm(matrix, matrix)
+        own_log = torch.tensor([time.perf_counter() - start_s], dtype=torch.double).log()
+        logs = [torch.zeros_like(own_log) for _ in range(dist.get_world_size())]
+        dist.all_gather(logs, own_log)
+        rounds.append(torch.cat(logs))
+    return spread(torch.stack(rounds).tolist())
+
+
+def spread(rounds: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of rows whose means, and columns whose medians, are of no matter.
+
+    Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
+    """
+    ranks = len(rounds[0])
+    centred = []
+    for row in rounds:
+        mean = sum(row) / ranks
+        centred.append([value - mean for value in row])
+    medians = [median(column) for column in zip(*centred, strict=True)]
+    deviations = []
+    for row in centred:
+        deviations += [abs(value - usual) for value, usual in zip(row, medians, strict=True)]
+    return median(deviations) / 0.6745 * (ranks / (ranks - 1)) ** 0.5
+
+
+def _mean(values: list[float]) -> float:
+    shortest = sorted(values)[: max(1, int(_KEPT * len(values)))]
+    return sum(shortest) / len(shortest)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,311 @@
+"""The other ranks of a world on the wire: `python -m perfmodel.emulate._peer ORDERS`, a JSON object.
+
+One process without torch stands for all emulated ranks. Real ranks connect to it as to the ranks that they believe in
+and send their library's messages; it answers them message by message (`_operations`), nothing else: no model, no
+reduction, no messages among emulated ranks.
+"""
+
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from perfmodel.emulate._clock import come_first, fine_timers
+from perfmodel.emulate._gloo_messages import (
+    DATA,
+    RECV_READY,
+    SEND_READY,
+    Connection,
+    Header,
+    called_as,
+    kind_of,
+)
+from perfmodel.emulate._operations import NEVER_S, Links, Message, Network, Operation, Pair
+from perfmodel.emulate._orders import Conditions, EmulationError, Orders
+from perfmodel.emulate._wire import OPERATION_COLUMNS, PEER
+
+_SCRAP_BYTES: Final = 1 << 22
+_MOST_OPERATIONS: Final = 64
+"""Operations of a group that are remembered, at most; older ones are over."""
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """One process group as one real rank meets it."""
+
+    name: str
+    members: tuple[int, ...]
+    place: int
+    conditions: Conditions
+    """Conditions of the real rank, which all of its groups share, as its links."""
+    links: Links
+    operations: dict[int, Operation] = field(default_factory=dict)
+    """Operations by slot, the newest last."""
+    ends: "dict[int, _End]" = field(default_factory=dict)
+    """Connections' ends by place of the emulated rank."""
+
+    @property
+    def rank(self) -> int:
+        """The real one."""
+        return self.members[self.place]
+
+
+class _Entry(NamedTuple):
+    """What may have something to send or to receive."""
+
+    end: "_End"
+    operation: Operation
+    pair: Pair
+
+
+@dataclass(eq=False, slots=True)
+class _End:
+    """What stands behind a connection."""
+
+    connection: Connection
+    group: _Group
+    peer: int
+
+
+class Peer:
+    """Serves real ranks until it is told to end."""
+
+    def __init__(self, orders: Orders, network: Network) -> None:
+        self._orders, self._network = orders, network
+        self._selector: Any = selectors.DefaultSelector()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._joins = socket.socket(socket.AF_UNIX)
+        self._joins.bind(orders.wire)
+        self._joins.listen(64)
+        for listener, act in ((self._listener, self._accept), (self._joins, self._join)):
+            self._selector.register(listener, selectors.EVENT_READ, act)
+        self._expected: dict[int, tuple[_Group, int]] = {}
+        self._bases: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._next_base = 0
+        self._reals: dict[int, tuple[Conditions, Links]] = {}
+        self._groups: list[_Group] = []
+        self._turn: deque[_Entry] = deque()
+        self._later: list[tuple[float, int, _Entry]] = []
+        self._numbers = count()
+        self._scrap = memoryview(bytearray(_SCRAP_BYTES))
+        self._zeros = memoryview(b"")
+        self._log: list[dict[str, Any]] = []
+        self._ended = False
+
+    def serve(self) -> None:
+        """Until standard input closes.
+
+        Raises:
+            EmulationError: a message that does not belong, or an emulated rank that is to die.
+        """
+        fine_timers()
+        if self._orders.pinned:
+            come_first([0])
+        self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
+        while not self._ended:
+            for key, events in self._look():
+                if isinstance(key.data, _End):
+                    self._exchange(key.data, events)
+                else:
+                    key.data()
+            now_s = time.perf_counter()
+            while self._later and self._later[0][0] <= now_s:
+                self._in_turn(heappop(self._later)[2])
+            self._take_turns()
+
+    def log(self) -> list[dict[str, Any]]:
+        """Every operation that there was."""
+        for group in self._groups:
+            while group.operations:
+                self._forget(group)
+        return self._log
+
+    def _end(self) -> None:
+        self._ended = not os.read(sys.stdin.fileno(), 1)
+
+    def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """What has come, by the time at which something is due."""
+        if not self._later:
+            return self._selector.select()
+        # The selector's own patience is in whole milliseconds, which is too coarse for latencies.
+        left_s = max(0.0, self._later[0][0] - time.perf_counter())
+        select.select([self._selector], [], [], left_s)
+        return self._selector.select(0)
+
+    def _take_turns(self) -> None:
+        """One message of every operation in turn, for as long as there are any."""
+        turn, woken, now_s = self._turn, set[_End](), 0.0
+        while turn:
+            end, operation, pair = entry = turn.popleft()
+            now_s = time.perf_counter()
+            again_s = min(operation.try_receive(pair, now_s), operation.try_send(end.peer, pair, now_s, self._nothing))
+            if again_s <= now_s:
+                turn.append(entry)
+                woken.add(end)
+                continue
+            pair.in_turn = False
+            if again_s < NEVER_S:
+                heappush(self._later, (again_s, next(self._numbers), entry))
+        for end in woken:
+            end.group.conditions.together(now_s)
+            end.connection.flush()
+            self._watch(end)
+
+    def _in_turn(self, entry: _Entry) -> None:
+        """Each pair of an operation has one place in the line."""
+        if not entry.pair.in_turn:
+            entry.pair.in_turn = True
+            self._turn.append(entry)
+
+    def _nothing(self, nbytes: int) -> memoryview:
+        """So many zeros."""
+        if nbytes > len(self._zeros):
+            self._zeros = memoryview(bytearray(nbytes))
+        return self._zeros
+
+    def _exchange(self, end: _End, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            end.connection.flush()
+        place, arrived = partial(self._place, end), partial(self._arrived, end)
+        if events & selectors.EVENT_READ and not end.connection.receive(place, arrived):
+            self._selector.unregister(end.connection.socket)
+            del end.group.ends[end.peer]
+            end.connection.socket.close()
+            return
+        self._watch(end)
+
+    def _watch(self, end: _End) -> None:
+        """Be woken when the socket takes more, as long as something waits for that."""
+        if end.peer not in end.group.ends:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.connection.sending else 0)
+        key = self._selector.get_map().get(end.connection.socket.fileno())
+        if key is not None and key.events != wanted:
+            self._selector.modify(end.connection.socket, wanted, end)
+
+    def _place(self, end: _End, header: Header) -> memoryview:
+        """Where a message's data go."""
+        return end.group.operations[header.slot].place_for(end.peer, header.nbytes, self._scrap)
+
+    def _arrived(self, end: _End, header: Header) -> None:
+        operation, now_s = self._operation(end, header), time.perf_counter()
+        pair = operation.pair(end.peer, end.connection)
+        if header.what == RECV_READY:
+            pair.asked.append(Message(header.nbytes, now_s))
+        elif header.what == SEND_READY:
+            pair.offered.append(Message(header.nbytes, now_s))
+        elif header.what == DATA:
+            if wrong := operation.arrive(end.peer, header.nbytes, now_s):
+                raise EmulationError(f"rank {end.group.rank}: group {end.group.name}: {wrong}")
+            if operation.kind == "all_gather":
+                # What one neighbour sent is what the other passes on.
+                for peer, neighbour in operation.pairs.items():
+                    if (beside := end.group.ends.get(peer)) is not None:
+                        self._in_turn(_Entry(beside, operation, neighbour))
+        else:
+            raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
+        self._in_turn(_Entry(end, operation, pair))
+
+    def _operation(self, end: _End, header: Header) -> Operation:
+        """The one that a message belongs to, begun with its first message."""
+        group = end.group
+        operation = group.operations.get(header.slot)
+        if operation is not None:
+            return operation
+        kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
+        conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
+        # The emulated ranks come when the real one does, but for what a what-if adds.
+        late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
+        operation = Operation(header.slot, len(group.members), group.place, now_s + late_s, self._network, group.links)
+        operation.first_s = operation.last_s = now_s
+        group.operations[header.slot] = operation
+        if len(group.operations) > _MOST_OPERATIONS:
+            self._forget(group)
+        return operation
+
+    def _forget(self, group: _Group) -> None:
+        """The oldest operation, but for the log."""
+        operation = group.operations.pop(next(iter(group.operations)))
+        slot = operation.slot
+        number = slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
+        row = (
+            group.rank,
+            group.name,
+            len(group.members),
+            number,
+            operation.kind,
+            operation.in_bytes,
+            operation.out_bytes,
+            operation.messages,
+            operation.first_s,
+            operation.begin_s,
+            operation.last_s,
+        )
+        self._log.append(dict(zip(OPERATION_COLUMNS, row, strict=True)))
+
+    def _join(self) -> None:
+        """A real rank says which group it forms, and is told where the other ranks are."""
+        connected, _ = self._joins.accept()
+        with connected, connected.makefile("rw") as line:
+            rank, name, listed = json.loads(line.readline())
+            members = tuple(listed)
+            if (name, members) not in self._bases:
+                self._bases[name, members] = self._next_base
+                self._next_base += len(members) ** 2
+            base, place = self._bases[name, members], members.index(rank)
+            conditions, links = self._reals.setdefault(rank, (Conditions(self._orders), Links()))
+            group = _Group(name, members, place, conditions, links)
+            self._groups.append(group)
+            for peer, member in enumerate(members):
+                if member not in self._orders.real_ranks:
+                    self._expected[base + peer * len(members) + place] = group, peer
+            line.write(json.dumps([self._listener.getsockname()[1], base]) + "\n")
+
+    def _accept(self) -> None:
+        connected, _ = self._listener.accept()
+        number = called_as(connected)
+        if number not in self._expected:
+            connected.close()
+            return
+        group, peer = self._expected.pop(number)
+        end = group.ends[peer] = _End(Connection(connected), group, peer)
+        self._selector.register(connected, selectors.EVENT_READ, end)
+
+
+def main(orders: str) -> int:
+    """Serve, and leave what there was in the orders' folder: `peer.json`."""
+    fields: dict[str, Any] = json.loads(orders)
+    network = Network(**fields.pop("network"))
+    rank_orders = Orders.from_fields(fields)
+    peer, failure = Peer(rank_orders, network), ""
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    # The ranks' script may be interrupted; this process ends after it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    try:
+        peer.serve()
+    except EmulationError as error:
+        failure = str(error)
+    result = {
+        "failure": failure,
+        "cpu_s": time.process_time() - cpu_s,
+        "wall_s": time.perf_counter() - begin_s,
+        "operations": peer.log(),
+    }
+    (Path(rank_orders.out) / PEER).write_text(json.dumps(result))
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

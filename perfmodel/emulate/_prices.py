@@ -1,0 +1,184 @@
+"""What collectives of the emulated cluster take: by the calibrated model, a table, or a function of the user's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from perfmodel.emulate._orders import check_delay, delayed_as
+from perfmodel.errors import PerfModelError, TableError
+from perfmodel.files import DAMAGED
+from perfmodel.ingest.tables import read_csv
+from perfmodel.ops import Collective
+from perfmodel.spec import Cluster
+
+if TYPE_CHECKING:
+    from perfmodel.cost import PricesCollectives
+
+Seconds = Callable[[Collective], float]
+"""A plug-in: seconds of a collective."""
+COLUMNS: Final = ("collective", "ranks", "bytes", "time_s")
+_PRICED_AS: Final[Mapping[str, str]] = {
+    "send": "send_recv",
+    "recv": "send_recv",
+    "reduce": "broadcast",
+    "gather": "all_gather",
+    "scatter": "all_gather",
+    "barrier": "all_reduce",
+}
+"""Kinds without measurements of their own: a reduction to one rank is a broadcast run backwards, and a gather moves
+through its root's link what an all-gather moves through everybody's (Thakur et al. 2005, section 4)."""
+
+
+def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:
+    """A call of ranks of the world, laid out on the cluster in order."""
+    pair, place = kind in ("send", "recv"), cluster.reach(members)
+    return Collective(
+        collective=_PRICED_AS.get(kind, kind),  # pyright: ignore[reportArgumentType]
+        bytes=nbytes,
+        num_ranks=2 if pair else len(members),
+        ranks_per_node=min(2, place.ranks_per_node) if pair else place.ranks_per_node,
+        level=place.level,
+        concurrent=place.concurrent,
+        interleaved=1 if pair else place.interleaved,
+    )
+
+
+def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
+    """Prices by the calibrated model."""
+    return lambda op: float(collectives.times(cluster, [op]).time_s[0])
+
+
+def plugged(name: str) -> Seconds:
+    """By `module:function`, which takes a `perfmodel.spec.Collective` and gives seconds.
+
+    Raises:
+        PerfModelError: there is no such function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PerfModelError(f"prices: no function {name!r} ({error}); give FILE.csv or module:function") from None
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """Times by kind, ranks and bytes, from a packet-level simulator or from measurements."""
+
+    path: Path
+    curves: Mapping[tuple[str, int], np.ndarray]
+    """Rows of bytes, time_s, core_s by kind and ranks, ordered by bytes."""
+    jitter: float = 0.0
+    """Standard deviation of the log of a rank's compute time, where it was measured beside."""
+    copies_per_s: float = 0.0
+    """Speed of the core that `core_s` was measured on, likewise; 0: not known."""
+
+    @classmethod
+    def read(cls, path: Path) -> "PriceTable":
+        """Read a CSV of collective, ranks, bytes, time_s and, where known, core_s (processor time of it), jitter and
+        copies_per_s.
+
+        Raises:
+            TableError: columns or values that are missing or impossible.
+        """
+        import pandas as pd
+
+        try:
+            table = read_csv(path, comment="#", skipinitialspace=True)
+        except FileNotFoundError:
+            raise
+        except (ValueError, pd.errors.ParserError, *DAMAGED) as error:
+            raise TableError(f"{path}: not a table ({error})") from None
+        missing = [name for name in COLUMNS if name not in table]
+        if missing:
+            raise TableError(f"{path}: column {', '.join(missing)} missing; needed: {', '.join(COLUMNS)}")
+        if "core_s" not in table:
+            table["core_s"] = 0.0
+        values = table[["ranks", "bytes", "time_s", "core_s"]].apply(pd.to_numeric, errors="coerce").to_numpy(float)
+        bad = ~np.isfinite(values).all(axis=1) | (values < 0).any(axis=1) | (values[:, 0] < 2)
+        if bad.any():
+            raise TableError(f"{path}: row {int(np.argmax(bad))} needs ranks >= 2 and finite numbers of at least 0")
+        curves = {}
+        groups: Any = table.groupby(["collective", "ranks"])
+        for (kind, ranks), rows in groups:
+            curves[str(kind), int(ranks)] = rows.sort_values("bytes")[["bytes", "time_s", "core_s"]].to_numpy(float)
+        machine = {
+            name: float(table[name].iloc[0]) for name in ("jitter", "copies_per_s") if name in table and len(table)
+        }
+        return cls(path, curves, **machine)
+
+    @property
+    def conditions(self) -> dict[str, float]:
+        """Of the machine of the measurements, for `Emulation.conditions`."""
+        return {"jitter": self.jitter, "copies_per_s": self.copies_per_s}
+
+    def time_s(self, op: Collective) -> float:
+        """Between rows by a straight line, beyond them in proportion to bytes.
+
+        Raises:
+            PerfModelError: a kind or number of ranks that the table does not hold.
+        """
+        return self._at(op, 1)
+
+    def core_s(self, op: Collective) -> float:
+        """Processor time, in the same way; if need be by measurements of another number of ranks, 0 without any.
+
+        A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and moves (n - 1) / n of the
+        buffer through every rank (Thakur et al. 2005, section 4); what the smallest message takes is taken for the
+        steps'.
+        """
+        measured = [ranks for kind, ranks in self.curves if kind == op.collective]
+        if not measured:
+            return 0.0
+        ranks = min(measured, key=lambda n: abs(n - op.num_ranks))
+        at = self._at(replace(op, num_ranks=ranks), 2)
+        if op.collective in ("send_recv", "broadcast"):
+            return at
+        steps = min(at, float(self.curves[op.collective, ranks][0, 2]))
+        more = (op.num_ranks - 1) / (ranks - 1)
+        return steps * more + (at - steps) * more * ranks / op.num_ranks
+
+    def _at(self, op: Collective, column: int) -> float:
+        rows = self.curves.get((op.collective, op.num_ranks))
+        if rows is None:
+            raise PerfModelError(
+                f"{self.path}: no {op.collective} of {op.num_ranks} ranks in it, which was called; add rows for it"
+            )
+        beyond = op.bytes > rows[-1, 0] > 0
+        at = float(np.interp(op.bytes, rows[:, 0], rows[:, column]))
+        return at * op.bytes / rows[-1, 0] if beyond else at
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the emulated environment answers with."""
+
+    cluster: Cluster
+    seconds: Seconds
+    occupancy: PriceTable | None = None
+    """Where the library takes the core of its rank for a part of the time; None where it does not (GPUs)."""
+    delays_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds added to every collective of a kind, one of `_orders.DELAYED`."""
+
+    def __post_init__(self) -> None:
+        for kind, delay_s in self.delays_s.items():
+            check_delay(kind, delay_s)
+
+    def __call__(self, kind: str, nbytes: int, members: Sequence[int]) -> tuple[float, float]:
+        """Seconds of a call, and for how many of them it takes the core.
+
+        Raises:
+            PerfModelError: what the prices do not know, or a plug-in's answer that is no time.
+        """
+        if len(members) == 1:
+            return 0.0, 0.0
+        op = placed(self.cluster, kind, nbytes, members)
+        time_s = float(self.seconds(op))
+        if not 0 <= time_s < float("inf"):
+            raise PerfModelError(f"prices: {op.collective} of {op.bytes} bytes cannot take {time_s!r} s")
+        busy_s = 0.0 if self.occupancy is None else min(time_s, self.occupancy.core_s(op))
+        return time_s + self.delays_s.get(delayed_as(kind), 0.0), busy_s

@@ -1,0 +1,284 @@
+"""An iteration that was emulated, as a structure of the timeline: what other delays would make of it, and its slack.
+
+Also a curve of iteration time against a delay, emulated and predicted, and how much of the delay is hidden."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.display import frame_html
+from perfmodel.emulate._orders import EmulationError, delayed_as
+from perfmodel.emulate._run import EmulatedRun
+from perfmodel.emulate._spans import Iteration, User, done_at_s, own_s, typical, users_of
+from perfmodel.program import N_STREAMS, Kind, Stream, Structure
+from perfmodel.timeline import CompiledStructure, compile_structure, makespan, makespan_and_grad
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_PHASES: Final = {"forward": Kind.FORWARD, "backward": Kind.BACKWARD, "optimizer": Kind.OPTIMIZER}
+_BISECTIONS: Final = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One class per span of the script's thread and per collective."""
+
+    structure: Structure
+    durations_s: Float[np.ndarray, " classes"]
+    """Seconds of each class: of a span what the thread does, without what collectives took of its core meanwhile."""
+    kinds: tuple[str, ...]
+    """Kind of collective of each class, empty for spans."""
+    core_s: Float[np.ndarray, " classes"]
+    """Processor time of each collective, spread over its duration; it comes before the thread's own."""
+    told_s: Float[np.ndarray, " classes"]
+    """What the emulation was told that each collective takes; of its duration the calling thread has a part."""
+
+    @cached_property
+    def _compiled(self) -> CompiledStructure:
+        return compile_structure(self.structure)
+
+    def of(self, kind: str) -> Float[np.ndarray, " classes"]:
+        """1 for the collectives of a kind; `send_recv` for both sides of messages."""
+        return np.array([float(bool(k) and kind in (k, delayed_as(k))) for k in self.kinds])
+
+    def time_s(self, kind: str = "", delay_s: float = 0.0) -> float:
+        """The iteration with a delay added to every collective of a kind."""
+        return float(makespan(self._compiled, self._delayed_s(kind, delay_s)))
+
+    def felt(self, kind: str, delay_s: float = 0.0) -> float:
+        """Collectives of a kind on the critical path: by how much the iteration grows with the delay, by gradient."""
+        _, grad = makespan_and_grad(self._compiled, self._delayed_s(kind, delay_s))
+        return float(grad @ self.of(kind))
+
+    def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
+        """Durations under a delay: spans grow by what collectives that are then under way take of the core."""
+        # Op by op, since what a span loses of its core depends on which collectives are under way by then.
+        spans = self.structure
+        durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
+        ends_s, users = np.zeros(spans.n_ops), []
+        for op, (of_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
+            start_s = float(max((ends_s[b] for b in before if b >= 0), default=0.0))
+            if self.kinds[of_class]:
+                ends_s[op] = start_s + durations_s[of_class]
+                users.append(User(start_s, float(ends_s[op]), float(self.core_s[of_class])))
+            else:
+                ends_s[op] = done_at_s(start_s, float(durations_s[of_class]), users)
+                if of_class:
+                    durations_s[of_class] = ends_s[op] - start_s
+        return durations_s
+
+    def slack_s(self, kind: str) -> float:
+        """Delay up to which no more collectives of the kind come onto the critical path than are on it without.
+
+        Bisection on the gradient, which only grows with the delay: the iteration is a maximum of sums.
+        """
+        first = self.felt(kind)
+        low_s, high_s = 0.0, max(self.time_s(), 1e-6)
+        if self.felt(kind, high_s) <= first:
+            return high_s
+        for _ in range(_BISECTIONS):
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (middle_s, high_s) if self.felt(kind, middle_s) <= first else (low_s, middle_s)
+        return low_s
+
+
+def replay(iteration: Iteration) -> Replay:
+    """Spans follow one another and wait for what they waited for; the collectives of a lane follow one another."""
+    ops = _Ops()
+    thread, calls = -1, {}
+    last_of_lane: dict[tuple[str, str], int] = {}
+    lanes = dict.fromkeys(zip(iteration.calls.group, iteration.calls.lane, strict=True))
+    stream = {lane: n for n, lane in enumerate(lanes)}
+    users = users_of(iteration.calls)
+    for span in iteration.spans:
+        before = ops.after([thread, *(calls[place] for place in span.after if place in calls)])
+        # A span's work is what its thread did itself, without what collectives took of the core.
+        work_s = max(0.0, own_s(span.start_s, span.end_s, users))
+        thread = ops.add(_Op(work_s, _PHASES[span.phase], int(Stream.COMPUTE), before))
+        if span.issues >= 0:
+            call = iteration.calls.iloc[span.issues]
+            lane = call.group, call.lane
+            # The first call of a lane may begin late for other reasons than the lane's order, and keeps that.
+            at_once_s = max(0.0, float(call.end_s - max(call.start_s, call.issued_s)))
+            late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
+            place = ops.add(
+                _Op(
+                    at_once_s + late_s,
+                    Kind.GRAD_REDUCE,
+                    stream[lane] * N_STREAMS + Stream.DATA_COMM,
+                    ops.after([thread, last_of_lane.get(lane, -1)]),
+                    call.kind,
+                    min(float(call.core_s), at_once_s),
+                    float(call.delay_s),
+                )
+            )
+            last_of_lane[lane] = calls[span.issues] = place
+    return ops.finished(thread)
+
+
+class _Op(NamedTuple):
+    """An op of a structure under way; each has a class of its own."""
+
+    time_s: float
+    kind: Kind
+    stream: int
+    pred: list[int]
+    collective: str = ""
+    core_s: float = 0.0
+    told_s: float = 0.0
+
+
+class _Ops:
+    """A structure under way."""
+
+    def __init__(self) -> None:
+        self._ops: list[_Op] = []
+
+    def add(self, op: _Op) -> int:
+        """An op that takes time, by its number."""
+        self._ops.append(op)
+        return len(self._ops) - 1
+
+    def after(self, before: Sequence[int]) -> list[int]:
+        """At most two ops in place of any number; those below 0 are none."""
+        ops = [op for op in dict.fromkeys(before) if op >= 0]
+        while len(ops) > 2:
+            ops = [*ops[2:], self.add(_Op(0.0, Kind.ZERO, -1, ops[:2]))]
+        return ops
+
+    def finished(self, thread: int) -> Replay:
+        """All ops, and one at which the thread is done."""
+        ops = [*self._ops, _Op(0.0, Kind.ZERO, -1, [thread])]
+        n = len(ops)
+        pred = np.full((n, 2), -1)
+        for number, op in enumerate(ops):
+            pred[number, : len(op.pred)] = op.pred
+        kinds: Any = np.array([op.kind for op in ops])
+        classes = np.where(kinds == Kind.ZERO, 0, np.arange(n) + 1)
+        zeros = np.zeros(n + 1, np.int64)
+        structure = Structure(
+            duration=classes,
+            pred=pred,
+            lag=np.zeros((n, 2), np.int64),
+            stream=np.array([op.stream for op in ops]),
+            micro_batch=np.full(n, -1),
+            class_kind=np.array([Kind.ZERO, *kinds]),
+            class_stage=zeros,
+            class_segment=zeros,
+            alloc=np.zeros(n, np.int64),
+            free=np.zeros(n, np.int64),
+            devices=1 + max(op.stream for op in ops) // N_STREAMS,
+        )
+        times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.told_s) for op in ops)])
+        return Replay(structure, times_s[:, 0], ("", *(op.collective for op in ops)), times_s[:, 1], times_s[:, 2])
+
+
+_LEAST: Final = 3
+"""Iterations that a point of the curve needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedCurve:
+    """One value of the delay after another was set while the script ran, in turn, so that drifts cancel."""
+
+    collective: str
+    delays_s: tuple[float, ...]
+    emulated_s: tuple[float, ...]
+    """Median iteration at each delay."""
+    spread_s: tuple[float, ...]
+    """Half the distance between the quartiles."""
+    iterations: tuple[int, ...]
+    """Iterations that each median is of."""
+    predicted_s: tuple[float, ...]
+    """Seconds by the timeline of one iteration at the first delay."""
+    felt: float
+    """Collectives of the kind on the critical path at the first delay, by the timeline's gradient."""
+    felt_at_most: float
+    """At the last delay."""
+    hidden_s: float
+    """Delay of each collective, beyond the first, up to which no more of them are felt."""
+
+    @property
+    def errors(self) -> Float[np.ndarray, " delays"]:
+        """Predicted over emulated, less 1."""
+        return np.array(self.predicted_s) / np.array(self.emulated_s) - 1
+
+    @property
+    def knees_s(self) -> tuple[float, float]:
+        """Where two straight lines that fit best meet: emulated, predicted."""
+        return _knee(self.delays_s, self.emulated_s), _knee(self.delays_s, self.predicted_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        emulated_s, predicted_s = self.knees_s
+        return asdict(self) | {
+            "errors": self.errors.tolist(),
+            "emulated_knee_s": emulated_s,
+            "predicted_knee_s": predicted_s,
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per delay."""
+        import pandas as pd
+
+        names = ("delays_s", "emulated_s", "spread_s", "iterations", "predicted_s")
+        return pd.DataFrame({name: getattr(self, name) for name in names})
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float], every: int) -> EmulatedCurve:
+    """The curve of a run whose delay changed every `every` iterations; the first of each stay is left out.
+
+    Raises:
+        EmulationError: too few iterations for the delays.
+    """
+    table: Any = run.iterations()
+    # The first round of delays warms up, and the first iteration of each stay still has the delay before.
+    needed = every * len(delays_s) * 2
+    steady: Any = (
+        table[(table.iteration >= every * len(delays_s)) & (table.iteration % every > 0)] if len(table) else table
+    )
+    point = steady.iteration // every % len(delays_s) if len(steady) else np.array([])
+    counts = np.bincount(np.asarray(point, int), minlength=len(delays_s))
+    if counts.min() < _LEAST:
+        raise EmulationError(
+            f"sweep: {len(table)} iterations are too few for {len(delays_s)} delays of {every} iterations each; "
+            f"let the script make at least {max(needed, every * len(delays_s) * (1 + _LEAST // max(1, every - 1)))}"
+        )
+    worst = steady.assign(point=point).groupby(["iteration", "point"], as_index=False).time_s.max()
+    groups = worst.groupby("point").time_s
+    first = steady[(point == 0) & (steady["rank"] == run.ranks[0].rank)].iteration.to_numpy()
+    replayed = replay(typical(run.ranks[0], first))
+    beyond = [delay - delays_s[0] for delay in delays_s]
+    return EmulatedCurve(
+        collective=collective,
+        delays_s=tuple(delays_s),
+        emulated_s=tuple(groups.median().tolist()),
+        spread_s=tuple(((groups.quantile(0.75) - groups.quantile(0.25)) / 2).tolist()),
+        iterations=tuple(groups.count().tolist()),
+        predicted_s=tuple(replayed.time_s(collective, delay) for delay in beyond),
+        felt=replayed.felt(collective),
+        felt_at_most=replayed.felt(collective, beyond[-1]),
+        hidden_s=replayed.slack_s(collective),
+    )
+
+
+def _knee(x: Sequence[float], y: Sequence[float]) -> float:
+    """Least squares of a continuous line with one break; NaN for fewer than four points."""
+    if len(x) < 4:
+        return float("nan")
+    xs, ys = np.asarray(x, float), np.asarray(y, float)
+    best = (np.inf, float("nan"))
+    for knee in np.linspace(xs[1], xs[-2], 200):
+        basis = np.stack([np.ones_like(xs), xs, np.maximum(0.0, xs - knee)], axis=1)
+        coefficients, *_ = np.linalg.lstsq(basis, ys, rcond=None)
+        best = min(best, (float(((basis @ coefficients - ys) ** 2).sum()), float(knee)))
+    return best[1]

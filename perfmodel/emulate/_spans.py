@@ -1,0 +1,215 @@
+"""The script's own thread in one iteration: what it does between its collectives, what it waits for, and what
+these leave it of their common core."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from perfmodel.emulate._run import EmulatedRun, RankRun
+from perfmodel.ingest import Activity, ActivityKind, MeasuredTrace, trace_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Phase = Literal["forward", "backward", "optimizer"]
+_BEHIND_S: Final = 1e-3
+"""A pass that ends this soon after the last collective under way has waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The thread at work; times from the start of the iteration."""
+
+    start_s: float
+    end_s: float
+    phase: Phase
+    after: tuple[int, ...]
+    """Calls of the iteration, by position, that it had to wait for before."""
+    issues: int
+    """Call that it makes at its end, -1 for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """One iteration of one rank."""
+
+    number: int
+    time_s: float
+    spans: tuple[Span, ...]
+    calls: "pd.DataFrame"
+    """Its collectives in the order of their calls; times from the start of the iteration."""
+
+
+def iteration(rank: RankRun, number: int) -> Iteration:
+    """Cut iteration `number` (from 1) of a rank at its calls and waits.
+
+    A wait that the script does not make itself is the one of DistributedDataParallel: at the end of backward, for all
+    that backward has called. It begins where the thread has had its processor time.
+    """
+    first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
+    begin_s, time_s = float(first.wall_s), float(last.wall_s - first.wall_s)
+    calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
+    for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
+        calls[name] = calls[name] - begin_s
+    marks: Any = rank.marks[(rank.marks.wall_s > first.wall_s) & (rank.marks.wall_s <= last.wall_s)]
+    # Calls, waits and marks in the order of time cut the iteration into spans.
+    events: list[tuple[float, str, Any]] = [(float(m.wall_s) - begin_s, "mark", m) for m in marks.itertuples()]
+    users, waited = users_of(calls), set[int]()
+    for place, call in enumerate(calls.itertuples()):
+        events.append((float(call.issued_s), "call", place))
+        if call.wait_end_s > 0:
+            events.append((float(call.wait_start_s), "wait", place))
+            waited.add(place)
+    spans: list[Span] = []
+    at_s, after = 0.0, ()
+    phase: Any = "forward"
+    issued_s, issued_thread_s = 0.0, float(first.thread_s)
+    for moment_s, what, value in sorted(events, key=lambda event: event[0]):
+        if what == "call":
+            spans.append(Span(at_s, max(at_s, moment_s), phase, after, value))
+            at_s, after = max(at_s, moment_s), ()
+            issued_s, issued_thread_s = moment_s, float(calls.thread_s[value])
+        elif what == "wait":
+            spans.append(Span(at_s, max(at_s, moment_s), phase, after, -1))
+            at_s, after = max(at_s, float(calls.wait_end_s[value])), (value,)
+            # The thread does not work while it waits.
+            issued_thread_s += max(0.0, moment_s - issued_s)
+            issued_s = at_s
+        else:
+            pending = [p for p in range(len(calls)) if p not in waited and calls.issued_s[p] <= moment_s]
+            end_s = moment_s
+            if value.name == "backward_end" and pending:
+                done_s = float(calls.end_s[pending].max())
+                # Where backward ends right behind the last collective, it has waited for that.
+                if moment_s - done_s < _BEHIND_S:
+                    worked_s = float(value.thread_s) - issued_thread_s
+                    end_s = min(done_s, max(at_s, done_at_s(issued_s, worked_s, users)))
+                waited.update(pending)
+            if end_s > at_s or after:
+                spans.append(Span(at_s, max(at_s, end_s), phase, after, -1))
+            if value.name == "backward_end" and pending:
+                # What the thread does when the last is done stays with the next span.
+                at_s, after = max(at_s, min(moment_s, float(calls.end_s[pending].max()))), tuple(pending)
+                at_s = moment_s if moment_s - at_s >= _BEHIND_S else at_s
+            else:
+                at_s, after = moment_s, ()
+            phase = {"backward": "backward", "backward_end": "optimizer"}.get(value.name, phase)
+    if after or time_s > at_s:
+        spans.append(Span(at_s, time_s, phase, after, -1))
+    return Iteration(number, time_s, tuple(spans), calls)
+
+
+def typical(rank: RankRun, numbers: np.ndarray) -> Iteration:
+    """The iteration of median length among `numbers`."""
+    ends_s = rank.ends.wall_s.to_numpy()
+    spans_s = np.diff(ends_s)[numbers - 1]
+    return iteration(rank, int(numbers[np.argsort(spans_s)[(len(numbers) - 1) // 2]]))
+
+
+class User(NamedTuple):
+    """A collective under way."""
+
+    start_s: float
+    end_s: float
+    core_s: float
+    """Its processor time, spread over its duration."""
+
+
+def users_of(calls: "pd.DataFrame") -> list[User]:
+    """Collectives as they were recorded."""
+    rows: Any = calls.itertuples()
+    return [User(max(row.start_s, row.issued_s), row.end_s, row.core_s) for row in rows]
+
+
+def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
+    """Seconds of the core that the users leave in an interval; the inverse of `done_at_s`."""
+    return sum((high - low) * _left(low, users) for low, high in pairwise(_moments_s(start_s, end_s, users)))
+
+
+def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
+    """When work is done that begins at `start_s` and has what the users leave of the core."""
+    for low_s, high_s in pairwise(_moments_s(start_s, float("inf"), users)):
+        share = _left(low_s, users)
+        if share > 0 and (high_s - low_s) * share >= work_s:
+            return low_s + work_s / share
+        work_s -= (high_s - low_s) * share
+    raise AssertionError("the last interval is endless")
+
+
+def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float]:
+    """The limits, and when the share of the core changes between them."""
+    moments_s = {low_s, high_s}
+    for start_s, end_s, _ in users:
+        moments_s.update(moment_s for moment_s in (start_s, end_s) if low_s < moment_s < high_s)
+    return sorted(moments_s)
+
+
+def _left(moment_s: float, users: Sequence[User]) -> float:
+    taken = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
+    return max(0.0, 1.0 - taken)
+
+
+_GATHERS: Final = {"forward": "param_gather", "backward": "param_gather_backward"}
+
+
+def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
+    """The last iterations of every real rank: stream 0 is the script's thread, others are communicators.
+
+    Args:
+        run: what was recorded.
+        steps: iterations, at most.
+
+    Raises:
+        TableError: no iteration was recorded.
+    """
+    activities = []
+    for device, rank in enumerate(run.ranks):
+        ends_s = rank.ends.wall_s.to_numpy()
+        lanes: dict[tuple[str, str], int] = {}
+        for number in range(max(1, len(ends_s) - steps), len(ends_s)):
+            recorded, begin_s = iteration(rank, number), float(ends_s[number - 1])
+            for span in recorded.spans:
+                if span.end_s > span.start_s:
+                    activities.append(
+                        Activity(
+                            device,
+                            0,
+                            begin_s + span.start_s,
+                            begin_s + span.end_s,
+                            span.phase,
+                            ActivityKind.COMPUTE,
+                            span.phase,
+                            0,
+                            step=number,
+                        )
+                    )
+            phase_of = {span.issues: span.phase for span in recorded.spans}
+            rows: Any = recorded.calls.itertuples()
+            for place, call in enumerate(rows):
+                stream = lanes.setdefault((call.group, call.lane), 1 + len(lanes))
+                name = f"{call.kind} {call.bytes} bytes, {call.ranks} ranks, group {call.group} #{call.sequence}"
+                activities.append(
+                    Activity(
+                        device,
+                        stream,
+                        begin_s + call.start_s,
+                        begin_s + max(call.start_s, call.end_s),
+                        name,
+                        ActivityKind.COMMUNICATION,
+                        _phase(call.kind, phase_of.get(place, "forward")),
+                        0,
+                        step=number,
+                    )
+                )
+    return trace_of(activities, "emulation")
+
+
+def _phase(kind: str, phase: str) -> str:
+    if kind in ("send", "recv"):
+        return "send_backward" if phase == "backward" else "send_forward"
+    if kind in ("all_reduce", "reduce_scatter") and phase == "backward":
+        return "grad_reduce"
+    return _GATHERS.get(phase, "") if kind == "all_gather" else ""

@@ -1,0 +1,147 @@
+"""Writing functions instruction by instruction, and models, whose parameters and inputs are noted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir._function import Function, OutputTypes, line_of, output_types
+from perfmodel.ir._instruction import (
+    UNTAGGED,
+    Attributes,
+    Instruction,
+    Parameter,
+    ProgramError,
+    Shape,
+    Tag,
+    Tensor,
+    attributes,
+)
+from perfmodel.ir._program import Program, Role, Whole, whole_value
+
+
+class Builder:
+    """Collects instructions, types them as they come and makes up names.
+
+        b = Builder("mlp")
+        x = b.parameter("x", Tensor("fp32", (8, 4)))
+        w = b.parameter("w", Tensor("fp32", (4, 2)))
+        function = b.build([b.op("relu", b.op("matmul", x, w))])
+
+    Raises:
+        ProgramError: from `op`, `emit` and `parameter`, as `infer` would of the finished function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tag: Tag = UNTAGGED
+        """Tag of the instructions to come."""
+        self.types: dict[str, Tensor] = {}
+        self.instructions: list[Instruction] = []
+        self._parameters: list[Parameter] = []
+        self._count: dict[str, int] = {}
+        self._memo: OutputTypes = {}
+
+    @contextmanager
+    def tagged(self, **changes: Any) -> Iterator[None]:
+        """Instructions inside the block have a tag changed in these fields."""
+        before = self.tag
+        self.tag = replace(before, **changes)
+        try:
+            yield
+        finally:
+            self.tag = before
+
+    def parameter(self, name: str, tensor: Tensor) -> str:
+        """A formal parameter."""
+        if name in self.types:
+            raise ProgramError(self.name, 1, name, "is defined already; every value is assigned once")
+        self.types[name] = tensor
+        self._parameters.append(Parameter(name, tensor))
+        return name
+
+    def op(self, op: str, *inputs: str, name: str = "", **values: Any) -> str:
+        """Append an instruction of one output; returns the output's name (`name`, or made from the op's)."""
+        (output,) = self.emit(op, inputs, (name or op,), attributes(**values))
+        return output
+
+    def emit(
+        self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
+    ) -> tuple[str, ...]:
+        """Append an instruction; its outputs have the hinted names, numbered where these are taken."""
+        outputs = tuple([self.fresh(hint) for hint in hints])
+        instruction = Instruction(op, tuple(inputs), outputs, values, self.tag if tag is None else tag)
+        inferred = self._output_types(instruction)
+        self.types.update(zip(outputs, inferred, strict=True))
+        self.instructions.append(instruction)
+        return outputs
+
+    def _output_types(self, instruction: Instruction) -> tuple[Tensor, ...]:
+        op, outputs = instruction.op, instruction.outputs
+        missing = next((name for name in instruction.inputs if name not in self.types), None)
+        if missing is not None:
+            raise self._error(missing, f"is used by {op} before it is defined")
+        key = (op, instruction.attributes, tuple([self.types[name] for name in instruction.inputs]))
+        if key not in self._memo:
+            try:
+                self._memo[key] = output_types(instruction, key[2])
+            except PerfModelError as error:
+                raise self._error(outputs[0], str(error)) from None
+        types = self._memo[key]
+        if len(types) != len(outputs):
+            raise self._error(outputs[0], f"{op} has {len(types)} outputs, {len(outputs)} named")
+        return types
+
+    def _error(self, value: str, message: str) -> ProgramError:
+        return ProgramError(self.name, line_of(len(self.instructions), None), value, message)
+
+    def fresh(self, hint: str) -> str:
+        """A name that is not taken: the hint, or the hint and a number."""
+        if hint not in self.types and hint not in self._count:
+            self._count[hint] = 1
+            return hint
+        while True:
+            number = self._count.get(hint, 1)
+            self._count[hint] = number + 1
+            name = f"{hint}_{number}"
+            if name not in self.types and name not in self._count:
+                self._count[name] = 1
+                return name
+
+    def build(self, outputs: Sequence[str]) -> Function:
+        """The function so far."""
+        return Function(self.name, tuple(self._parameters), tuple(self.instructions), tuple(outputs))
+
+
+class ModelBuilder(Builder):
+    """A builder of programs on one device."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        super().__init__(name)
+        self.dtype = dtype
+        self._inputs: list[Whole] = []
+
+    @property
+    def inputs(self) -> tuple[Whole, ...]:
+        """Parameters and data so far."""
+        return tuple(self._inputs)
+
+    def data(self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0) -> str:
+        """An input whose first axis are independent samples (`batch_axis=None`: the same for all)."""
+        return self._input(name, "data", shape, dtype or self.dtype, batch_axis=batch_axis)
+
+    def weight(self, name: str, shape: Shape, tensor_axis: int | None = None, expert_axis: int | None = None) -> str:
+        """A trained parameter."""
+        return self._input(name, "parameter", shape, self.dtype, tensor_axis=tensor_axis, expert_axis=expert_axis)
+
+    def program(self, outputs: Sequence[tuple[str, Role]]) -> Program:
+        """The program that returns the given values in the given roles, under their own names."""
+        wholes = tuple(whole_value(value, self.types[value], role) for value, role in outputs)
+        return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), wholes)
+
+    def _input(self, name: str, role: Role, shape: Shape, dtype: str, **axes: int | None) -> str:
+        tensor = Tensor(dtype, shape)
+        self.parameter(name, tensor)
+        self._inputs.append(whole_value(name, tensor, role, **axes))
+        return name

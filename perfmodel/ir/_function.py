@@ -1,0 +1,271 @@
+"""Functions of instructions in static single assignment form, and their abstract interpretation: types, shapes,
+placement and known values, in one pass.
+
+Works line by line on abstract values (DistIR, algorithm 1). Where all operands of an op are known it is
+evaluated, so that chains of `shape`, `take`, `concat` and `reshape` resolve (DistIR, figure 4). Calls of other
+functions are replaced by their instructions before."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.ir._instruction import (
+    CALL,
+    INTEGER_DTYPES,
+    ITEM_BYTES,
+    UNTAGGED,
+    Attributes,
+    Instruction,
+    Parameter,
+    ProgramError,
+    RuleError,
+    Tensor,
+    frozen,
+    shape_of_constant,
+)
+from perfmodel.ir.ops import OPS
+
+_LARGEST_KNOWN = 64
+"""Elements of a value that is still evaluated: shapes and indices, not data."""
+
+OutputTypes = dict[tuple[str, Attributes, tuple[Tensor, ...]], tuple[Tensor, ...]]
+"""Types that an op gives, by its attributes and operands."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """Instructions in program order: what one device runs, it runs in this order.
+
+    Consecutive instructions on disjoint sets of devices run in parallel (DistIR, section 2.1).
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def types(self) -> Mapping[str, Tensor]:
+        """Type of every value, by abstract interpretation (raises `ProgramError`); equal types are one object."""
+        return infer(self)
+
+    @cached_property
+    def n_devices(self) -> int:
+        """Devices 0 to the highest that any value lives on."""
+        return max((tensor.device for tensor in self.types.values()), default=0) + 1
+
+
+@dataclass(frozen=True)
+class Module:
+    """Functions that may call those above them; the last is where a program starts."""
+
+    functions: tuple[Function, ...]
+
+    @property
+    def main(self) -> Function:
+        return self.functions[-1]
+
+
+def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str, Tensor]:
+    """Type of every value of a function whose parameters are typed and whose calls are inlined.
+
+    Args:
+        function: the function; each instruction's operands must be defined above it, names once.
+        lines: line of each instruction and of the return in its source; by default those of its printed form.
+
+    Raises:
+        ProgramError: at the first unknown op, name used before its definition or defined twice, wrong
+            device, shape or dtype.
+    """
+    types: dict[str, Tensor] = {}
+    for parameter in function.parameters:
+        _add_parameter(function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1)
+    # Equal types are one object, so that `id` tells them apart: hashing them takes longer than all the rest.
+    shared: dict[Tensor, Tensor] = {}
+    types |= {name: shared.setdefault(tensor, tensor) for name, tensor in types.items()}
+    memo: dict[tuple[str, Attributes, tuple[int, ...]], tuple[Tensor, ...]] = {}
+    for index, instruction in enumerate(function.instructions):
+        try:
+            operand_types = [types[name] for name in instruction.inputs]
+            key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operand_types]))
+            inferred = memo.get(key)
+            if inferred is None:
+                made = output_types(instruction, tuple(operand_types))
+                inferred = memo[key] = tuple([shared.setdefault(tensor, tensor) for tensor in made])
+            if len(inferred) != len(instruction.outputs):
+                raise RuleError(f"{instruction.op} has {len(inferred)} outputs, {len(instruction.outputs)} named")
+        except (KeyError, PerfModelError) as error:
+            value, message = _explain(instruction, error, types)
+            raise ProgramError(function.name, line_of(index, lines), value, message) from None
+        for name, tensor in zip(instruction.outputs, inferred, strict=True):
+            if name in types:
+                message = "is defined already; every value is assigned once"
+                raise ProgramError(function.name, line_of(index, lines), name, message)
+            types[name] = tensor
+    for name in function.outputs:
+        if name not in types:
+            at = line_of(len(function.instructions), lines)
+            raise ProgramError(function.name, at, name, "is returned but not defined")
+    return types
+
+
+def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Types of an instruction's outputs.
+
+    Raises:
+        RuleError: an operand or attribute that the op does not take.
+        UnknownNameError: an op that is not defined.
+    """
+    if instruction.op == CALL:
+        raise RuleError("calls a function: types need the module; inline it first")
+    definition = OPS.get(instruction.op)
+    if definition is None:
+        raise UnknownNameError("op", instruction.op, OPS)
+
+    # Only collectives run on several devices.
+    attributes = dict(instruction.attributes)
+    if not definition.collective:
+        devices = {tensor.device for tensor in operand_types}
+        if len(devices) > 1:
+            places = ", ".join(
+                f"%{name} on device {tensor.device}"
+                for name, tensor in zip(instruction.inputs, operand_types, strict=True)
+            )
+            raise RuleError(f"{instruction.op} runs on one device, but has {places}; send what is elsewhere")
+    outputs = definition.infer(operand_types, attributes)
+    if definition.fold is None or len(outputs) != 1 or any(t.value is None for t in operand_types):
+        return outputs
+    return (_folded(outputs[0], definition.fold([np.array(t.value) for t in operand_types], attributes)),)
+
+
+def line_of(index: int, lines: Sequence[int] | None) -> int:
+    """Line of an instruction (or of the return, one past the last): the first stands under the header."""
+    return lines[index] if lines is not None else index + 2
+
+
+def _folded(tensor: Tensor, value: np.ndarray) -> Tensor:
+    if tensor.dtype not in INTEGER_DTYPES or value.size > _LARGEST_KNOWN:
+        return tensor
+    return replace(tensor, value=frozen(value.tolist()))
+
+
+def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: dict[str, Tensor], line: int) -> None:
+    def wrong(message: str) -> ProgramError:
+        return ProgramError(function.name, line, name, message)
+
+    if tensor is None:
+        raise wrong("has no type; give the parameter one, as in %x: fp32[2, 4] @0")
+    if name in types:
+        raise wrong("is defined already; every value is assigned once")
+    if tensor.dtype not in ITEM_BYTES:
+        raise wrong(str(UnknownNameError("dtype", tensor.dtype, ITEM_BYTES)))
+    if tensor.device < 0 or min(tensor.shape, default=1) < 1:
+        raise wrong(f"{tensor} must have positive dimensions and a device of at least 0")
+    if tensor.value is not None and shape_of_constant(tensor.value) != tensor.shape:
+        raise wrong(f"its known value has shape {shape_of_constant(tensor.value)}, its type {tensor.shape}")
+    types[name] = tensor
+
+
+def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) -> tuple[str, str]:
+    """Value and message of an error at an instruction."""
+    for name in instruction.inputs:
+        if name not in types:
+            return name, f"is used by {instruction.op} before it is defined"
+    value = instruction.outputs[0] if instruction.outputs else instruction.op
+    operand_types = ", ".join(f"%{name}: {types[name]}" for name in instruction.inputs)
+    return value, f"{error} (operands: {operand_types})" if isinstance(error, RuleError) else str(error)
+
+
+def instruction_devices(function: Function) -> list[tuple[int, ...]]:
+    """Devices that each instruction runs on: those of its operands and results, in order of appearance."""
+    types = function.types
+    device = {name: tensor.device for name, tensor in types.items()}
+    groups = []
+    for instruction in function.instructions:
+        devices = [device[name] for name in (*instruction.inputs, *instruction.outputs)]
+        groups.append(tuple(dict.fromkeys(devices)))
+    return groups
+
+
+def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
+    """Project a function to its devices (DistIR, section 3.2): rank r runs what involves device r.
+
+    An instruction of several devices stands in the program of each of them.
+    """
+    ranks: list[list[Instruction]] = [[] for _ in range(function.n_devices)]
+    for instruction, devices in zip(function.instructions, instruction_devices(function), strict=True):
+        for device in devices:
+            ranks[device].append(instruction)
+    return tuple(map(tuple, ranks))
+
+
+def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function, list[int]]:
+    """The module's main function without calls, and the line of the main function each instruction comes from.
+
+    A callee's values are named after the call's first output: `%h` of the call that gives `%y` is `%y.h`;
+    what the callee returns has the call's own output names. A call's tag holds for all that it runs.
+
+    Args:
+        module: functions, each calling only those above it.
+        lines: line of each instruction of main and of its return in the source.
+
+    Raises:
+        ProgramError: a call of a function that does not stand above, or of another number of arguments or
+            results.
+    """
+    out: list[Instruction] = []
+    source_lines: list[int] = []
+    main = module.main
+    for index, instruction in enumerate(main.instructions):
+        line = line_of(index, lines)
+        before = len(out)
+        _expand(module, main.name, instruction, len(module.functions) - 1, line, out)
+        source_lines += [line] * (len(out) - before)
+    source_lines.append(line_of(len(main.instructions), lines))
+    return replace(main, instructions=tuple(out)), source_lines
+
+
+def _expand(
+    module: Module, caller: str, instruction: Instruction, below: int, line: int, out: list[Instruction]
+) -> None:
+    """Append an instruction or, of a call, the callee's, which must stand before function number `below`."""
+    if instruction.op != CALL:
+        out.append(instruction)
+        return
+    value = instruction.outputs[0] if instruction.outputs else CALL
+    name = instruction.attribute("function")
+    known = {f.name: k for k, f in enumerate(module.functions[:below])}
+    if name not in known:
+        raise ProgramError(caller, line, value, str(UnknownNameError("function above", str(name), known)))
+    callee = module.functions[known[name]]
+    for what, stated, wanted in (
+        ("arguments", instruction.inputs, callee.parameters),
+        ("results", instruction.outputs, callee.outputs),
+    ):
+        if len(stated) != len(wanted):
+            raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, {len(stated)} named")
+    names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
+    if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
+        raise ProgramError(caller, line, value, f"@{name} must return distinct values that it computes, to be called")
+    # Values of the callee get names that no other call's have.
+    names |= dict(zip(callee.outputs, instruction.outputs, strict=True))
+    for inner in callee.instructions:
+        for local in inner.outputs:
+            names.setdefault(local, f"{value}.{local}")
+        try:
+            inputs = tuple(names[local] for local in inner.inputs)
+        except KeyError as error:
+            message = f"@{name} uses %{error.args[0]} before it is defined"
+            raise ProgramError(caller, line, value, message) from None
+        renamed = Instruction(
+            inner.op,
+            inputs,
+            tuple(names[local] for local in inner.outputs),
+            inner.attributes,
+            inner.tag if instruction.tag == UNTAGGED else instruction.tag,
+        )
+        _expand(module, caller, renamed, known[name], line, out)

@@ -1,0 +1,300 @@
+"""Reading the text form: tokens, and recursive descent over them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir._function import Function
+from perfmodel.ir._instruction import (
+    CALL,
+    PHASES,
+    STREAMS,
+    UNTAGGED,
+    Attributes,
+    Instruction,
+    Parameter,
+    Tag,
+    Tensor,
+    attributes,
+)
+from perfmodel.ir._program import ROLES, Piece, Whole
+
+_TOKEN = re.compile(
+    r"""(?P<skip>[ \t\r]+|//[^\n]*)|(?P<newline>\n)|(?P<value>%[\w.'~-]+)|(?P<function>@(?=[A-Za-z_])[\w.]+)
+    |(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w]))|(?P<word>[A-Za-z_]\w*)|(?P<string>"[^"\n]*")
+    |(?P<mark>[(){}\[\],:=|@])""",
+    re.VERBOSE,
+)
+
+
+class Token(NamedTuple):
+    """A piece of text of one kind: value, function, number, word, string, mark or end."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokens(text: str) -> list[Token]:
+    """All tokens, closed by one of kind `end`; comments (`//`) are skipped.
+
+    Raises:
+        PerfModelError: a character that starts no token.
+    """
+    read: list[Token] = []
+    at, line = 0, 1
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise PerfModelError(f"program text, line {line}: {text[at]!r} means nothing here")
+        kind = str(match.lastgroup)
+        if kind == "newline":
+            line += 1
+        elif kind != "skip":
+            read.append(Token(kind, match.group(), line))
+        at = match.end()
+    read.append(Token("end", "", line))
+    return read
+
+
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass
+class Annotations:
+    """What the text says of values, to be held against what inference finds."""
+
+    types: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    devices: list[tuple[int, str, int]] = field(default_factory=list)
+
+
+class Parser:
+    """Recursive descent over the tokens of one text."""
+
+    def __init__(self, text: str) -> None:
+        self.annotations: list[Annotations] = []
+        self._tokens = tokens(text)
+        self._next = 0
+        self._discarded = 0
+
+    @property
+    def line(self) -> int:
+        """Line of the token last read."""
+        return self._tokens[max(self._next - 1, 0)].line
+
+    def fail(self, message: str) -> NoReturn:
+        raise PerfModelError(f"program text, line {self.line}: {message}")
+
+    def module(self) -> tuple[list[Function], list[int]]:
+        """All functions, and the lines of the last one's instructions and return."""
+        functions, lines = [], []
+        while self._peek().kind != "end" and self._peek().text not in ("input", "output"):
+            self._expect("func")
+            name, parameters = self._header()
+            body, lines = self._body()
+            functions.append(Function(name, parameters, tuple(body), self._return()))
+            lines.append(self.line)
+            self._expect("}")
+        if not functions:
+            self.fail("a function is needed: func @name(%x: fp32[2, 4] @0) { ... return %y }")
+        return functions, lines
+
+    def wholes(self, types: Mapping[str, Tensor]) -> tuple[list[Whole], list[Whole]]:
+        """Whole inputs and outputs, which stand below the functions."""
+        sides: dict[str, list[Whole]] = {"input": [], "output": []}
+        while self._peek().kind != "end":
+            side = self._token().text
+            if side not in sides:
+                self.fail(f"input, output or the end is expected, got {side!r}")
+            sides[side].append(self._whole(types))
+        return sides["input"], sides["output"]
+
+    def _whole(self, types: Mapping[str, Tensor]) -> Whole:
+        name, word = self._take("string").text[1:-1], self._take("word").text
+        if word not in ROLES:
+            self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
+        tensor, axes = self._type(), dict(self._attributes())
+        if unknown := axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}:
+            self.fail(f"{name}: axes are batch_axis, tensor_axis and expert_axis; got {min(unknown)}")
+        self._expect("=")
+        pieces = [self._piece(name, tensor, types)]
+        while self._accept(","):
+            pieces.append(self._piece(name, tensor, types))
+        return Whole(
+            name=name,
+            role=ROLES[ROLES.index(word)],
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            pieces=tuple(pieces),
+            **axes,
+        )
+
+    def _piece(self, name: str, tensor: Tensor, types: Mapping[str, Tensor]) -> Piece:
+        value = self._take("value").text[1:]
+        start = self._literal()
+        if value not in types:
+            self.fail(f"{name}: %{value} is no value of the function")
+        part = types[value]
+        inside = len(start) == part.rank == tensor.rank and all(
+            a >= 0 and a + n <= size for a, n, size in zip(start, part.shape, tensor.shape, strict=True)
+        )
+        if not inside or part.dtype != tensor.dtype:
+            self.fail(f"{name}: %{value}, {part}, at {list(start)} is no part of {tensor.dtype}{list(tensor.shape)}")
+        return Piece(value, start)
+
+    def _header(self) -> tuple[str, tuple[Parameter, ...]]:
+        name = self._take("function").text[1:]
+        self.annotations.append(Annotations())
+        self._expect("(")
+        parameters = []
+        while self._peek().text != ")":
+            parameters.append(self._parameter())
+            if self._peek().text != ")":
+                self._expect(",")
+        self._expect(")")
+        self._expect("{")
+        return name, tuple(parameters)
+
+    def _parameter(self) -> Parameter:
+        name = self._take("value").text[1:]
+        if not self._accept(":"):
+            return Parameter(name)
+        tensor = self._type()
+        if self._accept("="):
+            tensor = Tensor(tensor.dtype, tensor.shape, tensor.device, self._literal())
+        return Parameter(name, tensor)
+
+    def _type(self) -> Tensor:
+        dtype = self._take("word").text
+        shape: tuple[int, ...] = ()
+        if self._peek().text == "[":
+            shape = self._literal()
+        device = int(self._take("number").text) if self._accept("@") else 0
+        return Tensor(dtype, shape, device)
+
+    def _return(self) -> tuple[str, ...]:
+        self._expect("return")
+        names = []
+        while self._peek().kind == "value":
+            names.append(self._take("value").text[1:])
+            if not self._accept(","):
+                break
+        return tuple(names)
+
+    def _body(self) -> tuple[list[Instruction], list[int]]:
+        """Instructions up to the return, and their lines."""
+        instructions, lines = [], []
+        while self._peek().text != "return":
+            lines.append(self._peek().line)
+            instructions.append(self._instruction())
+        return instructions, lines
+
+    def _instruction(self) -> Instruction:
+        outputs = [self._output()]
+        while self._accept(","):
+            outputs.append(self._output())
+        self._expect("=")
+        token = self._token()
+        if token.kind not in ("word", "function"):
+            self.fail(f"an op or @function is expected, got {token.text!r}")
+        self._expect("(")
+        inputs = []
+        while self._peek().text != ")":
+            inputs.append(self._take("value").text[1:])
+            if self._peek().text != ")":
+                self._expect(",")
+        self._expect(")")
+        values = self._attributes()
+        tag = self._tag()
+        if token.kind == "function":
+            return Instruction(CALL, tuple(inputs), tuple(outputs), attributes(function=token.text[1:]), tag)
+        return Instruction(token.text, tuple(inputs), tuple(outputs), values, tag)
+
+    def _output(self) -> str:
+        if self._accept("_"):
+            self._discarded += 1
+            return f"_{self._discarded}"
+        token = self._take("value")
+        name = token.text[1:]
+        if self._accept(":"):
+            self.annotations[-1].types.append((token.line, name, self._type()))
+        elif self._accept("@"):
+            self.annotations[-1].devices.append((token.line, name, int(self._take("number").text)))
+        return name
+
+    def _attributes(self) -> Attributes:
+        values: dict[str, Any] = {}
+        if self._accept("{"):
+            while self._peek().text != "}":
+                name = self._take("word").text
+                self._expect("=")
+                values[name] = self._literal()
+                if self._peek().text != "}":
+                    self._expect(",")
+            self._expect("}")
+        return attributes(**values)
+
+    def _literal(self) -> Any:
+        token = self._token()
+        if token.kind == "number":
+            return float(token.text) if re.search(r"[.einf]", token.text) else int(token.text)
+        if token.kind == "string":
+            return token.text[1:-1]
+        if token.text in _WORDS:
+            return _WORDS[token.text]
+        if token.text != "[":
+            self.fail(f"a number, string, true, false or list is expected, got {token.text!r}")
+        items = []
+        while not self._accept("]"):
+            items.append(self._literal())
+            if self._peek().text != "]":
+                self._expect(",")
+        return tuple(items)
+
+    def _tag(self) -> Tag:
+        if not self._accept("|"):
+            return UNTAGGED
+        values: dict[str, Any] = {}
+        while self._peek().kind == "word" and self._peek().text not in ("return", "_"):
+            word = self._take("word").text
+            if word in PHASES:
+                values["phase"] = word
+                continue
+            self._expect("=")
+            token = self._token()
+            if word in ("layer", "micro_batch") and token.kind == "number":
+                values[word] = int(token.text)
+            elif word == "stream" and token.text in STREAMS:
+                values[word] = token.text
+            else:
+                self.fail(f"tags are a phase, layer=, micro_batch= and stream=; got {word}={token.text}")
+        return Tag(**values)
+
+    def _peek(self) -> Token:
+        return self._tokens[self._next]
+
+    def _token(self) -> Token:
+        token = self._tokens[self._next]
+        if token.kind == "end":
+            self.fail("the text ends here, in the middle of a function")
+        self._next += 1
+        return token
+
+    def _take(self, kind: str) -> Token:
+        token = self._token()
+        if token.kind != kind:
+            self.fail(f"a {kind} is expected, got {token.text!r}")
+        return token
+
+    def _accept(self, text: str) -> bool:
+        if self._tokens[self._next].text == text:
+            self._next += 1
+            return True
+        return False
+
+    def _expect(self, text: str) -> None:
+        token = self._token()
+        if token.text != text:
+            self.fail(f"{text!r} is expected, got {token.text!r}")

@@ -1,0 +1,141 @@
+"""Programs: a function together with the whole tensors that its values are pieces of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.ir._function import Function
+from perfmodel.ir._instruction import Shape, Tensor
+
+Role = Literal["data", "parameter", "state", "loss", "gradient", "output"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A value that holds part of a whole tensor (the same part on several devices: replicas)."""
+
+    value: str
+    start: Shape
+    """Where the part begins in the whole, by axis; how far it reaches is the value's shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    """A tensor as the undistributed program knows it, and the values that hold it."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: Shape
+    pieces: tuple[Piece, ...]
+    batch_axis: int | None = None
+    """Axis of independent samples, of data."""
+    tensor_axis: int | None = None
+    """Axis that tensor parallelism slices, of parameters (None: replicated)."""
+    expert_axis: int | None = None
+    """Axis of experts, of their parameters."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What transforms take and return: a function, and how its values relate to whole tensors."""
+
+    function: Function
+    inputs: tuple[Whole, ...]
+    outputs: tuple[Whole, ...]
+
+    @property
+    def types(self) -> Mapping[str, Tensor]:
+        """Type of every value of the function."""
+        return self.function.types
+
+    @property
+    def n_devices(self) -> int:
+        return self.function.n_devices
+
+    def inputs_of(self, *roles: Role) -> tuple[Whole, ...]:
+        """Inputs that play one of the roles."""
+        return tuple(tensor for tensor in self.inputs if tensor.role in roles)
+
+    def values_of(self, *roles: Role) -> frozenset[str]:
+        """Values that hold pieces of these inputs."""
+        values: set[str] = set()
+        for tensor in self.inputs_of(*roles):
+            values.update(piece.value for piece in tensor.pieces)
+        return frozenset(values)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward pass."""
+        return any(i.tag.phase == "backward" for i in self.function.instructions)
+
+    def split(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Values of the function's parameters from whole tensors by name.
+
+        Raises:
+            PerfModelError: a tensor is missing or has another shape.
+        """
+        values = {}
+        for tensor in self.inputs:
+            if tensor.name not in arrays:
+                raise UnknownNameError("input tensor", tensor.name, arrays)
+            array = np.asarray(arrays[tensor.name])
+            if array.shape != tensor.shape:
+                raise PerfModelError(f"input {tensor.name} must have shape {tensor.shape}, got {array.shape}")
+            for piece in tensor.pieces:
+                values[piece.value] = array[_region(piece, self.types[piece.value].shape)]
+        return values
+
+    def join(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Whole tensors by name from the values that the function returns.
+
+        Raises:
+            PerfModelError: replicas of a piece that differ (by more than rounding of sums in another order).
+        """
+        joined = {}
+        for tensor in self.outputs:
+            out = np.zeros(tensor.shape, values[tensor.pieces[0].value].dtype)
+            seen = np.zeros(tensor.shape, bool)
+            for piece in tensor.pieces:
+                array = np.asarray(values[piece.value])
+                region = _region(piece, array.shape)
+                tolerance = _TOLERANCE[array.dtype.itemsize]
+                if seen[region].all() and not np.allclose(out[region], array, rtol=tolerance, equal_nan=True):
+                    raise PerfModelError(f"%{piece.value}: replicas of {tensor.name} differ")
+                out[region] = array
+                seen[region] = True
+            if not seen.all():
+                raise PerfModelError(f"output {tensor.name}: no value holds some of its elements")
+            joined[tensor.name] = out
+        return joined
+
+
+_TOLERANCE = {8: 1e-9, 4: 1e-3, 2: 1e-1, 1: 0.0}
+"""Relative difference by which replicas may differ, by bytes of an element."""
+
+
+def _region(piece: Piece, shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(start, start + n) for start, n in zip(piece.start, shape, strict=True))
+
+
+def whole_value(value: str, tensor: Tensor, role: Role, **axes: int | None) -> Whole:
+    """The whole tensor that one value holds, of the same name."""
+    piece = Piece(value, (0,) * tensor.rank)
+    return Whole(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
+
+
+def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
+    """A function as a program of whole tensors, every input data without batch axis unless its role is given.
+
+    Such a program can be executed, simulated and lowered; most transforms need the roles.
+    """
+    roles, types = roles or {}, function.types
+    return Program(
+        function,
+        tuple(whole_value(p.name, types[p.name], roles.get(p.name, "data")) for p in function.parameters),
+        tuple(whole_value(name, types[name], roles.get(name, "output")) for name in dict.fromkeys(function.outputs)),
+    )

@@ -1,0 +1,83 @@
+"""Gradient checkpointing: activations inside a layer are computed again in the backward pass (Chen et al. 2016)."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import Function, Instruction, Program
+
+
+def checkpoint(program: Program, layers: Collection[int] | None = None) -> Program:
+    """Keep only what layers hand to one another; the rest is recomputed before its first backward use.
+
+    Args:
+        program: a training step whose instructions are tagged with phase and layer.
+        layers: layers to recompute; by default all.
+
+    Raises:
+        LayoutError: the program has no backward pass.
+    """
+    function = program.function
+    if not any(i.tag.phase == "backward" for i in function.instructions):
+        raise LayoutError("checkpointing needs a training step with instructions tagged as backward")
+    copies = _Recomputation(function, layers)
+    out: list[Instruction] = []
+    for instruction in function.instructions:
+        if instruction.tag.phase != "forward":
+            out += copies.before(instruction)
+            instruction = copies.renamed(instruction)
+        out.append(instruction)
+    return replace(program, function=replace(function, instructions=tuple(out)))
+
+
+class _Recomputation:
+    """Which forward values are recomputed, and what has been so far."""
+
+    def __init__(self, function: Function, layers: Collection[int] | None) -> None:
+        self._maker: dict[str, Instruction] = {}
+        for instruction in function.instructions:
+            tag = instruction.tag
+            chosen = tag.layer >= 0 if layers is None else tag.layer in layers
+            if tag.phase == "forward" and chosen and instruction.op != "send":
+                self._maker.update(dict.fromkeys(instruction.outputs, instruction))
+        # Values that another group of instructions uses too are stored, so they need not be recomputed.
+        stored = set(function.outputs)
+        for instruction in function.instructions:
+            if instruction.tag.phase == "forward":
+                stored.update(n for n in instruction.inputs if n in self._maker and self._group(n) != _key(instruction))
+        for name in stored & set(self._maker):
+            if len(self._maker[name].outputs) == 1:
+                del self._maker[name]
+        self._names: dict[str, str] = {}
+
+    def _group(self, name: str) -> tuple[int, int]:
+        return _key(self._maker[name])
+
+    def before(self, instruction: Instruction) -> list[Instruction]:
+        """Instructions that recompute what an instruction of another phase uses and nobody has recomputed."""
+        copies: list[Instruction] = []
+        for name in instruction.inputs:
+            copies += self._copies(name, instruction)
+        return copies
+
+    def _copies(self, name: str, user: Instruction) -> list[Instruction]:
+        if name not in self._maker or name in self._names:
+            return []
+        maker = self._maker[name]
+        copies: list[Instruction] = []
+        for source in maker.inputs:
+            copies += self._copies(source, user)
+        self._names.update({output: f"{output}.r" for output in maker.outputs})
+        tag = replace(maker.tag, phase=user.tag.phase)
+        outputs = tuple(self._names[output] for output in maker.outputs)
+        return [*copies, replace(self.renamed(maker), outputs=outputs, tag=tag)]
+
+    def renamed(self, instruction: Instruction) -> Instruction:
+        """The instruction with recomputed operands in place of the original ones."""
+        if not any(name in self._names for name in instruction.inputs):
+            return instruction
+        return replace(instruction, inputs=tuple(self._names.get(name, name) for name in instruction.inputs))
+
+
+def _key(instruction: Instruction) -> tuple[int, int]:
+    return instruction.tag.layer, instruction.tag.micro_batch

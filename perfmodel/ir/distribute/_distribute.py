@@ -1,0 +1,196 @@
+"""The D/T/P transform: data, tensor and pipeline parallelism with micro-batches, ZeRO and checkpointing at once."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import STREAMS, Program, Stream
+from perfmodel.ir.distribute._checkpoint import checkpoint
+from perfmodel.ir.distribute._parallel import data_parallel, expert_parallel, tensor_parallel
+from perfmodel.ir.distribute._pipeline import micro_batches, pipeline
+from perfmodel.ir.distribute._sequence import sequence_slices
+from perfmodel.schedule import get_schedule
+from perfmodel.spec import Layout
+
+_FIELDS: Final = {
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "ep": "expert",
+    "micro_batches": "micro_batches",
+    "steps": "steps",
+    "schedule": "schedule",
+    "vpp": "chunks",
+    "zero": "zero",
+    "sequence_parallel": "sequence_parallel",
+    "checkpoint": "checkpoint",
+    "send_stream": "send_stream",
+}
+"""Field of `Degrees` by its name in layouts."""
+_WORDS: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How far to distribute along each dimension.
+
+    Raises:
+        LayoutError: a degree below one.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    """Ranks that share out the experts; they also share the batch, beside the `data` replicas."""
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    """Name of a registered pipeline schedule."""
+    steps: int = 1
+    """Steps of so many micro-batches that an asynchronous schedule runs into one another; the batch is that of all."""
+    chunks: int = 1
+    """Model chunks per pipeline device (interleaved schedules)."""
+    zero: int = 0
+    sequence_parallel: bool = False
+    checkpoint: bool = False
+    """Recompute each layer's inner activations in the backward pass."""
+    send_stream: Stream = "compute"
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "expert", "micro_batches", "steps", "chunks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LayoutError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+    @classmethod
+    def of(cls, layout: Layout, global_batch: int) -> "Degrees":
+        """What a layout means for a program of `global_batch` samples.
+
+        Fused attention recomputes its core in any case, so that selective recomputation is none.
+
+        Raises:
+            LayoutError: context parallelism, offloading or experts sharded otherwise than the rest (`etp`), which no
+                transform does, or a batch that does not divide.
+        """
+        if layout.expert_tp != layout.tp:
+            raise LayoutError(
+                f"layout {layout.label}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
+            )
+        if layout.cp > 1 or layout.offload or layout.offload_layers:
+            raise LayoutError(
+                f"layout {layout.label}: programs have no context parallelism and no offloading; use cp=1"
+            )
+        micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
+        if rest or not micro_batches:
+            raise LayoutError(
+                f"layout {layout.label}: a batch of {global_batch} does not divide into its micro-batches"
+            )
+        return cls(
+            data=layout.dp // layout.ep,
+            tensor=layout.tp,
+            pipeline=layout.pp,
+            expert=layout.ep,
+            micro_batches=micro_batches,
+            schedule=layout.effective_schedule,
+            chunks=layout.vpp,
+            zero=layout.zero,
+            sequence_parallel=layout.effective_sequence_parallel,
+            checkpoint=layout.recompute == "full",
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> "Degrees":
+        """From `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or DistIR's D/T/P/K as `2/2/2/4`.
+
+        Raises:
+            LayoutError: an unknown name, or a value that is none.
+        """
+        if re.fullmatch(r"\d+(/\d+){3}", text.strip()):
+            text = ",".join(
+                f"{n}={v}" for n, v in zip(("dp", "tp", "pp", "micro_batches"), text.split("/"), strict=True)
+            )
+        values: dict[str, Any] = {}
+        for word in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = word.partition("=")
+            field = _FIELDS.get(name)
+            if field is None or not value:
+                raise LayoutError(f"--layout: {word!r} is not NAME=VALUE; names: {', '.join(_FIELDS)}")
+            values[field] = _WORDS.get(value.lower(), int(value) if value.isdecimal() else value)
+            if type(values[field]) is not type(getattr(cls, field)):
+                raise LayoutError(f"--layout: {word!r}; {name} is by default {str(getattr(cls, field)).lower()}")
+        if values.get("send_stream", "send") not in STREAMS:
+            raise LayoutError(f"--layout: send_stream is one of {', '.join(STREAMS)}")
+        return cls(**values)
+
+    def __str__(self) -> str:
+        """As `parse` reads it; what is not said is at its default."""
+        return ",".join(
+            f"{name}={str(getattr(self, field)).lower()}"
+            for name, field in _FIELDS.items()
+            if name in ("dp", "tp", "pp", "micro_batches") or getattr(self, field) != getattr(Degrees, field)
+        )
+
+    @property
+    def n_devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.expert
+
+
+def distribute(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
+    """A one-device program over `degrees.n_devices` devices.
+
+    Ranks are numbered as Megatron-LM numbers them: tensor ranks next to one another, then expert ranks, data
+    ranks, and pipeline stages outermost.
+
+    Args:
+        program: on one device.
+        degrees: how far along each dimension.
+        representative: write down the first tensor, expert and data rank of each stage only. Such a program is
+            simulated like the whole one, whose other ranks do the same at the same time, and cannot be executed.
+
+    Raises:
+        LayoutError: something does not divide; the message names it.
+    """
+    return spread_stages(staged(program, degrees), degrees, representative=representative)
+
+
+def staged(program: Program, degrees: Degrees) -> Program:
+    """The first half of `distribute`: stages and micro-batches alone, which layouts of several D and T share.
+
+    Raises:
+        LayoutError: as `distribute`.
+    """
+    name = degrees.schedule if program.trains else "forward"
+    scheduler = get_schedule(name)
+    program = sequence_slices(program, scheduler.slices)
+    if degrees.checkpoint:  # of slices all but what later ones see of them
+        program = checkpoint(program)
+    if degrees.pipeline * degrees.chunks * scheduler.slices == 1:
+        return micro_batches(program, degrees.micro_batches)
+    if degrees.steps > 1 and not scheduler.asynchronous:
+        raise LayoutError(f"schedule {name} flushes: one step is one program; use steps=1")
+    schedule = scheduler(degrees.pipeline, degrees.micro_batches, degrees.chunks, degrees.steps)
+    return pipeline(program, schedule, send_stream=degrees.send_stream, weights=scheduler.weights)
+
+
+def spread_stages(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
+    """The second half: tensor, expert and data parallelism of every stage of a `staged` program.
+
+    Raises:
+        LayoutError: as `distribute`.
+    """
+    program = tensor_parallel(
+        program, degrees.tensor, sequence_parallel=degrees.sequence_parallel, representative=representative
+    )
+    program = expert_parallel(program, degrees.expert, stride=degrees.tensor, representative=representative)
+    stride = degrees.tensor * degrees.expert
+    return data_parallel(program, degrees.data, zero=degrees.zero, stride=stride, representative=representative)
+
+
+def on_one_stream(program: Program) -> Program:
+    """The program with every instruction on the compute stream: what ranks do that run one instruction at a time."""
+    alone = tuple(
+        i if i.tag.stream == "compute" else replace(i, tag=replace(i.tag, stream="compute"))
+        for i in program.function.instructions
+    )
+    return replace(program, function=replace(program.function, instructions=alone))

@@ -1,0 +1,207 @@
+"""The parallel dimensions that spread tensors: data (with ZeRO), tensor and expert parallelism; and what tensor
+parallelism asks of weights: Megatron-LM's axes, found from the data flow, and vocabularies that divide."""
+
+from dataclasses import replace
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import (
+    OPS,
+    REPLICATED,
+    Function,
+    Instruction,
+    Parameter,
+    Program,
+    Question,
+    Sharded,
+    Sharding,
+    Whole,
+    attributes,
+)
+from perfmodel.ir.distribute._spread import Plan, shard_axis, spread
+
+
+def tensor_parallel(
+    program: Program, parts: int, *, sequence_parallel: bool = False, stride: int = 1, representative: bool = False
+) -> Program:
+    """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows; Shoeybi et al. 2019).
+
+    Args:
+        program: any program.
+        parts: tensor-parallel ranks of every device.
+        sequence_parallel: shard activations along the sequence between the sliced products, so that all-reduces
+            become reduce-scatters and all-gathers (Korthikanti et al. 2022, section 4.2.2).
+        stride: devices from one part to the next.
+        representative: write down the first part only (`Plan.representative`).
+
+    Raises:
+        LayoutError: a weight's axis, or under sequence parallelism the sequence, does not divide.
+    """
+    inputs: dict[str, Sharding] = {}
+    for tensor in program.inputs_of("parameter", "state"):
+        if tensor.tensor_axis is not None:
+            inputs |= {piece.value: Sharded(tensor.tensor_axis) for piece in tensor.pieces}
+    axis = 1 if sequence_parallel else None
+    plan = Plan(
+        parts=parts, suffix="t", inputs=inputs, stride=stride, sequence_axis=axis, representative=representative
+    )
+    return spread(program, plan)
+
+
+def expert_parallel(program: Program, parts: int, *, stride: int = 1, representative: bool = False) -> Program:
+    """Data parallelism whose ranks hold different experts: tokens travel by all-to-all (GShard; Fedus et al. 2021).
+
+    Raises:
+        LayoutError: the batch or the number of experts does not divide.
+    """
+    inputs: dict[str, Sharding] = _batch(program, parts)
+    for tensor in program.inputs_of("parameter", "state"):
+        if tensor.expert_axis is not None:
+            inputs |= {piece.value: Sharded(tensor.expert_axis) for piece in tensor.pieces}
+    plan = Plan(
+        parts=parts, suffix="e", inputs=inputs, stride=stride, stream="data_comm", representative=representative
+    )
+    return spread(program, plan)
+
+
+def data_parallel(
+    program: Program, parts: int, *, zero: int = 0, stride: int = 1, representative: bool = False
+) -> Program:
+    """Each replica takes a share of the batch; gradients are summed.
+
+    Args:
+        program: any program.
+        parts: replicas of every device.
+        zero: stage of ZeRO (Rajbhandari et al. 2019): 1 shards the optimizer's state, 2 also gradients (reduced
+            for every micro-batch), 3 also weights, which each pass of a micro-batch gathers. A tensor is
+            sharded along its first axis that divides, else replicated.
+        stride: devices from one replica to the next.
+        representative: write down the first replica only (`Plan.representative`).
+
+    Raises:
+        LayoutError: the batch does not divide, or there is no such stage.
+    """
+    if zero not in (0, 1, 2, 3):
+        raise LayoutError(f"zero must be 0, 1, 2 or 3, got {zero!r}")
+    inputs: dict[str, Sharding] = _batch(program, parts)
+    outputs: dict[str, Sharding] = {}
+    stateful = {tensor.name.rpartition(".")[0] for tensor in program.inputs_of("state")}
+
+    def sharded(tensor: Whole) -> dict[str, Sharding]:
+        axes = {piece.value: shard_axis(program.types[piece.value], parts) for piece in tensor.pieces}
+        return {value: REPLICATED if axis is None else Sharded(axis) for value, axis in axes.items()}
+
+    # Stage 1 shards states, stage 2 gradients too, stage 3 weights too.
+    for tensor in program.inputs_of("state") if zero >= 1 else ():
+        inputs |= sharded(tensor)
+    for tensor in program.inputs_of("parameter") if zero >= 3 else ():
+        inputs |= sharded(tensor)
+    for tensor in program.outputs:
+        weight = tensor.name.removeprefix("d_")
+        if tensor.role == "parameter":
+            outputs |= sharded(tensor) if zero >= 3 else dict.fromkeys([p.value for p in tensor.pieces], REPLICATED)
+        elif tensor.role == "gradient" and (zero >= 2 or (zero == 1 and weight in stateful)):
+            outputs |= sharded(tensor)
+    return spread(
+        program,
+        Plan(
+            parts=parts,
+            suffix="d",
+            inputs=inputs,
+            outputs=outputs,
+            stride=stride,
+            stream="data_comm",
+            gathered=program.values_of("parameter") if zero >= 3 else frozenset(),
+            scatter_gradients=zero >= 2,
+            representative=representative,
+        ),
+    )
+
+
+def _batch(program: Program, parts: int) -> dict[str, Sharding]:
+    """Data sharded along their batch axis."""
+    shardings: dict[str, Sharding] = {}
+    for tensor in program.inputs_of("data"):
+        if tensor.batch_axis is not None:
+            shardings |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
+    if parts > 1 and not shardings:
+        raise LayoutError("no input has a batch axis, along which replicas could share it")
+    return shardings
+
+
+def megatron_axes(program: Program) -> Program:
+    """The program with the `tensor_axis` of every weight as Megatron-LM slices them (Shoeybi et al. 2019, section 3).
+
+    Weights are met in program order: of a product whose left operand is sliced along what is summed, the rows are
+    sliced, of any other the columns; biases and gains as what they are applied to; tables of embeddings by rows.
+    """
+    types = program.types
+    undecided = set(program.values_of("parameter"))
+    axes: dict[str, int] = {}
+    spread: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
+    for i in program.function.instructions:
+        for place, name in enumerate(i.inputs):
+            if name in undecided:
+                undecided.discard(name)
+                axis = _axis(i, place, [spread[n] for n in i.inputs], [types[n].rank for n in i.inputs])
+                if axis is not None and types[name].shape[axis] > 1:
+                    axes[name], spread[name] = axis, Sharded(axis)
+        question = Question.of(i, types, [spread[n] for n in i.inputs], 1)
+        spread.update(zip(i.outputs, OPS[i.op].spread(question).outputs, strict=True))
+    return replace(
+        program,
+        inputs=tuple(
+            replace(w, tensor_axis=axes.get(w.pieces[0].value)) if w.role == "parameter" else w for w in program.inputs
+        ),
+    )
+
+
+def _axis(i: Instruction, place: int, spread: list[Sharding], ranks: list[int]) -> int | None:
+    """Axis along which an instruction's operand is sliced, None for none."""
+    if i.op == "embedding":
+        return 0
+    if i.op == "matmul" and place == 1 and ranks[1] == 2:
+        summed = ranks[0] - (2 if i.attribute("transpose_a") else 1)
+        rows = 1 if i.attribute("transpose_b") else 0
+        return rows if spread[0] == Sharded(summed) else 1 - rows
+    if i.op in ("add", "sub", "mul", "div") and ranks[place] == 1:
+        return 0 if spread[1 - place] == Sharded(ranks[1 - place] - 1) else None
+    return None
+
+
+def pad_vocabulary(program: Program, multiple: int) -> Program:
+    """The program with tables of embeddings, and heads of as many columns, grown to a multiple (Megatron-LM's padding).
+
+    Logits grow too; in a loss the added classes take part as tokens that never occur, as Megatron-LM's do.
+
+    Args:
+        program: not distributed.
+        multiple: usually the tensor-parallel degree, or 128 times that.
+
+    Raises:
+        LayoutError: a constant has the vocabulary's size, or the program is distributed.
+    """
+    if program.n_devices > 1:
+        raise LayoutError("vocabularies are padded before a program is distributed")
+    function, types = program.function, program.types
+    weights = program.values_of("parameter", "state")
+    sizes = {types[i.inputs[0]].shape[0] for i in function.instructions if i.op == "embedding"}
+    grown = {n: -(-n // multiple) * multiple for n in sizes if n % multiple}
+
+    def padded(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(grown.get(n, n) for n in shape)
+
+    instructions = []
+    for i in function.instructions:
+        shape = i.attribute("shape")
+        if i.op == "constant" and padded(types[i.outputs[0]].shape) != types[i.outputs[0]].shape:
+            raise LayoutError(f"%{i.outputs[0]} is a constant of the vocabulary's size, which cannot be padded")
+        changed = attributes(**dict(i.attributes) | {"shape": padded(shape)}) if shape else i.attributes
+        instructions.append(replace(i, attributes=changed))
+    parameters = tuple(
+        Parameter(p.name, types[p.name].with_shape(padded(types[p.name].shape))) if p.name in weights else p
+        for p in function.parameters
+    )
+    new = Function(function.name, parameters, tuple(instructions), function.outputs)
+    inputs = tuple(replace(w, shape=padded(w.shape)) if w.role in ("parameter", "state") else w for w in program.inputs)
+    outputs = tuple(replace(w, shape=padded(w.shape)) for w in program.outputs)
+    return Program(new, inputs, outputs)

@@ -1,0 +1,190 @@
+"""What a pipeline makes of a program: what happens to each value when the batch is cut into micro-batches, and the
+instructions as the passes that a schedule orders."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import (
+    OPS,
+    REPLICATED,
+    Function,
+    Instruction,
+    Partial,
+    Program,
+    Question,
+    Sharded,
+    Sharding,
+    attributes,
+)
+from perfmodel.schedule import Phase, Schedule, even_split
+
+
+def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], Function]:
+    """How micro-batches share each value, and the function with the attributes that one of them needs.
+
+    The rules are those of parallel devices, with time in the place of space: a value sharded along an axis
+    is cut, a partial one is summed over micro-batches, a replicated one is the same for all.
+
+    Raises:
+        LayoutError: the batch does not divide, or an op of the forward or backward pass mixes samples.
+    """
+    function, types = program.function, program.types
+    # Data are cut into micro-batches; how all other values follow is told by the ops' sharding rules.
+    sharding: dict[str, Sharding] = {p.name: REPLICATED for p in function.parameters}
+    for tensor in program.inputs_of("data"):
+        if tensor.batch_axis is not None and parts > 1:
+            batch = tensor.shape[tensor.batch_axis]
+            if batch % parts:
+                raise LayoutError(f"{tensor.name}: a batch of {batch} does not divide into {parts} micro-batches")
+            sharding |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
+    changed: list[Instruction] = []
+    for instruction in function.instructions:
+        if parts == 1 or instruction.tag.phase == "update":
+            sharding.update(dict.fromkeys(instruction.outputs, REPLICATED))
+            changed.append(instruction)
+            continue
+        question = Question.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
+        answer = OPS[instruction.op].spread(question)
+        for name, want in zip(instruction.inputs, answer.inputs, strict=True):
+            if sharding[name] != want:
+                raise LayoutError(f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}")
+        sharding.update(zip(instruction.outputs, answer.outputs, strict=True))
+        values = attributes(**dict(instruction.attributes) | dict(answer.attributes))
+        changed.append(Instruction(instruction.op, instruction.inputs, instruction.outputs, values, instruction.tag))
+    for tensor in program.outputs:
+        for piece in tensor.pieces:
+            if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
+                raise LayoutError(f"%{piece.value}: a maximum over the batch is not accumulated")
+    return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
+
+
+def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tuple[dict[str, str], Function]:
+    """The sum over micro-batches that each value is a part of, of sums that updates use or the function returns.
+
+    What slices of a sequence add up one after another is part of the same sum, so that the function that goes with it
+    adds nothing up by itself.
+    """
+    needed = set(function.outputs)
+    for instruction in function.instructions:
+        if instruction.tag.phase == "update":
+            needed.update(instruction.inputs)
+    total = {name: name for name, spread in sharding.items() if spread == Partial("sum") and name in needed}
+    instructions: list[Instruction] = []
+    for instruction in reversed(function.instructions):
+        if instruction.op == "accumulate" and instruction.outputs[0] in total:
+            total |= dict.fromkeys(instruction.inputs, total[instruction.outputs[0]])
+        else:
+            instructions.append(instruction)
+    return total, replace(function, instructions=tuple(reversed(instructions)))
+
+
+PassKind = tuple[Phase, int, int]
+"""A phase, the stage that runs it, and the slice of the sequence (0 where none is cut)."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Instructions by pass, each in program order."""
+
+    by_pass: dict[PassKind, tuple[Instruction, ...]]
+    update: tuple[Instruction, ...]
+    maker: dict[str, PassKind]
+    """Pass (backward ones split into input and weight gradient) that makes each value."""
+    users: dict[str, tuple[PassKind, ...]]
+    """Passes, split likewise, that use each value."""
+
+    def body(self, phase: Phase, stage: int, part: int = 0) -> tuple[Instruction, ...]:
+        """Instructions of a pass; a whole backward is both of its halves, in program order."""
+        return self.by_pass.get((phase, stage, part), ())
+
+
+def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
+    """Stage of each layer, by `even_split`; first and last layer carry embedding and head, so no stage is empty.
+
+    Raises:
+        LayoutError: fewer layers than stages.
+    """
+    if layers < n_stages:
+        raise LayoutError(f"{layers} layers do not fill {n_stages} pipeline stages; use fewer stages")
+    return tuple(np.repeat(np.arange(n_stages), even_split(layers, n_stages)).tolist())
+
+
+def n_layers(function: Function) -> int:
+    """Layers that the instructions are tagged with.
+
+    Raises:
+        LayoutError: an instruction without phase or layer.
+    """
+    for instruction in function.instructions:
+        if not instruction.tag.phase or instruction.tag.layer < 0:
+            raise LayoutError(f"%{instruction.outputs[0]}: tag every instruction with its phase and layer")
+    return max((i.tag.layer for i in function.instructions), default=0) + 1
+
+
+def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
+    """Sort the instructions of a tagged function into passes."""
+    bodies: dict[PassKind, list[Instruction]] = {}
+    for instruction in function.instructions:
+        tag = instruction.tag
+        if tag.phase == "update":
+            continue
+        phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
+        bodies.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
+    by_pass = {kind: tuple(body) for kind, body in bodies.items()}
+
+    # Schedules may run the two halves of a backward pass at different times.
+    for (phase, stage, part), body in list(by_pass.items()):
+        if phase == Phase.BACKWARD:
+            inputs, weights = _halves(function, body)
+            by_pass[Phase.BACKWARD_INPUT, stage, part], by_pass[Phase.BACKWARD_WEIGHT, stage, part] = inputs, weights
+    maker, users = {}, {}
+    for kind, body in by_pass.items():
+        if kind[0] == Phase.BACKWARD:
+            continue
+        for instruction in body:
+            maker.update(dict.fromkeys(instruction.outputs, kind))
+            for name in instruction.inputs:
+                users.setdefault(name, {})[kind] = None
+    update = tuple(i for i in function.instructions if i.tag.phase == "update")
+    return Passes(by_pass, update, maker, {name: tuple(kinds) for name, kinds in users.items()})
+
+
+def _halves(
+    function: Function, body: tuple[Instruction, ...]
+) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """A stage's backward pass as what other stages wait for (input gradients) and the rest (weight gradients)."""
+    own_values = set(chain.from_iterable(instruction.outputs for instruction in body))
+    inside = {id(instruction) for instruction in body}
+
+    # Backward passes of other stages wait for what they use, and for what that depends on.
+    live: set[str] = set()
+    for instruction in function.instructions:
+        if instruction.tag.phase == "backward" and id(instruction) not in inside:
+            live.update(own_values.intersection(instruction.inputs))
+    first: list[Instruction] = []
+    for instruction in reversed(body):
+        if live.intersection(instruction.outputs):
+            live.update(instruction.inputs)
+            first.append(instruction)
+    in_first = {id(instruction) for instruction in first}
+    return tuple(reversed(first)), tuple(i for i in body if id(i) not in in_first)
+
+
+def pass_parts(phase: Phase) -> tuple[Phase, ...]:
+    """Halves that a schedule's phase consists of."""
+    return (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT) if phase == Phase.BACKWARD else (phase,)
+
+
+def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
+    """Device that runs each (phase, stage, micro-batch), whole backward passes as both halves."""
+    index, micro_batches = schedule.covers
+    columns = (schedule.phase[index], schedule.instruction_stage[index], micro_batches, schedule.device[index])
+    device_of = {}
+    for phase, stage, micro_batch, device in zip(*(c.tolist() for c in columns), strict=True):
+        for part in pass_parts(Phase(phase)):
+            device_of[part, stage, micro_batch] = device
+    return device_of

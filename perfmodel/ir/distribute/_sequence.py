@@ -1,0 +1,217 @@
+"""Sequences cut into slices that run one after another (Seq1F1B, Sun et al. 2024; TeraPipe, Li et al. 2021)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import (
+    OPS,
+    REPLICATED,
+    Function,
+    Instruction,
+    Parameter,
+    Partial,
+    Piece,
+    Program,
+    Question,
+    Sharded,
+    Sharding,
+    Tag,
+    Whole,
+    attributes,
+)
+
+_SEQUENCE: Final = Sharded(1)
+"""Axis of the sequence of what attention takes: [batch, sequence, width]."""
+
+
+def sequence_slices(program: Program, count: int) -> Program:
+    """Every pass cut into `count` slices of the sequence: forwards in order, backwards last slice first.
+
+    The rules are those of parallel devices, with time in the place of space, but for causal attention: the queries of a
+    slice see the keys and values of this slice and those before, whose gradients the backward passes of later slices
+    leave behind, to be accumulated. What slices share, as positions, each takes its part of. A slice is noted as the
+    `micro_batch` of its instructions' tags, which `pipeline` reads.
+
+    Args:
+        program: on one device, tagged by phase; data are [batch, sequence, ...].
+        count: slices, of equal length.
+
+    Raises:
+        LayoutError: the program is distributed or cut already, the sequence does not divide, or an op that is not
+            causal attention mixes positions.
+    """
+    if program.n_devices > 1 or any(i.tag.micro_batch >= 0 for i in program.function.instructions):
+        raise LayoutError("sequences are sliced first: this needs a program on one device, without micro-batches")
+    return _Slicing(program, count).run() if count > 1 else program
+
+
+class _Slicing:
+    """State of one walk over a program's instructions."""
+
+    def __init__(self, program: Program, count: int) -> None:
+        self._program, self._types, self._count = program, program.types, count
+        self._spread: dict[str, Sharding] = {}
+        self._names: dict[str, Sequence[str]] = {}
+        """Values that hold a slice each, or all the same one."""
+        self._cuts: dict[tuple[str, str, int], Sequence[str]] = {}
+        self._forward: list[list[Instruction]] = [[] for _ in range(count)]
+        self._backward: list[list[Instruction]] = [[] for _ in range(count)]
+        self._update: list[Instruction] = []
+        self._wanted: set[str] = set()
+        """Values that are needed whole, after the last slice."""
+
+        for instruction in program.function.instructions:
+            if instruction.tag.phase == "update":
+                self._wanted.update(instruction.inputs)
+        for tensor in program.outputs:
+            if tensor.role != "output":
+                self._wanted.update(piece.value for piece in tensor.pieces)
+
+    def run(self) -> Program:
+        """The sliced program."""
+        function, program = self._program.function, self._program
+        parameters: list[Parameter] = []
+        for parameter in function.parameters:
+            parameters += self._parameter(parameter.name)
+        for instruction in function.instructions:
+            if instruction.tag.phase == "update":
+                inputs = tuple([self._whole(name, instruction.tag) for name in instruction.inputs])
+                self._update.append(replace(instruction, inputs=inputs))
+                self._define(instruction.outputs, [REPLICATED] * len(instruction.outputs), written=False)
+            elif instruction.op in ("attention", "attention_grad"):
+                self._attention(instruction)
+            else:
+                self._instruction(instruction)
+
+        # Gradients go the other way: the last slice comes first in a backward pass.
+        written = chain(*self._forward, *reversed(self._backward), self._update)
+        outputs = tuple(self._pieces(tensor) for tensor in program.outputs)
+        returned: dict[str, None] = {}
+        for tensor in outputs:
+            returned |= dict.fromkeys(piece.value for piece in tensor.pieces)
+        new = Function(function.name, tuple(parameters), tuple(written), tuple(returned))
+        return Program(new, tuple(map(self._pieces, program.inputs)), outputs)
+
+    def _parameter(self, name: str) -> list[Parameter]:
+        """Data a slice each, all else whole."""
+        tensor = self._types[name]
+        data: set[str] = set()
+        for whole_input in self._program.inputs_of("data"):
+            if whole_input.batch_axis == 0:
+                data.update(piece.value for piece in whole_input.pieces)
+        if name not in data:
+            self._define((name,), (REPLICATED,), written=False)
+            return [Parameter(name, tensor)]
+        if tensor.rank < 2 or tensor.shape[1] % self._count:
+            raise LayoutError(f"{name}: {tensor} does not divide into {self._count} slices along its sequence (axis 1)")
+        self._define((name,), (_SEQUENCE,))
+        part = tensor.with_size(1, tensor.shape[1] // self._count)
+        return [Parameter(new, part) for new in self._names[name]]
+
+    def _define(self, names: Sequence[str], spreads: Sequence[Sharding], written: bool = True) -> None:
+        for name, spread in zip(names, spreads, strict=True):
+            self._spread[name] = spread
+            self._names[name] = [f"{name}.s{j}" for j in range(self._count)] if written else [name] * self._count
+
+    def _instruction(self, i: Instruction) -> None:
+        """Write an instruction once for every slice."""
+        spreads = [self._spread[name] for name in i.inputs]
+        answer = OPS[i.op].spread(Question.of(i, self._types, spreads, self._count))
+        operands = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
+        self._define(i.outputs, answer.outputs)
+        values = attributes(**dict(i.attributes) | dict(answer.attributes))
+        for j in self._slices(i.tag):
+            made = tuple(self._names[name][j] for name in i.outputs)
+            self._write(j, Instruction(i.op, tuple(names[j] for names in operands), made, values, i.tag))
+            for name, part in zip(i.outputs, made, strict=True):
+                if name in self._wanted and self._spread[name] == Partial("sum"):
+                    self._accumulate(name, part, j, i.tag)
+
+    def _part(self, name: str, want: Sharding, user: Instruction) -> Sequence[str]:
+        """Values that hold each slice's part of an operand."""
+        have = self._spread[name]
+        if have == want:
+            return self._names[name]
+        if have != REPLICATED or not isinstance(want, Sharded):
+            raise LayoutError(
+                f"%{user.outputs[0]}: {user.op} mixes positions of the sequence in %{name}; only the fused causal "
+                "attention of a program can be sliced"
+            )
+        key = (name, user.tag.phase, user.tag.layer)
+        if key not in self._cuts:
+            size = self._types[name].shape[want.axis] // self._count
+            self._cuts[key] = [f"{name}.{len(self._cuts)}.s{j}" for j in range(self._count)]
+            for j, part in enumerate(self._cuts[key]):
+                cut = attributes(axis=want.axis, start=j * size, stop=(j + 1) * size)
+                self._write(j, Instruction("slice", (self._names[name][j],), (part,), cut, user.tag))
+        return self._cuts[key]
+
+    def _attention(self, i: Instruction) -> None:
+        """Slice j over the keys and values of slices 0 to j; its backward pass gives gradients of all of these."""
+        sliced = all(self._spread[name] == _SEQUENCE for name in i.inputs)
+        if not sliced or not i.attribute("causal") or len(i.inputs) != 1 + (i.op == "attention_grad"):
+            raise LayoutError(f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced")
+        self._define(i.outputs, [_SEQUENCE])
+        # A slice's gradient is the sum of what its own attention and that of all later slices give.
+        keys, (gradients,) = self._names[i.inputs[0]], [self._names[name] for name in i.outputs]
+        later: list[str] = [""] * self._count
+        for j in self._slices(i.tag):
+            if i.op == "attention":
+                self._write(j, replace(i, inputs=tuple(keys[: j + 1]), outputs=(gradients[j],)))
+                continue
+            made = [f"{gradients[k]}of{j}" if k < j or later[j] else gradients[j] for k in range(j + 1)]
+            self._write(j, replace(i, inputs=(*keys[: j + 1], self._names[i.inputs[1]][j]), outputs=tuple(made)))
+            for k, part in enumerate(made):
+                if later[k]:
+                    total = gradients[k] if k == j else f"{gradients[k]}from{j}"
+                    self._write(j, Instruction("accumulate", (later[k], part), (total,), (), i.tag))
+                    part = total
+                later[k] = part
+
+    def _accumulate(self, name: str, part: str, j: int, tag: Tag) -> None:
+        """Add a slice's share of a sum that is needed whole; the last total has the name of the sum."""
+        order = list(self._slices(tag))
+        if j != order[0]:
+            before = order[order.index(j) - 1]
+            sofar = self._names[name][before] if before == order[0] else f"{name}.until{before}"
+            total = name if j == order[-1] else f"{name}.until{j}"
+            self._write(j, Instruction("accumulate", (sofar, part), (total,), (), tag))
+
+    def _whole(self, name: str, tag: Tag) -> str:
+        """What an update uses: sums are whole after the last slice, parts are joined."""
+        spread = self._spread[name]
+        if isinstance(spread, Sharded):
+            joined = Instruction("concat", tuple(self._names[name]), (name,), attributes(axis=spread.axis), tag)
+            self._update.append(joined)
+            self._define((name,), (REPLICATED,), written=False)
+        return name if isinstance(spread, Partial) else self._names[name][0]
+
+    def _slices(self, tag: Tag) -> Sequence[int]:
+        """Slices in the order in which a phase takes them."""
+        return range(self._count) if tag.phase == "forward" else range(self._count - 1, -1, -1)
+
+    def _write(self, j: int, instruction: Instruction) -> None:
+        body = self._forward if instruction.tag.phase == "forward" else self._backward
+        body[j].append(replace(instruction, tag=replace(instruction.tag, micro_batch=j)))
+
+    def _pieces(self, tensor: Whole) -> Whole:
+        pieces: list[Piece] = []
+        for piece in tensor.pieces:
+            pieces += self._placed(piece)
+        return replace(tensor, pieces=tuple(pieces))
+
+    def _placed(self, piece: Piece) -> list[Piece]:
+        """Pieces of an input or output of the program: one in every slice, or one value."""
+        spread, names = self._spread[piece.value], self._names[piece.value]
+        if not isinstance(spread, Sharded):
+            return [replace(piece, value=piece.value if spread == Partial("sum") else names[0])]
+        size, axis = self._types[piece.value].shape[spread.axis] // self._count, spread.axis
+        pieces = []
+        for j, name in enumerate(names):
+            start = list(piece.start)
+            start[axis] += j * size
+            pieces.append(Piece(name, tuple(start)))
+        return pieces

@@ -1,0 +1,296 @@
+"""Spreading a program over the parts of one parallel dimension.
+
+Every device becomes `parts` devices. Each instruction is asked how it can be spread, given how its operands
+are (its op's sharding rule), and what it asks for is brought about by collectives. Data, tensor (Megatron-LM)
+and expert parallelism and ZeRO are nothing but different shardings of the inputs, and as they go from
+programs to programs they compose. From one sharding to another it takes one collective (GSPMD, Xu et al. 2021, section
+4.2).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import (
+    OPS,
+    REPLICATED,
+    UNTAGGED,
+    Answer,
+    Attributes,
+    Function,
+    Instruction,
+    Parameter,
+    Partial,
+    Piece,
+    Program,
+    Question,
+    Replicated,
+    Sharded,
+    Sharding,
+    Stream,
+    Tag,
+    Tensor,
+    Whole,
+    attributes,
+)
+
+Names = tuple[str, ...]
+"""One value per part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one parallel dimension does."""
+
+    parts: int
+    suffix: str
+    """Letter that names the dimension: part 0 of %w is %w.t0."""
+    inputs: Mapping[str, Sharding]
+    """Sharding of the values that hold an input tensor, by the value; replicated where none is given."""
+    outputs: Mapping[str, Sharding] = field(default_factory=dict)
+    """Sharding that a returned value must have, by the value; otherwise any but partial sums."""
+    stride: int = 1
+    """Devices from one part to the next: the product of the dimensions inside this one."""
+    stream: Stream = "compute"
+    """Stream of the collectives that this dimension adds."""
+    sequence_axis: int | None = None
+    """Sequence parallelism: axis along which activations are sharded where they would be replicated."""
+    gathered: frozenset[str] = frozenset()
+    """Sharded inputs that forward and backward passes gather for each use (ZeRO 3)."""
+    scatter_gradients: bool = False
+    """Gradients are sharded as soon as they are accumulated (ZeRO 2 and 3)."""
+    representative: bool = False
+    """Only the first part is written down: enough to simulate, as all parts do the same at the same time."""
+
+    @property
+    def written(self) -> int:
+        """Parts that are written down."""
+        return 1 if self.representative else self.parts
+
+
+def spread(program: Program, plan: Plan) -> Program:
+    """The program over `plan.parts` times as many devices.
+
+    Raises:
+        LayoutError: a tensor that is to be sliced does not divide.
+    """
+    return _Spreading(program, plan).run() if plan.parts > 1 else program
+
+
+def shard_axis(tensor: Tensor, parts: int) -> int | None:
+    """First axis that divides into `parts`, None where there is none (the tensor stays replicated)."""
+    return next((axis for axis, n in enumerate(tensor.shape) if n % parts == 0), None)
+
+
+class _Spreading:
+    """State of one walk over a program's instructions."""
+
+    def __init__(self, program: Program, plan: Plan) -> None:
+        self._program, self._plan = program, plan
+        self._types = program.types
+        self._sharding: dict[str, Sharding] = {}
+        self._names: dict[str, Names] = {}
+        self._converted: dict[tuple[Any, ...], Names] = {}
+        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._attributes: dict[tuple[Attributes, Attributes, int, int], tuple[Attributes, ...]] = {}
+        self._out: list[Instruction] = []
+
+    def run(self) -> Program:
+        """The program spread over the parts."""
+        function = self._program.function
+        parameters: list[Parameter] = []
+        for parameter in function.parameters:
+            parameters += self._parameter(parameter.name)
+        for instruction in function.instructions:
+            self._instruction(instruction)
+        final = {name: self._returned(name) for name in dict.fromkeys(function.outputs)}
+        returned: list[str] = []
+        for name in function.outputs:
+            parts, _ = final[name]
+            returned += parts
+
+        inputs = []
+        for tensor in self._program.inputs:
+            spreads = {}
+            for piece in tensor.pieces:
+                spreads[piece.value] = self._names[piece.value], self._sharding[piece.value]
+            inputs.append(self._pieces(tensor, spreads))
+        return Program(
+            Function(function.name, tuple(parameters), tuple(self._out), tuple(returned)),
+            tuple(inputs),
+            tuple(self._pieces(tensor, final) for tensor in self._program.outputs),
+        )
+
+    def _device(self, device: int, part: int) -> int:
+        outer, inner = divmod(device, self._plan.stride)
+        return (outer * self._plan.parts + part) * self._plan.stride + inner
+
+    def _parameter(self, name: str) -> list[Parameter]:
+        tensor, sharding = self._types[name], self._plan.inputs.get(name, REPLICATED)
+        if isinstance(sharding, Sharded):
+            self._divides(name, sharding.axis)
+            tensor = tensor.with_size(sharding.axis, tensor.shape[sharding.axis] // self._plan.parts)
+        names = self._define(name, sharding)
+        return [Parameter(part, tensor.on(self._device(tensor.device, j))) for j, part in enumerate(names)]
+
+    def _divides(self, name: str, axis: int) -> None:
+        n, parts = self._types[name].shape[axis], self._plan.parts
+        if n % parts:
+            raise LayoutError(
+                f"%{name}: its axis {axis} of {n} does not divide over {parts} devices; use a divisor, or "
+                "pad the vocabulary (--pad-vocab) if that is what it is"
+            )
+
+    def _define(self, name: str, sharding: Sharding) -> Names:
+        names = tuple([f"{name}.{self._plan.suffix}{j}" for j in range(self._plan.written)])
+        self._names[name], self._sharding[name] = names, sharding
+        return names
+
+    def _instruction(self, instruction: Instruction) -> None:
+        answer = self._answer(instruction)
+        operands = [
+            self._convert(name, sharding, instruction.tag)
+            for name, sharding in zip(instruction.inputs, answer.inputs, strict=True)
+        ]
+        outputs = [self._define(*pair) for pair in zip(instruction.outputs, answer.outputs, strict=True)]
+        # An instruction without operands has to be told where it runs.
+        device = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
+        key = (instruction.attributes, answer.attributes, answer.offset_step, device)
+        by_part = self._attributes.get(key)
+        if by_part is None:
+            by_part = self._attributes[key] = self._by_part(*key)
+        for j in range(self._plan.written):
+            inputs = tuple([names[j] for names in operands])
+            new = tuple([names[j] for names in outputs])
+            self._out.append(Instruction(instruction.op, inputs, new, by_part[j], instruction.tag))
+
+    def _by_part(
+        self, stated: Attributes, changed: Attributes, offset_step: int, device: int
+    ) -> tuple[Attributes, ...]:
+        """Attributes of each part of an instruction."""
+        parts = []
+        for j in range(self._plan.written):
+            values = dict(stated) | dict(changed)
+            if offset_step:
+                values |= {"offset": values.get("offset", 0) + j * offset_step}
+            if not values.keys().isdisjoint(("to", "device")):
+                values = dict(self._moved(tuple(values.items()), j))
+            elif device >= 0:
+                values |= {"device": self._device(device, j)}
+            parts.append(attributes(**values))
+        return tuple(parts)
+
+    def _moved(self, values: Attributes, part: int) -> Attributes:
+        """Attributes whose devices are those of a part."""
+
+        def moved(value: Any) -> Any:
+            return tuple(map(moved, value)) if isinstance(value, tuple) else self._device(value, part)
+
+        return tuple((name, moved(value) if name in ("to", "device") else value) for name, value in values)
+
+    def _answer(self, instruction: Instruction) -> Answer:
+        plan, tag = self._plan, instruction.tag
+        shardings = [self._sharding[name] for name in instruction.inputs]
+        update = tag.phase == "update"
+        scatters = plan.scatter_gradients and (update or instruction.op == "accumulate")
+        # ZeRO: weights are gathered for each use, gradients reduced to their shard before they are added up.
+        for k, name in enumerate(instruction.inputs) if plan.gathered or scatters else ():
+            if name in plan.gathered and not update:
+                shardings[k] = REPLICATED
+            if scatters and isinstance(shardings[k], Partial):
+                axis = shard_axis(self._types[name], plan.parts)
+                shardings[k] = shardings[k] if axis is None else Sharded(axis)
+        # Layers ask the same question again and again; equal types are one object.
+        operands = tuple([id(self._types[name]) for name in instruction.inputs])
+        key = (instruction.op, instruction.attributes, operands, tuple(shardings))
+        answer = self._answers.get(key)
+        if answer is None:
+            question = Question.of(instruction, self._types, shardings, plan.parts, plan.sequence_axis)
+            answer = self._answers[key] = OPS[instruction.op].spread(question)
+        return answer
+
+    def _convert(self, name: str, target: Sharding, tag: Tag) -> Names:
+        """The parts of a value, spread as `target` says."""
+        current = self._sharding[name]
+        if current == target:
+            return self._names[name]
+        # What is gathered is larger than what is stored, so it is not kept from forward to backward.
+        gathers = isinstance(current, Sharded) and isinstance(target, Replicated)
+        key = (name, target, (tag.phase, tag.micro_batch) if gathers else None)
+        if key not in self._converted:
+            if isinstance(target, Sharded):
+                self._divides(name, target.axis)
+            tag = replace(tag, stream=self._plan.stream)
+            hint = f"{name}.{len(self._converted)}.{self._plan.suffix}"
+            replicas = (self._plan.parts, self._plan.stride) if self._plan.representative else None
+            new, names = conversion(self._names[name], self._types[name], current, target, hint, tag, replicas)
+            self._out += new
+            self._converted[key] = names
+        return self._converted[key]
+
+    def _returned(self, name: str) -> tuple[Names, Sharding]:
+        current = self._sharding[name]
+        target = self._plan.outputs.get(name, REPLICATED if isinstance(current, Partial) else current)
+        return self._convert(name, target, replace(UNTAGGED, phase="update")), target
+
+    def _pieces(self, tensor: Whole, spreads: Mapping[str, tuple[Names, Sharding]]) -> Whole:
+        pieces: list[Piece] = []
+        for piece in tensor.pieces:
+            names, sharding = spreads[piece.value]
+            for j, name in enumerate(names):
+                start = list(piece.start)
+                if isinstance(sharding, Sharded):
+                    start[sharding.axis] += j * (self._types[piece.value].shape[sharding.axis] // self._plan.parts)
+                pieces.append(Piece(name, tuple(start)))
+        return replace(tensor, pieces=tuple(pieces))
+
+
+def conversion(
+    parts: Sequence[str],
+    tensor: Tensor,
+    current: Sharding,
+    target: Sharding,
+    hint: str,
+    tag: Tag,
+    replicas: tuple[int, int] | None = None,
+) -> tuple[list[Instruction], Names]:
+    """Instructions that bring a value from one sharding to another, and the new parts.
+
+    Args:
+        parts: the value's parts, in the order of the slices.
+        tensor: type of the whole value.
+        current: how it is spread.
+        target: how it is to be; never `Partial`, which nothing needs.
+        hint: new part j is named hint + str(j).
+        tag: tag of the instructions.
+        replicas: where only the first part is written down, how many there are and how many devices apart.
+    """
+    n = replicas[0] if replicas else len(parts)
+    names = tuple([f"{hint}{j}" for j in range(len(parts))])
+
+    def together(collective: str, **values: object) -> tuple[list[Instruction], Names]:
+        values |= {"replicas": replicas} if replicas else {}
+        return [Instruction(collective, tuple(parts), names, attributes(**values), tag)], names
+
+    match current, target:
+        case Partial(op), Replicated():
+            return together("all_reduce", op=op)
+        case Partial("sum"), Sharded(axis):
+            return together("reduce_scatter", axis=axis)
+        case Partial(), Sharded():
+            reduced, whole_parts = conversion(parts, tensor, current, Replicated(), f"{hint}whole", tag, replicas)
+            cut, names = conversion(whole_parts, tensor, Replicated(), target, hint, tag, replicas)
+            return reduced + cut, names
+        case Sharded(axis), Replicated():
+            return together("all_gather", axis=axis)
+        case Sharded(old), Sharded(new):
+            return together("all_to_all", concat_axis=old, split_axis=new)
+        case Replicated(), Sharded(axis):
+            size = tensor.shape[axis] // n
+            cuts = [attributes(axis=axis, start=j * size, stop=(j + 1) * size) for j in range(len(parts))]
+            compute_tag = Tag(tag.phase, tag.layer, tag.micro_batch)
+            return [
+                Instruction("slice", (parts[j],), (names[j],), cuts[j], compute_tag) for j in range(len(parts))
+            ], names
+    raise ValueError(f"no conversion from {current} to {target}")

@@ -1,0 +1,82 @@
+"""Versions of weights in programs that update them while other micro-batches are on their way."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from perfmodel.errors import LayoutError
+from perfmodel.ir import Instruction, Program, Tag, attributes
+from perfmodel.schedule import Schedule, WeightPolicy, weight_versions
+
+Holders = Mapping[tuple[str, int], dict[int, str]]
+"""(name, micro-batch; -1 for all) -> the value that holds it, by device."""
+
+
+class Versions:
+    """Which value holds each version of each weight, and the updates that make the next.
+
+    A version stays alive as long as a pass reads it, which is what keeping versions costs.
+    """
+
+    def __init__(self, program: Program, schedule: Schedule, policy: WeightPolicy) -> None:
+        self._schedule = schedule
+        self._used = weight_versions(schedule, policy).used
+        self._names = program.values_of("parameter")
+        self._states = program.values_of("state")
+        self._held: dict[str, list[str]] = {}
+        """Versions of each weight, in order."""
+        self._device: dict[str, int] = {}
+        self._backwards: dict[int, int] = defaultdict(int)
+        """Micro-batches whose backward each device has done since its last update."""
+        self._index = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def enter(self, index: int, at: Holders) -> None:
+        """A pass begins, with number `index` in the schedule.
+
+        Raises:
+            LayoutError: a weight that sits on several devices.
+        """
+        for name in () if self._held else self._names:
+            holders = at[name, -1]
+            if len(holders) != 1:
+                raise LayoutError(f"%{name} is used on {len(holders)} stages, whose updates would differ; untie it")
+            ((self._device[name], value),) = holders.items()
+            self._held[name] = [value]
+        self._index = index
+        if self._schedule.ends_backward[index]:
+            self._backwards[int(self._schedule.device[index])] += int(self._schedule.span[index])
+
+    def value(self, name: str, device: int) -> str:
+        """The version of a weight that the current pass computes with."""
+        return self._held[name][int(self._used[self._index])]
+
+    def update(self, updates: Sequence[Instruction], device: int, at: Holders) -> list[Instruction]:
+        """Update the weights of a device with the mean gradient since its last update, which is then forgotten."""
+        share = self._schedule.micro_batches / self._backwards.pop(device)
+        written: list[Instruction] = []
+        for instruction in updates:
+            weight = next((name for name in instruction.inputs if name in self._names), None)
+            if weight is None or self._device[weight] != device:
+                continue
+            number = len(self._held[weight])
+            inputs = [self._operand(name, weight, device, at) for name in instruction.inputs]
+            gradient = next(k for k, name in enumerate(instruction.inputs) if name not in self._names | self._states)
+            mean = f"{inputs[gradient]}.mean{number}"
+            tag = Tag("update", instruction.tag.layer)
+            written.append(Instruction("scale", (inputs[gradient],), (mean,), attributes(factor=share), tag))
+            inputs[gradient] = mean
+            outputs = tuple(f"{name}{number}" for name in instruction.outputs)
+            written.append(replace(instruction, inputs=tuple(inputs), outputs=outputs))
+            self._held[weight].append(outputs[0])
+            for name, output in zip(instruction.outputs, outputs, strict=True):
+                at[name, -1][device] = output
+            for name, output in zip((n for n in instruction.inputs if n in self._states), outputs[1:], strict=True):
+                at[name, -1][device] = output
+            del at[instruction.inputs[gradient], -1][device]
+        return written
+
+    def _operand(self, name: str, weight: str, device: int, at: Holders) -> str:
+        return self._held[weight][-1] if name == weight else at[name, -1][device]

@@ -1,0 +1,25 @@
+"""Execution of programs: what they compute (reference), when (simulated), and both for real (processes)."""
+
+from typing import TYPE_CHECKING
+
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.ir.execution._kernels import KERNELS, jax_dtype
+    from perfmodel.ir.execution._pair_times import PairTimes, measure_pair, predict_ranks
+    from perfmodel.ir.execution._rank_events import rank_events
+    from perfmodel.ir.execution._reference import execute, execute_function, random_inputs, rounded_inputs
+    from perfmodel.ir.execution._run import Run, program_ranks, rank_codes, run
+    from perfmodel.ir.execution._session import ProgramSession, RankCode
+    from perfmodel.ir.execution._simulate import (
+        Timer,
+        chrome_trace,
+        cluster_timer,
+        durations,
+        simulate,
+        write_chrome_trace,
+    )
+    from perfmodel.ir.execution._structure import ProgramStructure, program_structure
+
+# on first use: a rank of an emulated world, whose memory and start are the script's, needs no JAX
+__getattr__, __dir__ = lazy_names(__name__)

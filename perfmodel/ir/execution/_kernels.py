@@ -1,0 +1,291 @@
+"""JAX implementation of every op that runs on one device.
+
+A kernel takes its operands as arrays, the attributes and the types of the outputs (whose shapes are known
+beforehand), and returns one array or a tuple.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from types import MappingProxyType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from perfmodel import ops
+from perfmodel.errors import PerfModelError
+from perfmodel.ir import INTEGER_DTYPES, Instruction, Tensor
+from perfmodel.session import current_session
+
+Array = jax.Array
+Values = Mapping[str, Any]
+Outputs = Sequence[Tensor]
+Kernel = Callable[..., Any]
+
+
+def conv2d(x: Array, w: Array, attributes: Values, outputs: Outputs) -> Array:
+    """[n, c, h, w] with kernels [o, c / groups, k, l]."""
+    return jax.lax.conv_general_dilated(
+        x,
+        w,
+        attributes["stride"],
+        [(n, n) for n in attributes["padding"]],
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        feature_group_count=attributes["groups"],
+    )
+
+
+def conv2d_input_grad(w: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Gradient of the image; the convolution is linear in it, so that any image will do."""
+    image = jnp.zeros(outputs[0].shape, dy.dtype)
+    return jax.vjp(lambda x: conv2d(x, w, attributes, outputs), image)[1](dy)[0]
+
+
+def conv2d_weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Gradient of the kernel, likewise."""
+    kernel = jnp.zeros(outputs[0].shape, dy.dtype)
+    return jax.vjp(lambda w: conv2d(x, w, attributes, outputs), kernel)[1](dy)[0]
+
+
+def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Largest or mean element of each window."""
+    window = partial(
+        jax.lax.reduce_window,
+        window_dimensions=(1, 1, *attributes["kernel"]),
+        window_strides=(1, 1, *attributes["stride"]),
+        padding=[(0, 0)] * 2 + [(n, n) for n in attributes["padding"]],
+    )
+    if attributes["kind"] == "max":
+        return window(x, -jnp.inf, jax.lax.max)
+    return window(x, 0.0, jax.lax.add) / prod(attributes["kernel"])
+
+
+def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
+    a = a.swapaxes(-1, -2) if attributes.get("transpose_a") else a
+    b = b.swapaxes(-1, -2) if attributes.get("transpose_b") else b
+    return a @ b
+
+
+def _weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+def _gelu(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    return jax.nn.gelu(x, approximate=not attributes.get("exact"))
+
+
+def _layer_norm(x: Array, gain: Array, shift: Array, epsilon: float) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon) * gain + shift
+
+
+def _layer_norm_grad(x: Array, gain: Array, dy: Array, attributes: Values, outputs: Outputs) -> Any:
+    function = partial(_layer_norm, epsilon=attributes.get("epsilon", 1e-5))
+    _, pullback = jax.vjp(function, x, gain, jnp.zeros_like(gain))
+    return pullback(dy)
+
+
+def _softmax_grad(y: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    return y * (dy - (y * dy).sum(-1, keepdims=True))
+
+
+def _local_rows(ids: Array, rows: int, attributes: Values) -> tuple[Array, Array]:
+    """Row numbers within this shard, and which of them are here."""
+    local = ids - attributes.get("offset", 0)
+    here = (local >= 0) & (local < rows)
+    return jnp.where(here, local, 0), here
+
+
+def _embedding(table: Array, ids: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(ids, table.shape[0], attributes)
+    return jnp.where(here[..., None], table[local], 0)
+
+
+def _embedding_grad(table: Array, ids: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(ids, table.shape[0], attributes)
+    return jnp.zeros_like(table).at[local].add(jnp.where(here[..., None], dy, 0))
+
+
+def _pick(x: Array, labels: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(labels, x.shape[-1], attributes)
+    return jnp.where(here[..., None], jnp.take_along_axis(x, local[..., None], -1), 0)
+
+
+def _pick_grad(x: Array, labels: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(labels, x.shape[-1], attributes)
+    hit = (jnp.arange(x.shape[-1]) == local[..., None]) & here[..., None]
+    return jnp.where(hit, dy, 0)
+
+
+def _places(chosen: Array, experts: int) -> Array:
+    """Place of each token among those of its expert, in order of tokens."""
+    one_hot = chosen.reshape(-1)[:, None] == jnp.arange(experts)
+    return (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
+
+
+def _dispatch(x: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
+    experts, capacity, hidden = outputs[0].shape
+    buffers = jnp.zeros((experts, capacity, hidden), x.dtype)
+    # What goes beyond the capacity is out of bounds, and so dropped.
+    return buffers.at[chosen.reshape(-1), _places(chosen, experts)].set(x.reshape(-1, hidden), mode="drop")
+
+
+def _collect(buffers: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
+    experts, capacity, hidden = buffers.shape
+    places = _places(chosen, experts)
+    rows = buffers[chosen.reshape(-1), jnp.minimum(places, capacity - 1)]
+    return jnp.where((places < capacity)[:, None], rows, 0).reshape(*chosen.shape, hidden)
+
+
+def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
+    beta1, beta2, step = attributes["beta1"], attributes["beta2"], attributes["step"]
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * (g * g)
+    root = w.__array_namespace__().sqrt(v / (1 - beta2**step))
+    update = (m / (1 - beta1**step)) / (root + attributes["epsilon"])
+    return w - attributes["rate"] * update, m, v
+
+
+def _slice(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    axis = attributes["axis"] % x.ndim
+    return x[(slice(None),) * axis + (slice(attributes["start"], attributes["stop"]),)]
+
+
+def _constant(attributes: Values, outputs: Outputs) -> Array:
+    return jnp.array(attributes["value"], jax_dtype(outputs[0]))
+
+
+def _plain(function: Callable[..., Array]) -> Kernel:
+    """A kernel that needs nothing but its operands."""
+    return lambda *arrays, attributes, outputs: function(*arrays)
+
+
+def _gradient(kernel: Kernel) -> Kernel:
+    """The gradient of a kernel of one operand."""
+
+    def gradient(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+        return jax.vjp(partial(kernel, attributes=attributes, outputs=outputs), x)[1](dy)[0]
+
+    return gradient
+
+
+def attention(*parts: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Softmax(Q K^T / sqrt(d)) V by head: queries of the last part over keys and values of all; a part is
+    [batch, its share of the sequence, heads * (query, key, value)]."""
+    (batch, seq, width), heads = parts[-1].shape, attributes["heads"]
+    size = width // (3 * heads)
+    qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
+    q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
+    # The last query sees every key, whatever part of the sequence the queries are.
+    if attributes.get("causal"):
+        scores = jnp.where(jnp.tri(seq, k.shape[1], k.shape[1] - seq, dtype=bool), scores, -jnp.inf)
+    context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+    return context.reshape(batch, seq, heads * size)
+
+
+def attention_grad(*arrays: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
+    """Gradients of `attention` with respect to every part."""
+    *parts, dy = arrays
+    return jax.vjp(partial(attention, attributes=attributes, outputs=outputs), *parts)[1](dy)
+
+
+KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
+    {
+        "add": _plain(operator.add),
+        "accumulate": _plain(operator.add),
+        "sub": _plain(operator.sub),
+        "mul": _plain(operator.mul),
+        "div": _plain(operator.truediv),
+        "scale": lambda x, attributes, outputs: x * attributes["factor"],
+        "exp": _plain(jnp.exp),
+        "log": _plain(jnp.log),
+        "relu": _plain(lambda x: jnp.maximum(x, 0)),
+        "relu_grad": _plain(lambda x, dy: jnp.where(x > 0, dy, 0)),
+        "sqrt": _plain(jnp.sqrt),
+        "tanh": _plain(jnp.tanh),
+        "sigmoid": _plain(jax.nn.sigmoid),
+        "erf": _plain(jax.lax.erf),
+        "gelu": _gelu,
+        "gelu_grad": _gradient(_gelu),
+        "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
+        "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
+        "matmul": _matmul,
+        "matmul_weight_grad": _weight_grad,
+        "constant": _constant,
+        "shape": lambda x, attributes, outputs: jnp.array(x.shape, jax_dtype(outputs[0])),
+        "reshape": lambda x, *shape, attributes, outputs: x.reshape(outputs[0].shape),
+        "transpose": lambda x, attributes, outputs: x.transpose(attributes["permutation"]),
+        "split": lambda x, attributes, outputs: tuple(jnp.split(x, attributes["parts"], attributes["axis"])),
+        "concat": lambda *arrays, attributes, outputs: jnp.concatenate(arrays, attributes["axis"]),
+        "slice": _slice,
+        "take": lambda x, index, attributes, outputs: jnp.take(x, index, axis=attributes["axis"]),
+        "unsqueeze": lambda x, attributes, outputs: x.reshape(outputs[0].shape),
+        "layer_norm": lambda x, g, s, attributes, outputs: _layer_norm(x, g, s, attributes.get("epsilon", 1e-5)),
+        "layer_norm_grad": _layer_norm_grad,
+        "softmax": _plain(lambda x: jax.nn.softmax(x, axis=-1)),
+        "softmax_grad": _softmax_grad,
+        "attention": attention,
+        "attention_grad": attention_grad,
+        "conv2d": conv2d,
+        "conv2d_input_grad": conv2d_input_grad,
+        "conv2d_weight_grad": conv2d_weight_grad,
+        "pool2d": pool2d,
+        "pool2d_grad": _gradient(pool2d),
+        "embedding": _embedding,
+        "embedding_grad": _embedding_grad,
+        "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
+        "pick": _pick,
+        "pick_grad": _pick_grad,
+        "argmax": lambda x, attributes, outputs: jnp.argmax(x, -1).astype(jax_dtype(outputs[0])),
+        "dispatch": _dispatch,
+        "collect": _collect,
+        "sgd": lambda w, g, attributes, outputs: w - attributes["rate"] * g,
+        "adam": _adam,
+    }
+)
+"""Kernels by name of the op."""
+PLAIN: Final = frozenset(
+    {
+        *("add", "accumulate", "sub", "mul", "div", "scale", "sum", "matmul"),
+        *("matmul_weight_grad", "reshape", "transpose", "slice", "unsqueeze", "sgd", "adam"),
+    }
+)
+"""Kernels that are made of arrays' own operations, so that they take NumPy's arrays as well as JAX's."""
+
+
+JAX_DTYPES: Final = {"fp64": "float64", **ops.JAX_DTYPES, **{name: name for name in INTEGER_DTYPES}}
+"""JAX's and torch's name of each dtype that programs can be executed in."""
+
+
+def jax_dtype(tensor: Tensor) -> str:
+    """JAX's name of a tensor's dtype, which is torch's too.
+
+    Raises:
+        PerfModelError: a dtype that programs cannot be executed in.
+    """
+    if tensor.dtype not in JAX_DTYPES:
+        raise PerfModelError(f"programs of dtype {tensor.dtype} can be simulated, not executed")
+    return JAX_DTYPES[tensor.dtype]
+
+
+def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., tuple[Array, ...]]:
+    """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a tuple."""
+    # placement does not matter to a kernel; attributes that are equal but written differently, as 1, 1.0 and true, are
+    # other kernels
+    attributes = tuple((name, value) for name, value in instruction.attributes if name != "device")
+    shapes = tuple(t.on(0) for t in outputs)
+    key = instruction.op, attributes, shapes, repr(attributes)
+    return current_session().kernels.once(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
+
+
+def _compiled(op: str, attributes: dict[str, Any], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
+    kernel = KERNELS[op]
+
+    def run(*arrays: Array) -> tuple[Array, ...]:
+        result = kernel(*arrays, attributes=attributes, outputs=outputs)
+        return result if isinstance(result, tuple) else (result,)
+
+    return jax.jit(run)

@@ -1,0 +1,168 @@
+"""The reference executor: a whole distributed program, in one process, instruction by instruction.
+
+It says what a program computes (DistIR, section 3.1): collectives are plain functions of all their
+operands. A program is right if this gives what the undistributed one gives.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from types import MappingProxyType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.ir import OPS, Function, Instruction, Program, Tensor
+from perfmodel.ir.execution._kernels import KERNELS, PLAIN, compiled_kernel, jax_dtype
+from perfmodel.timeline import double_precision
+from perfmodel.units import require_seed
+
+Arrays = Sequence[Any]
+"""JAX arrays from compiled kernels, NumPy arrays from collectives and plain kernels; either serves the other."""
+_OF_NUMPY: Final = ("fp64", "fp32")
+"""What NumPy adds up as JAX does; sums of shorter numbers round at every step."""
+
+
+def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whole results of a program from whole inputs, both by name.
+
+    Float64 programs are computed in double precision, whatever JAX's global setting.
+
+    Raises:
+        UnknownNameError: an input is missing.
+        PerfModelError: an input of another shape, or replicas of a result that differ.
+    """
+    return program.join(execute_function(program.function, program.split(inputs)))
+
+
+def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returned values by name from the values of all parameters."""
+    with double_precision() if is_double(function.types.values()) else nullcontext():
+        values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
+
+        # How often each value is still used; one that nothing uses any more is dropped, to save memory.
+        remaining = Counter(function.outputs)
+        for instruction in function.instructions:
+            remaining.update(set(instruction.inputs))
+        for instruction in function.instructions:
+            outputs = [function.types[name] for name in instruction.outputs]
+            results = _evaluate(instruction, outputs, [values[name] for name in instruction.inputs])
+            values.update(zip(instruction.outputs, results, strict=True))
+            for name in {*instruction.inputs, *instruction.outputs}:
+                remaining[name] -= name in instruction.inputs
+                if remaining[name] <= 0:
+                    del values[name]
+        return {name: np.asarray(values[name]) for name in function.outputs}
+
+
+def is_double(types: Iterable[Tensor]) -> bool:
+    """Whether any value needs 64 bits."""
+    return any(tensor.dtype in ("fp64", "int64") for tensor in types)
+
+
+def argument(name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> jax.Array:
+    """One parameter's array: the known value of its type, or the one given.
+
+    Raises:
+        UnknownNameError: none is given.
+        PerfModelError: it has another shape.
+    """
+    if tensor.value is not None:
+        return jnp.array(tensor.value, jax_dtype(tensor))
+    if name not in arguments:
+        raise UnknownNameError("argument", name, arguments)
+    array = jnp.asarray(arguments[name], jax_dtype(tensor))
+    if array.shape != tensor.shape:
+        raise PerfModelError(f"argument %{name} must have shape {tensor.shape}, got {array.shape}")
+    return array
+
+
+def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
+    """Whole inputs to try a program on: normal numbers of scale 0.5 and small indices.
+
+    Adam's second moments, whose root is taken, are positive.
+
+    Raises:
+        PerfModelError: a seed that is no whole number from 0 to 2^31 - 1.
+    """
+    require_seed(seed)
+    rng = np.random.default_rng(seed)
+    limit = _smallest_table(program.function)
+    moments = {i.inputs[3] for i in program.function.instructions if i.op == "adam"}
+    arrays: dict[str, np.ndarray] = {}
+    for tensor in program.inputs:
+        if tensor.dtype.startswith("int"):
+            arrays[tensor.name] = rng.integers(0, limit, tensor.shape)
+        else:
+            values = 0.5 * rng.standard_normal(tensor.shape)
+            positive = any(piece.value in moments for piece in tensor.pieces)
+            arrays[tensor.name] = np.abs(values) if positive else values
+    return arrays
+
+
+def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs that differ from these by less than a unit in the last place: what they change is what rounding may.
+
+    Rounding inside a deep program grows on its way to the outputs as that of its inputs does.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = dict(inputs)
+    for tensor in program.inputs:
+        if not tensor.dtype.startswith("int"):
+            last_place = float(jnp.finfo(jax_dtype(Tensor(tensor.dtype, tensor.shape))).eps)
+            value = np.asarray(arrays[tensor.name], np.float64)
+            arrays[tensor.name] = value * (1 + last_place * rng.uniform(-1, 1, value.shape))
+    return arrays
+
+
+def _smallest_table(function: Function) -> int:
+    """Rows that every lookup table has: indices below this are valid everywhere."""
+    sizes = [
+        function.types[i.inputs[0]].shape[0 if i.op == "embedding" else -1]
+        for i in function.instructions
+        if i.op in ("embedding", "pick")
+    ]
+    return min(sizes, default=2)
+
+
+def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]) -> Arrays:
+    if OPS[instruction.op].collective:
+        return _COLLECTIVES[instruction.op]([*map(np.asarray, arrays)], dict(instruction.attributes), len(outputs))
+    if instruction.op in PLAIN and all(tensor.dtype in _OF_NUMPY for tensor in outputs):
+        # A kernel that runs once or twice is sooner done than compiled.
+        with np.errstate(all="ignore"):
+            operands, attributes = [*map(np.asarray, arrays)], dict(instruction.attributes)
+            results = KERNELS[instruction.op](*operands, attributes=attributes, outputs=outputs)
+        return results if isinstance(results, tuple) else (results,)
+    return compiled_kernel(instruction, outputs)(*arrays)
+
+
+def _reduced(arrays: Arrays, attributes: Mapping[str, Any]) -> np.ndarray:
+    return reduce(np.maximum if attributes.get("op", "sum") == "max" else np.add, arrays)
+
+
+def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Arrays:
+    blocks = [np.split(array, count, attributes["split_axis"]) for array in arrays]
+    results = []
+    for received in zip(*blocks, strict=True):
+        results.append(np.concatenate(received, attributes["concat_axis"]))
+    return results
+
+
+_COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = MappingProxyType(
+    {
+        "send": lambda x, a, n: x,
+        "broadcast": lambda x, a, n: [x[0]] * n,
+        "all_reduce": lambda x, a, n: [_reduced(x, a)] * n,
+        "reduce": lambda x, a, n: [_reduced(x, a)],
+        "all_gather": lambda x, a, n: [np.concatenate(x, a["axis"])] * n,
+        "gather": lambda x, a, n: [np.concatenate(x, a["axis"])],
+        "scatter": lambda x, a, n: np.split(x[0], n, a["axis"]),
+        "reduce_scatter": lambda x, a, n: np.split(_reduced(x, a), n, a["axis"]),
+        "all_to_all": _all_to_all,
+    }
+)

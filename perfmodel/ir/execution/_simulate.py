@@ -1,0 +1,166 @@
+"""Predicted timelines of programs: their structure with durations from cost models, or with what ranks that share
+processor cores need of them; and timelines as Chrome traces."""
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel import ingest
+from perfmodel.cost import CollectiveModel, KernelModel, event_times
+from perfmodel.cost.learn import weight_files
+from perfmodel.ir import Function
+from perfmodel.ir.execution._structure import Event, ProgramStructure, program_structure
+from perfmodel.ops import Op
+from perfmodel.program import N_STREAMS, Kind, Stream, Structure
+from perfmodel.spec import Cluster
+from perfmodel.timeline import Timeline, times
+
+Timer = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
+"""Seconds of each of some distinct kernels and collectives."""
+
+
+def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
+    """Times on a cluster by the cost models (raises `CalibrationError` for weights that cannot be read)."""
+    weights = weight_files(calibration)
+    kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
+
+    def timer(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        return event_times(ops, cluster, kernels, collectives).time_s
+
+    return timer
+
+
+def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " classes"]:
+    """Seconds of each class: its kernels and collectives one after another."""
+    ops = list(dict.fromkeys(chain.from_iterable(work for _, work in events)))
+    time_s = dict(zip(ops, timer(ops).tolist(), strict=True)) if ops else {}
+    class_s = []
+    for _, work in events:
+        class_s.append(sum(time_s[op] for op in work))
+    return np.array(class_s)
+
+
+def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
+    """The timeline of when every instruction runs on every device (DistIR, section 3.3).
+
+    Args:
+        program: a structure made for the timer's cluster, or a function (whose devices then share one node).
+        timer: as from `cluster_timer`.
+    """
+    prepared = program_structure(program) if isinstance(program, Function) else program
+    return times(prepared.structure, durations(prepared.events, timer))
+
+
+def simulate_on_cores(
+    structure: Structure,
+    core_s: Float[np.ndarray, " ops"],
+    network_s: Float[np.ndarray, " ops"],
+    credit_s: Float[np.ndarray, " ops"],
+    cores: Sequence[int],
+) -> Timeline:
+    """The timeline if a core runs the work of its ranks one at a time, in the order in which it comes.
+
+    An op's span begins when its rank calls it, as it does in a real run, though it may wait for its core. With a core
+    for every rank this is the critical path.
+
+    Args:
+        structure: of a program (without lags).
+        core_s: seconds for which every op needs its rank's core.
+        network_s: seconds that it then waits for messages.
+        credit_s: seconds that this may take less, as far as the rank's link was idle before.
+        cores: core of each rank.
+    """
+    followers: dict[int, list[int]] = defaultdict(list)
+    for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
+        followers[int(structure.pred[op, place])].append(int(op))
+    work_s, wait_s, most_s = core_s.tolist(), network_s.tolist(), credit_s.tolist()
+    device = structure.device.tolist()
+    link_free_s = [-np.inf] * structure.devices
+    unmet = (structure.pred >= 0).sum(axis=1).tolist()
+    start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
+    queue: dict[int, deque[int]] = defaultdict(deque)
+    ready, now_s = [op for op, n in enumerate(unmet) if n == 0], 0.0
+    # An event: when, whether the op is on a core until then, and the op.
+    events: list[tuple[float, bool, int]] = []
+
+    def await_messages(op: int) -> None:
+        # The first message after a pause may be shorter, by as much as the link was idle.
+        if wait_s[op] > 0:
+            idle_s = now_s - link_free_s[device[op]]
+            link_free_s[device[op]] = now_s + max(0.0, wait_s[op] - min(most_s[op], idle_s))
+            heapq.heappush(events, (link_free_s[device[op]], False, op))
+        else:
+            heapq.heappush(events, (now_s, False, op))
+
+    while ready or events:
+        # What is ready queues for its core; the first of a queue is on it.
+        for op in ready:
+            start_s[op] = now_s
+            if work_s[op] == 0:
+                await_messages(op)
+                continue
+            waiting = queue[cores[device[op]]]
+            waiting.append(op)
+            if len(waiting) == 1:
+                heapq.heappush(events, (now_s + work_s[op], True, op))
+        ready = []
+
+        # The next op leaves its core, and waits for messages or is done.
+        now_s, on_core, op = heapq.heappop(events)
+        if on_core:
+            waiting = queue[cores[device[op]]]
+            waiting.popleft()
+            if waiting:
+                heapq.heappush(events, (now_s + work_s[waiting[0]], True, waiting[0]))
+            if wait_s[op] > 0:
+                await_messages(op)
+                continue
+        end_s[op] = now_s
+        for follower in followers[op]:
+            unmet[follower] -= 1
+            if unmet[follower] == 0:
+                ready.append(follower)
+    return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
+
+
+def class_means_s(structure: Structure, spans_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, " classes"]:
+    """Mean seconds of the ops of each class, 0 for those that take none."""
+    count = np.bincount(structure.duration, minlength=structure.n_classes)
+    total_s = np.bincount(structure.duration, spans_s, minlength=structure.n_classes)
+    return np.where(structure.class_kind == Kind.ZERO, 0.0, total_s / np.maximum(count, 1))
+
+
+def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any]:
+    """A timeline of a program, predicted or measured, as a Chrome trace (microseconds): a process per device,
+    a thread per stream, an event per instruction."""
+    structure = program.structure
+    events = [ingest.name_event("process_name", device, 0, f"device {device}") for device in range(structure.devices)]
+    shown = np.flatnonzero((program.instruction >= 0) & (timeline.end_s > timeline.start_s))
+    columns = (shown, structure.device[shown], structure.stream[shown] % N_STREAMS, program.instruction[shown])
+    for op, device, stream, index in zip(*(c.tolist() for c in columns), strict=True):
+        instruction = program.function.instructions[index]
+        start_s, end_s = float(timeline.start_s[op]), float(timeline.end_s[op])
+        tag = instruction.tag
+        args = {
+            "op": instruction.op,
+            "phase": tag.phase,
+            "layer": tag.layer,
+            "micro_batch": tag.micro_batch,
+            "stream": Stream(stream).name.lower(),
+            "event": Kind(int(structure.kind[op])).name.lower(),
+        }
+        name = f"%{instruction.outputs[0]}"
+        events.append(ingest.complete_event(device, stream, start_s, end_s - start_s, name, instruction.op, args))
+    metadata = {"program": program.function.name, "makespan_s": timeline.makespan_s}
+    return ingest.chrome_trace(events, metadata)
+
+
+def write_chrome_trace(program: ProgramStructure, timeline: Timeline, path: Path | str) -> None:
+    """Write the trace as JSON, compressed if the name ends in .gz."""
+    ingest.write_chrome(chrome_trace(program, timeline), path)

@@ -1,0 +1,197 @@
+"""Ranks on PyTorch: its kernels, and collectives of torch.distributed (NCCL where every rank has a GPU, else gloo)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfmodel.ir import Instruction, Tensor
+from perfmodel.ir.execution._rank_events import EventSession
+from perfmodel.ir.execution._reference import argument
+from perfmodel.ir.execution._session import Local, ProgramSession, RankCode
+from perfmodel.ir.execution._torch_kernels import torch_dtype, torch_kernel
+from perfmodel.measure import Place, usable_cores
+from perfmodel.ops import torch_module
+
+TorchTensor = Any
+"""A `torch.Tensor`; torch is there only with the extra."""
+
+
+def _dist() -> Any:
+    return torch_module().distributed
+
+
+class TorchProgramSession(ProgramSession):
+    """Runs a rank's code in a process group of torch.distributed."""
+
+    def __init__(self, place: Place) -> None:
+        dist = _dist()
+        jax.config.update("jax_platforms", "cpu")
+        torch = torch_module()
+        torch.set_num_threads(len(usable_cores()))
+        alone = torch.cuda.device_count() >= place.num_ranks
+        self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
+        dist.init_process_group(
+            "nccl" if alone else "gloo",
+            init_method=f"tcp://{place.coordinator}",
+            rank=place.rank,
+            world_size=place.num_ranks,
+        )
+        self.rank = place.rank
+        self._groups: dict[tuple[int, ...], Any] = {tuple(range(place.num_ranks)): dist.group.WORLD}
+
+    def load(self, code: RankCode) -> None:
+        """Make the process groups, which all ranks do in the same order, then as without torch."""
+        dist = _dist()
+        for group in code.all_groups:
+            members = tuple(sorted(group))
+            if members not in self._groups:
+                self._groups[members] = dist.new_group(list(members))
+        super().load(code)
+
+    def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
+        """What this rank calls to take part in a collective."""
+        handle = self._groups.get(tuple(sorted(group)))  # none of a rank alone
+        return _Collective(instruction, group, operand, self.rank, handle, self._device)
+
+    def place(self, name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> TorchTensor:
+        """A parameter's value on this rank's device."""
+        return _to_torch(np.array(argument(name, tensor, arguments))).to(self._device)
+
+    def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
+        """What runs an instruction of this rank alone."""
+        return torch_kernel(instruction, outputs, self._device)
+
+    def finished(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Results once they are there."""
+        if self._device.type == "cuda":
+            torch_module().cuda.synchronize(self._device)
+        return results
+
+    def array(self, value: TorchTensor) -> np.ndarray:
+        """A value of the program for the caller."""
+        return _to_numpy(value.cpu().contiguous())
+
+    def _line_up(self) -> None:
+        _dist().barrier()
+
+    def leave(self) -> None:
+        """Leave the group; nothing can be asked after this."""
+        _dist().destroy_process_group()
+
+
+class TorchEventSession(TorchProgramSession, EventSession):
+    """Times kernels and transfers on PyTorch."""
+
+
+class _Collective:
+    """One collective of one rank. Members are kept in the instruction's order, torch sorts them."""
+
+    def __init__(
+        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor, rank: int, handle: Any, device: Any
+    ) -> None:
+        self.group, self.rank, self.handle = group, rank, handle
+        self.values: dict[str, Any] = dict(instruction.attributes)
+        self._body = _BODIES[instruction.op]
+        self._nothing = torch_module().zeros(operand.shape, dtype=torch_dtype(operand), device=device)
+
+    def __call__(self, operand: TorchTensor | None) -> tuple[TorchTensor]:
+        # torch reduces in place, and the operand may have other users.
+        copy = (self._nothing if operand is None else operand).clone(memory_format=torch_module().contiguous_format)
+        return (self._body(self, copy) if len(self.group) > 1 else copy,)
+
+    @property
+    def place(self) -> int:
+        """This rank's position among the members."""
+        return self.group.index(self.rank)
+
+    def in_order(self, by_rank: Sequence[TorchTensor]) -> list[TorchTensor]:
+        """What torch gives in order of ranks, in order of the members."""
+        tensor_of = dict(zip(sorted(self.group), by_rank, strict=True))
+        return [tensor_of[member] for member in self.group]
+
+
+def _to_torch(array: np.ndarray) -> TorchTensor:
+    torch = torch_module()
+    if array.dtype.name == "bfloat16":  # which numpy and torch do not share
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _to_numpy(tensor: TorchTensor) -> np.ndarray:
+    torch = torch_module()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.numpy()
+
+
+def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
+    """Acknowledged, as without torch."""
+    torch, dist = torch_module(), _dist()
+    acknowledgement = torch.zeros(1, device=x.device)
+    if c.place == 0:
+        dist.send(x, c.group[1])
+        dist.recv(acknowledgement, c.group[1])
+    else:
+        dist.recv(x, c.group[0])
+        dist.send(acknowledgement, c.group[0])
+    return x
+
+
+def _broadcast(c: _Collective, x: TorchTensor) -> TorchTensor:
+    _dist().broadcast(x, c.group[0], group=c.handle)
+    return x
+
+
+def _reduced(c: _Collective, x: TorchTensor) -> TorchTensor:
+    dist = _dist()
+    op = dist.ReduceOp.MAX if c.values.get("op", "sum") == "max" else dist.ReduceOp.SUM
+    dist.all_reduce(x, op, group=c.handle)
+    return x
+
+
+def _gathered(c: _Collective, x: TorchTensor) -> TorchTensor:
+    torch, dist = torch_module(), _dist()
+    parts = [torch.empty_like(x) for _ in c.group]
+    dist.all_gather(parts, x.contiguous(), group=c.handle)
+    return torch.cat(c.in_order(parts), dim=c.values["axis"])
+
+
+def _reduce_scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
+    """gloo has none of its own for every reduction."""
+    return _reduced(c, x).chunk(len(c.group), c.values["axis"])[c.place].contiguous()
+
+
+def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
+    torch, dist = torch_module(), _dist()
+    parts = dict(zip(c.group, x.chunk(len(c.group), c.values["split_axis"]), strict=True))
+    sent = torch.stack([parts[member] for member in sorted(c.group)]).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=c.handle)
+    return torch.cat(c.in_order(list(received)), dim=c.values["concat_axis"])
+
+
+def _scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
+    receivers = c.values["to"]
+    parts = _broadcast(c, x).chunk(len(receivers), c.values["axis"])
+    # A rank that receives nothing takes the first part, which it does not use.
+    place = receivers.index(c.rank) if c.rank in receivers else 0
+    return parts[place].contiguous()
+
+
+_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "send": _send,
+        "broadcast": _broadcast,
+        "all_reduce": _reduced,
+        "reduce": _reduced,
+        "all_gather": _gathered,
+        "gather": _gathered,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+        "scatter": _scatter,
+    }
+)

@@ -1,0 +1,157 @@
+"""Writing IR from a jaxpr: what is known of each value while the equations are gone through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from perfmodel.ir import Builder, Shape
+from perfmodel.ir.importers._graph import Array
+
+_LARGEST_CONSTANT: Final = 1 << 16
+"""Elements of the largest constant tensor that is written into a program."""
+
+
+class CannotMapError(Exception):
+    """No op of the IR does what an equation does; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A value that does not depend on the inputs."""
+
+    array: np.ndarray
+
+    @classmethod
+    def of(cls, value: Any, dtype: Any = None) -> "Known":
+        """The known value of a number, nested lists of numbers or any framework's array on the CPU."""
+        return cls(np.asarray(value, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value of the program; axes along which it was only broadcast have size 1 there."""
+
+    name: str
+    layer: int = -1
+    unstopped: bool = False
+    """A maximum whose gradient the IR does not know, and which no `stop_gradient` has met yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """A boolean that guards indices or maxima against what does not occur: `negative` never holds, `valid` always."""
+
+    kind: Literal["negative", "valid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """An index plus the size of the axis: what a negative one would mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Depends on an equation that could not be mapped."""
+
+
+Item = Known | Ref | IndexCheck | Shifted | Missing
+
+
+class Emitter:
+    """Emits instructions into a builder, with the shorthands that rules are written in."""
+
+    def __init__(self, builder: Builder, differentiable: bool) -> None:
+        self.builder = builder
+        self.differentiable = differentiable
+        """Whether the gradient will be wanted, so that every op must have the right one."""
+        self._transposed: dict[str, tuple[Ref, tuple[int, ...]]] = {}
+
+    def shape(self, ref: Ref) -> Shape:
+        """Shape in the program, with size 1 along broadcast axes."""
+        return self.builder.types[ref.name].shape
+
+    def op(self, op: str, *refs: Ref, **attributes: Any) -> Ref:
+        """Emit an instruction whose layer is the last of its operands'."""
+        if self.differentiable and any(ref.unstopped for ref in refs):
+            raise CannotMapError("a maximum has no gradient in the IR; wrap it in stop_gradient")
+        layer = max((ref.layer for ref in refs), default=-1)
+        with self.builder.tagged(phase="forward", layer=layer):
+            return Ref(self.builder.op(op, *(ref.name for ref in refs), **attributes), layer)
+
+    def settle_layers(self) -> None:
+        """Give every instruction a layer: those of no layer (before the first, or on weights without a number) join the
+        first that needs what they compute. Layers are then numbered without gaps."""
+        instructions, first_use = self.builder.instructions, dict[str, int]()
+        # Backwards, so that the layers of all users are known before what they use.
+        for place in reversed(range(len(instructions))):
+            instruction = instructions[place]
+            layer = instruction.tag.layer
+            if layer < 0:
+                layer = min((first_use[name] for name in instruction.outputs if name in first_use), default=0)
+                instructions[place] = replace(instruction, tag=replace(instruction.tag, layer=layer))
+            for name in instruction.inputs:
+                first_use[name] = min(layer, first_use.get(name, layer))
+
+        layers = sorted({instruction.tag.layer for instruction in instructions})
+        renumbered = {layer: new_layer for new_layer, layer in enumerate(layers)}
+        for place, instruction in enumerate(instructions):
+            tag = replace(instruction.tag, layer=renumbered[instruction.tag.layer])
+            instructions[place] = replace(instruction, tag=tag)
+
+    def constant(self, array: np.ndarray, dtype: str) -> Ref:
+        """A known value, as small as broadcasting allows."""
+        return self.literal(collapsed(array), dtype)
+
+    def literal(self, array: np.ndarray, dtype: str) -> Ref:
+        """A known value in its own shape."""
+        if array.size > _LARGEST_CONSTANT:
+            raise CannotMapError(f"a constant of {array.size} elements is too large to write out; pass it as data")
+        return self.op("constant", dtype=dtype, value=_nested(array.tolist()), device=0)
+
+    def reshape(self, ref: Ref, shape: Sequence[int]) -> Ref:
+        """Another shape of as many elements."""
+        if self.shape(ref) == tuple(shape):
+            return ref
+        unstopped = replace(ref, unstopped=False)
+        return replace(self.op("reshape", unstopped, shape=tuple(shape)), unstopped=ref.unstopped)
+
+    def transpose(self, ref: Ref, order: Sequence[int]) -> Ref:
+        """Axes in another order; of two transpositions in a row one or none is written."""
+        if ref.name in self._transposed:
+            ref, before = self._transposed[ref.name]
+            order = [before[k] for k in order]
+        if list(order) == sorted(order):
+            return ref
+        transposed = self.op("transpose", ref, permutation=tuple(order))
+        self._transposed[transposed.name] = ref, tuple(order)
+        return transposed
+
+    def parts(self, ref: Ref, axis: int, n: int) -> list[Ref]:
+        """Equal parts along an axis."""
+        with self.builder.tagged(phase="forward", layer=ref.layer):
+            hints = (f"{ref.name}_part",) * n
+            names = self.builder.emit("split", (ref.name,), hints, (("axis", axis), ("parts", n)))
+        return [Ref(name, ref.layer) for name in names]
+
+    def whole(self, ref: Ref, array: Array) -> Ref:
+        """The value in its full shape, where it was only broadcast."""
+        if self.shape(ref) == array.shape:
+            return ref
+        if array.n_elements > _LARGEST_CONSTANT:
+            raise CannotMapError(f"a broadcast to shape {array.shape} would have to be stored")
+        return self.op("mul", ref, self.literal(np.ones(array.shape), array.dtype))
+
+
+def collapsed(array: np.ndarray) -> np.ndarray:
+    """The array with size 1 along axes on which it does not depend; a scalar if it is the same everywhere."""
+    for axis in range(array.ndim):
+        first = array.take([0], axis)
+        if array.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, array.shape), array):
+            array = first
+    return array.reshape(()) if array.size == 1 else array
+
+
+def _nested(value: object) -> object:
+    return tuple(_nested(item) for item in value) if isinstance(value, list) else value

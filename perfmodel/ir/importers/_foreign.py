@@ -1,0 +1,302 @@
+"""Graphs of other frameworks as programs: what ONNX and `torch.export` have in common.
+
+A reader goes through a graph's nodes in order and hands each to `Graph.node` as a `Call`. What does not depend on
+weights or data is computed (mixed concrete and abstract interpretation, DistIR, section 3.3); for the rest the rule of
+`FOREIGN_OPS` writes instructions of the IR. At last joint projections are taken apart: queries, keys and values of one
+product become three, as Megatron-LM slices them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir import Instruction, Parameter, Piece, Program, attributes
+from perfmodel.ir.distribute import megatron_axes
+from perfmodel.ir.importers._emitter import CannotMapError, Emitter, Known, Missing, Ref
+from perfmodel.ir.importers._graph import Array
+from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS, Call
+from perfmodel.ir.models import ModelBuilder
+
+_LAYER = re.compile(r"(?:^|[._/])(\d+)(?=[._/]|$)")
+_MOST_LAYERS = 1 << 16
+"""Layers of one stack, at most; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on there."""
+
+
+class Graph:
+    """A graph on its way to a program."""
+
+    def __init__(self, name: str) -> None:
+        self.name = re.sub(r"\W", "_", name) or "graph"
+        self.builder = ModelBuilder(self.name, "fp32")
+        self.emitter = Emitter(self.builder, differentiable=False)
+        self.values: dict[str, Any] = {}
+        """Item of each value of the foreign graph, or a list of items."""
+        self.missing: dict[str, tuple[str, str, int]] = {}
+        """By op: why it could not be mapped, the first node, and how many there are."""
+        self._batch = 0
+        self._stacks: list[str] = []
+        self._products = 0
+
+    def weight(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """A trained parameter; the first number in its name is its layer, of the stack named before it."""
+        layer = self._layer(name)
+        self.builder.dtype = Array.of(dtype, ()).dtype
+        label = self.builder.weight(_label(name), tuple(shape))
+        self.values[name] = Ref(label, layer)
+
+    def _layer(self, name: str) -> int:
+        match = _LAYER.search(name)
+        if match is None:
+            return -1
+        stack = name[: match.start()]
+        if stack not in self._stacks:
+            self._stacks.append(stack)
+        return self._stacks.index(stack) * _MOST_LAYERS + int(match.group(1))
+
+    def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """An input; the first axis of the first one, and of all that agree with it, are samples."""
+        kind = "int32" if np.dtype(dtype if dtype != "bfloat16" else "float32").kind in "iub" else ""
+        self._batch = self._batch or (shape[0] if shape else 0)
+        axis = 0 if shape and shape[0] == self._batch else None
+        label = self.builder.data(_label(name), tuple(shape), kind or Array.of(dtype, ()).dtype, batch_axis=axis)
+        self.values[name] = Ref(label)
+
+    def node(
+        self,
+        op: str,
+        node_name: str,
+        args: Sequence[Any],
+        attributes: Mapping[str, Any],
+        compute: Callable[[], list[Any]],
+    ) -> list[Any]:
+        """Items of a node's outputs.
+
+        Args:
+            op: name in `FOREIGN_OPS`.
+            node_name: the node's own name, for messages.
+            args: items, lists of items, and plain values.
+            attributes: further plain values by name.
+            compute: evaluates the node where no argument depends on weights or data.
+        """
+        flat = []
+        for arg in args:
+            flat += arg if isinstance(arg, list) else [arg]
+        if any(isinstance(item, Missing) for item in flat):
+            return [Missing()]
+        if not any(isinstance(item, Ref) for item in flat):
+            return compute()
+        # An op without a rule is noted, not raised, so that all that are missing are named at once.
+        before = len(self.builder.instructions)
+        try:
+            if op not in FOREIGN_OPS:
+                raise CannotMapError("no op of the IR stands for it")
+            outputs = FOREIGN_OPS[op](Call(self.emitter, tuple(args), attributes))
+        except (CannotMapError, PerfModelError) as reason:
+            known = self.missing.get(op, (str(reason), node_name, 0))
+            self.missing[op] = (*known[:2], known[2] + 1)
+            return [Missing()]
+        items = outputs if isinstance(outputs, list) else [outputs]
+        return self._in_order(items, before)
+
+    def _in_order(self, items: list[Any], before: int) -> list[Any]:
+        """Number the layers in order where no name tells them: every product with a weight begins one."""
+        if self._stacks:
+            return items
+        weights = {weight.name for weight in self.builder.inputs}
+        new_instructions = self.builder.instructions[before:]
+        self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in new_instructions)
+        layer = self._products - 1
+        if layer >= 0:
+            tags = [replace(i.tag, layer=layer) for i in new_instructions]
+            self.builder.instructions[before:] = [
+                replace(i, tag=t) for i, t in zip(new_instructions, tags, strict=True)
+            ]
+        return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
+
+    def program(self, outputs: Sequence[Any]) -> Program:
+        """The program that returns some items.
+
+        Raises:
+            PerfModelError: ops that could not be mapped, all named with the remedy.
+        """
+        if self.missing:
+            listed = "; ".join(
+                f"{op} ({n}x, first at {node_name}): {why}" for op, (why, node_name, n) in self.missing.items()
+            )
+            raise PerfModelError(
+                f"{self.name}: not in the IR: {listed}; give values that shapes or masks depend on (--input-value), "
+                "rewrite the model without these ops, or read its costs with import-model"
+            )
+        refs = [item for item in outputs if isinstance(item, Ref)]
+        if not refs:
+            raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer values beforehand")
+        types = self.builder.types
+        scalar = len(refs) == 1 and types[refs[0].name].shape == ()
+        self.emitter.settle_layers()
+        program = self.builder.program([(ref.name, "loss" if scalar else "output") for ref in dict.fromkeys(refs)])
+        return megatron_axes(separate_projections(_without_dead(program)))
+
+
+def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -> Known:
+    """The value of an input that is known beforehand; a number fills the input's shape.
+
+    Raises:
+        PerfModelError: a value that does not fit the shape.
+    """
+    array = np.asarray(text, np.dtype(dtype))
+    if array.ndim == 0 and None not in shape:
+        array = np.full(tuple(n for n in shape if n is not None), array)
+    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    if not fits:
+        raise PerfModelError(f"input {name}: the given value has shape {array.shape}, the graph's is {tuple(shape)}")
+    return Known(array)
+
+
+def _without_dead(program: Program) -> Program:
+    """The program without instructions and weights that no output depends on."""
+    function = program.function
+    live, instructions = set(function.outputs), []
+    for instruction in reversed(function.instructions):
+        if live.intersection(instruction.outputs):
+            live.update(instruction.inputs)
+            instructions.append(instruction)
+    parameters = tuple(p for p in function.parameters if p.name in live)
+    inputs = tuple(w for w in program.inputs if w.pieces[0].value in live)
+    return Program(
+        replace(function, parameters=parameters, instructions=tuple(instructions[::-1])), inputs, program.outputs
+    )
+
+
+def _label(name: str) -> str:
+    """A name as the text form has it."""
+    return re.sub(r"[^\w.]", "_", name)
+
+
+def separate_projections(program: Program) -> Program:
+    """Split the weights of a product instead of its result, where the result is only split.
+
+    Slicing the columns of a joint weight would deal out queries to some ranks and keys to others; of separate ones
+    each rank takes its heads of each. The weight stays one tensor of several pieces.
+    """
+    function = program.function
+    maker: dict[str, Instruction] = {}
+    uses = Counter(function.outputs)
+    for instruction in function.instructions:
+        maker.update(dict.fromkeys(instruction.outputs, instruction))
+        uses.update(instruction.inputs)
+    weights = program.values_of("parameter")
+
+    # Find every product that is only split, and write its steps once for each part.
+    gone: set[str] = set()
+    cuts: dict[str, tuple[int, tuple[str, ...]]] = {}
+    written: dict[str, list[Instruction]] = {}
+    for instruction in function.instructions:
+        chain = _chain(instruction, maker, uses, weights, program)
+        if chain is None:
+            continue
+        suffixes = [f".{j}" for j in range(len(instruction.outputs))]
+        for value, axis in chain.cut.items():
+            cuts[value] = axis, tuple(f"{value}{suffix}" for suffix in suffixes)
+        for step in chain.steps:
+            gone.update(step.outputs)
+        of_parts: list[Instruction] = []
+        for suffix, output in zip(suffixes, instruction.outputs, strict=True):
+            of_parts += chain.part(suffix, output)
+        written[instruction.outputs[0]] = of_parts
+
+    # They take the place of the split; the steps of the joint product are gone.
+    instructions: list[Instruction] = []
+    for instruction in function.instructions:
+        instructions += written.get(instruction.outputs[0], [] if instruction.outputs[0] in gone else [instruction])
+
+    # A weight that is cut becomes a parameter per part, which remain pieces of one tensor.
+    types = program.types
+    parameters: list[Parameter] = []
+    pieces: dict[str, tuple[Piece, ...]] = {}
+    for parameter in function.parameters:
+        if parameter.name not in cuts:
+            parameters.append(parameter)
+            continue
+        axis, names = cuts[parameter.name]
+        tensor = types[parameter.name]
+        size = tensor.shape[axis] // len(names)
+        of_parameter = []
+        for j, name in enumerate(names):
+            start = [0] * tensor.rank
+            start[axis] = j * size
+            of_parameter.append(Piece(name, tuple(start)))
+            parameters.append(Parameter(name, tensor.with_size(axis, size)))
+        pieces[parameter.name] = tuple(of_parameter)
+    inputs = tuple(replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs)
+    return Program(
+        replace(function, parameters=tuple(parameters), instructions=tuple(instructions)), inputs, program.outputs
+    )
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A product, what follows it up to a split, and which parameters are cut along which axis."""
+
+    steps: tuple[Instruction, ...]
+    cut: dict[str, int]
+    parts: int
+
+    def part(self, suffix: str, output: str) -> list[Instruction]:
+        """The steps for one part, ending in the split's output."""
+        renamed = set(self.cut)
+        for step in self.steps:
+            renamed.update(step.outputs)
+        steps = []
+        for step in self.steps:
+            values = dict(step.attributes)
+            if step.op == "reshape":
+                *rest, last = values["shape"]
+                values["shape"] = (*rest, last // self.parts)
+            last_step = step is self.steps[-1]
+            steps.append(
+                replace(
+                    step,
+                    inputs=tuple(f"{n}{suffix}" if n in renamed else n for n in step.inputs),
+                    outputs=(output,) if last_step else tuple(f"{n}{suffix}" for n in step.outputs),
+                    attributes=attributes(**values),
+                )
+            )
+        return steps
+
+
+def _chain(
+    split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: frozenset[str], program: Program
+) -> _Chain | None:
+    """What leads from a product with a weight to a split of its last axis and to nothing else."""
+    types = program.types
+    if split.op != "split" or split.attribute("axis") != types[split.inputs[0]].rank - 1:
+        return None
+    value, steps = split.inputs[0], list[Instruction]()
+    cut: dict[str, int] = {}
+    width = types[value].shape[-1]
+    # From the split backwards, through biases and reshapes that leave the last axis alone, to the product.
+    while uses[value] == 1 and value in maker:
+        step = maker[value]
+        steps.append(step)
+        if step.op == "matmul":
+            w = step.inputs[1]
+            if w not in weights or uses[w] > 1 or types[w].rank != 2:
+                return None
+            cut[w] = 0 if step.attribute("transpose_b") else 1
+            return _Chain(tuple(steps[::-1]), cut, len(split.outputs))
+        if step.op == "add":
+            bias = next((n for n in step.inputs if n in weights and types[n].shape == (width,) and uses[n] == 1), None)
+            if bias is None:
+                return None
+            cut[bias] = 0
+            value = next(n for n in step.inputs if n != bias)
+        elif step.op == "reshape" and types[step.inputs[0]].shape[-1] == width and step.attribute("shape"):
+            value = step.inputs[0]
+        else:
+            return None
+    return None

@@ -1,0 +1,305 @@
+"""One instruction of a compiled module as one node of a graph: what HLO's opcodes are, and what they cost
+(`HloCostAnalysis` of the XLA project)."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest import HLO_COLLECTIVES
+from perfmodel.ir.importers._graph import Array, Node, Value, streamed, unknown
+from perfmodel.ir.importers._hlo_text import Computation, HloModule, Instruction, Type
+from perfmodel.ir.importers._products import ConvShape, convolution, product, product_dtype
+from perfmodel.ops import CollectiveKind, Embedding, Gemm
+
+_TRANSCENDENTAL: Final = frozenset(
+    {
+        *("exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power"),
+        *("sqrt", "cbrt", "rsqrt", "tanh", "sine", "cosine", "tan", "atan2", "erf", "acos"),
+        *("acosh", "asin", "asinh", "atanh", "cosh", "sinh"),
+    }
+)
+_ARITHMETIC: Final = frozenset(
+    {
+        *("add", "subtract", "multiply", "divide", "remainder", "negate", "abs", "sign"),
+        *("maximum", "minimum", "floor", "ceil", "round-nearest-afz", "round-nearest-even"),
+        *("select", "clamp", "convert", "reduce-precision", "is-finite", "compare", "and", "or"),
+        *("not", "xor", "shift-left", "shift-right-logical", "shift-right-arithmetic", "popcnt"),
+        *("count-leading-zeros", "complex", "real", "imag", "map", "mulhi"),
+    }
+)
+_MOVING: Final = frozenset({"concatenate", "pad", "reverse"})
+_VIEWS: Final = frozenset(
+    {
+        *("reshape", "bitcast", "broadcast", "transpose", "slice", "dynamic-slice", "copy"),
+        *("bitcast-convert", "copy-start", "copy-done", "add-dependency", "domain"),
+        *("get-dimension-size", "after-all"),
+    }
+)
+_CONSTANTS: Final = frozenset(
+    {
+        "constant",
+        "iota",
+        "partition-id",
+        "replica-id",
+        "rng-get-and-update-state",
+        "create-token",
+    }
+)
+COLLECTIVES: Final[dict[str, CollectiveKind]] = {
+    **HLO_COLLECTIVES,
+    "ragged-all-to-all": "all_to_all",
+    "collective-broadcast": "broadcast",
+}
+_ROW_WISE: Final = frozenset(
+    {
+        "sort",
+        "topk",
+        "scatter",
+        "gather",
+        "dynamic-update-slice",
+        "select-and-scatter",
+        "reduce-window",
+    }
+)
+_IN_PLACE: Final = frozenset({"dynamic-update-slice", "gather", "reverse"})
+"""Ops whose elements come from their first operand (or replace some of its)."""
+_FREE_CUSTOM_CALLS: Final = frozenset(
+    {
+        *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"),
+        *("LayoutConstraint", "MoveToHost", "MoveToDevice", "xla.sdy.FuncResultSharding"),
+        *("AllocateBuffer",),
+    }
+)
+_HALF: Final = ("bf16", "fp16")
+
+
+def widened(module: HloModule) -> bool:
+    """Whether the compiler widened 16-bit arithmetic to 32 bits, as XLA does for CPUs: half types occur, but
+    no product takes them."""
+    # A program that multiplies in 16 bits does so somewhere, unless the compiler has replaced all of it.
+    halves = products = False
+    for computation in module.computations.values():
+        types = {i.name: i.type for i in computation.instructions}
+        for i in computation.instructions:
+            halves = halves or _is_half(i.type)
+            if i.opcode in ("dot", "convolution"):
+                products = products or _is_half(types.get(i.operands[0]))
+    return halves and not products
+
+
+def _is_half(kind: Type | None) -> bool:
+    return isinstance(kind, Array) and kind.dtype in _HALF
+
+
+def called(i: Instruction, attribute: str, computations: Mapping[str, Computation]) -> Computation:
+    """The computation that an attribute names (raises `PerfModelError` if the module lacks it)."""
+    name = i.attributes.get(attribute, "").lstrip("%")
+    if name not in computations:
+        raise PerfModelError(f"HLO %{i.name}: computation {name!r} is not in the module")
+    return computations[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What instructions are, in a module of these computations."""
+
+    computations: Mapping[str, Computation]
+    widened: bool
+    """Whether 32-bit values that were converted from 16 bits count as 16 bits."""
+
+    def node(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+        """The node of an instruction that neither calls nor communicates."""
+        opcode = i.opcode
+        array = outputs[0].array if outputs else Array.of("token", ())
+        if opcode == "dot":
+            return self._product(i, inputs, outputs)
+        if opcode == "convolution":
+            lhs, rhs = inputs[0].array, inputs[1].array
+            shape = _conv_shape(i, lhs, rhs, array, _product_dtype(lhs, i))
+            return Node(
+                opcode, "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), shape.flops, convolution(shape)
+            )
+        if opcode == "convert" and self.widened and _is_widening(inputs[0].array, array):
+            # The conversion is the CPU compiler's own: an accelerator reads the narrow value.
+            return Node(opcode, "view", inputs, (Value(inputs[0].array),))
+        if self.widened and opcode in _VIEWS | _IN_PLACE and opcode != "bitcast-convert" and inputs:
+            outputs = (_like(inputs[0].array, outputs[0]),)
+        if opcode in _VIEWS:
+            return Node(opcode, "view", inputs, outputs)
+        if opcode in _CONSTANTS:
+            return Node(opcode, "view", (), outputs)
+        if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
+            return Node(opcode, "pointwise", inputs, outputs, float(array.n_elements) * (opcode in _ARITHMETIC))
+        if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
+            # What CPUs are given as a reduction in several stages is one kernel on an accelerator.
+            role = "reduction" if opcode == "reduce" else "pointwise"
+            n_in, n_out = inputs[0].array.n_elements, array.n_elements
+            return Node(opcode, role, inputs, outputs, max(0, n_in - n_out) * self._reducer_flops(i))
+        if opcode in _ROW_WISE:
+            return self._row_wise(i, inputs, outputs)
+        if opcode == "rng-bit-generator" or opcode == "rng":
+            return Node(opcode, "pointwise", inputs, outputs)
+        return self._foreign(i, inputs, outputs)
+
+    def _product(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+        lhs, rhs = inputs[0].array, inputs[1].array
+        contracted = (i.axes("lhs_contracting_dims"), i.axes("rhs_contracting_dims"))
+        batch = (i.axes("lhs_batch_dims"), i.axes("rhs_batch_dims"))
+        op = product(lhs, rhs, contracted, batch, _product_dtype(lhs, i))
+        return Node("dot", "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), op.flops, op)
+
+    def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
+        """The result in the type of the operands, where only the compiler made them wider."""
+        first = inputs[0].array
+        if not self.widened or any(v.array.dtype != first.dtype or v.array.dtype not in _HALF for v in inputs[:2]):
+            return out
+        return _like(first, out)
+
+    def _reducer_flops(self, i: Instruction) -> float:
+        """Arithmetic operations of a reducer, per pair that it joins."""
+        reducer = called(i, "to_apply", self.computations)
+        return float(sum(step.opcode in _ARITHMETIC for step in reducer.instructions))
+
+    def _row_wise(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+        """A kernel that streams over memory; in-place updates touch what they write only."""
+        opcode, out = i.opcode, outputs[0].array
+        first = inputs[0].array
+        updates = inputs[-1].array if opcode == "scatter" else first
+        per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
+        flops = _row_wise_flops(opcode, first, updates, out, prod(_window(i).get("size", (1,))), per_pair)
+        if (embedding := _lookup(i, first, updates, out)) is not None:
+            return Node(opcode, "kernel", inputs, outputs, flops, embedding, embedding.bytes)
+        # An update in place reads and writes its slice; a scatter reads the old values, too.
+        match opcode:
+            case "dynamic-update-slice":
+                traffic, streamed_array = 2 * inputs[1].array.n_bytes, inputs[1].array
+            case "scatter":
+                traffic, streamed_array = 3 * updates.n_bytes, updates
+            case "gather":
+                traffic, streamed_array = 2 * out.n_bytes, out
+            case _:
+                traffic, streamed_array = sum(v.array.n_bytes for v in {*inputs, *outputs}), first
+        return Node(opcode, "kernel", inputs, outputs, flops, streamed(opcode, streamed_array, traffic), traffic)
+
+    def _foreign(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+        """Calls into libraries: products are recognised, anything else is unmapped."""
+        name = i.attributes.get("custom_call_target", i.opcode).strip('"')
+        if name in _FREE_CUSTOM_CALLS:
+            return Node(name, "view", inputs[:1], outputs)
+        if inputs and outputs and (op := _library_product(i, inputs[0].array, outputs[0].array)):
+            return Node(name, "kernel", inputs, outputs, op.flops, op)
+        acts = i.opcode in ("send", "recv") or i.attributes.get("custom_call_has_side_effect") == "true"
+        return unknown(name, inputs, outputs, acts=acts)
+
+
+def _product_dtype(lhs: Array, i: Instruction) -> str:
+    full = "high" in i.attributes.get("operand_precision", "") or "F32_F32_F32" in i.attributes.get("algorithm", "")
+    return product_dtype(lhs, full)
+
+
+def _is_widening(narrow: Array, wide: Array) -> bool:
+    return narrow.dtype in _HALF and wide.dtype in ("fp32", *_HALF)
+
+
+def _like(narrow: Array, out: Value) -> Value:
+    """A result that only moves elements of a 16-bit tensor, in that tensor's type."""
+    if narrow.dtype not in _HALF or out.array.dtype != "fp32":
+        return out
+    return Value(Array(narrow.dtype, out.array.shape, narrow.item_bytes))
+
+
+def _lookup(i: Instruction, table: Array, updates: Array, out: Array) -> Embedding | None:
+    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else None."""
+    if len(table.shape) != 2 or table.shape[1] < 2 or i.opcode not in ("gather", "scatter"):
+        return None
+    vocab, hidden = table.shape
+    if i.opcode == "gather":
+        if i.axes("slice_sizes") != (1, hidden):
+            return None
+        return Embedding(dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab)
+    if i.axes("scatter_dims_to_operand_dims") != (0,) or updates.shape[-1:] != (hidden,):
+        return None
+    tokens = updates.n_elements // hidden
+    return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_="bwd")
+
+
+def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm | None:
+    """The product that a custom call to a vendor library computes; None if it is no such call."""
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    if not re.search(r"gemm|matmul", target):
+        return None
+    try:
+        config = json.loads(instruction.attributes.get("backend_config", "{}"))
+    except json.JSONDecodeError:
+        return None
+    numbers = config.get("gemm_backend_config", config).get("dot_dimension_numbers", {})
+    contracted = [int(i) for i in numbers.get("lhs_contracting_dimensions", (len(lhs.shape) - 1,))]
+    batched = [int(i) for i in numbers.get("lhs_batch_dimensions", range(max(0, len(lhs.shape) - 2)))]
+    k = prod(lhs.shape[i] for i in contracted)
+    batch = prod(lhs.shape[i] for i in batched)
+    m = lhs.n_elements // max(1, k * batch)
+    n = out.n_elements // max(1, m * batch)
+    return Gemm(op="bmm" if batch > 1 else "linear", dtype=lhs.dtype, m=m, n=n, k=k, batch=batch)
+
+
+def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dtype: str) -> ConvShape:
+    """Shape of a `convolution` from its window and dimension labels (`b01f_01io->b01f`)."""
+    input_labels, kernel_labels, result_labels = re.split(r"_|->", instruction.attributes["dim_labels"])
+    n_space = len(input_labels) - 2
+    window = _window(instruction)
+
+    def space(array: Array, labels: str) -> tuple[int, ...]:
+        return tuple(array.shape[labels.index(str(i))] for i in range(n_space))
+
+    def sizes(name: str) -> tuple[int, ...]:
+        return window.get(name, (1,) * n_space)
+
+    return ConvShape(
+        dtype=dtype,
+        batch=lhs.shape[input_labels.index("b")],
+        c_in=lhs.shape[input_labels.index("f")],
+        c_out=out.shape[result_labels.index("f")],
+        kernel_c_in=rhs.shape[kernel_labels.index("i")],
+        space_in=space(lhs, input_labels),
+        kernel=space(rhs, kernel_labels),
+        space_out=space(out, result_labels),
+        stride=sizes("stride"),
+        pad_low=window.get("pad", (0,) * n_space),
+        in_dilation=sizes("lhs_dilate"),
+        kernel_dilation=sizes("rhs_dilate"),
+        groups=int(instruction.attributes.get("feature_group_count", 1)),
+        batch_groups=int(instruction.attributes.get("batch_group_count", 1)),
+    )
+
+
+def _window(instruction: Instruction) -> dict[str, tuple[int, ...]]:
+    """`{size=3x3 stride=2x2 pad=1_1x1_1}` as numbers by name; of paddings the lower ones."""
+    items = re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.get("window", ""))
+    numbers = {}
+    for name, value in items:
+        numbers[name] = tuple(int(part.split("_")[0]) for part in value.split("x"))
+    return numbers
+
+
+def _disjoint_windows(instruction: Instruction) -> bool:
+    """Whether a `reduce-window` takes every element once: the first stage of a reduction, or a pooling."""
+    window = _window(instruction)
+    return window.get("stride", ()) == window.get("size")
+
+
+def _row_wise_flops(opcode: str, first: Array, updates: Array, out: Array, window: int, per_pair: float) -> float:
+    """FLOPs of a row-wise opcode whose reducer, if any, costs `per_pair`."""
+    match opcode:
+        case "sort" | "topk":
+            return first.n_elements * log2(max(2, first.n_elements))
+        case "scatter":
+            return updates.n_elements * per_pair
+        case "reduce-window":
+            return out.n_elements * (window - 1) * per_pair
+        case "select-and-scatter":
+            return first.n_elements * max(1, window - 1) * per_pair
+    return 0.0

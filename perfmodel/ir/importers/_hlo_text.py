@@ -1,0 +1,159 @@
+"""Reading the text of compiled XLA modules (HLO)."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir.importers._graph import Array
+
+Type = Array | tuple["Type", ...]
+"""An array, or a tuple of types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`name = type opcode(operands), attributes`."""
+
+    name: str
+    type: Type
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: Mapping[str, str]
+    literal: str = ""
+    """What stands between the parentheses, of parameters and constants."""
+
+    def axes(self, attribute: str) -> tuple[int, ...]:
+        """An attribute such as `{0,1}` as numbers; empty where it is absent."""
+        return tuple(int(n) for n in re.findall(r"\d+", self.attributes.get(attribute, "")))
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """Instructions in an order in which they can run; the root is what it returns."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    root: str
+
+
+@dataclass(frozen=True)
+class HloModule:
+    """A module: computations by name."""
+
+    name: str
+    computations: Mapping[str, Computation] = field(repr=False)
+    entry: str
+    n_devices: int
+    """Partitions times replicas."""
+
+
+_HEADER: Final = re.compile(r"^HloModule ([\w.\-]+)")
+_COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$")
+_INSTRUCTION: Final = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_ARRAY: Final = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
+_COMMENT: Final = re.compile(r"/\*.*?\*/")
+_OPERAND: Final = re.compile(r"%([\w.\-]+)")
+_OPENING: Final = "([{"
+_CLOSING: Final = ")]}"
+
+
+def parse_module(text: str) -> HloModule:
+    """Read a module as `Compiled.as_text()` gives it.
+
+    Raises:
+        PerfModelError: text that is not an HLO module, or that has a dynamic dimension (named with its line).
+    """
+    lines = text.splitlines()
+    header = next((line for line in lines if line.startswith("HloModule ")), None)
+    if header is None or (match := _HEADER.match(header)) is None:
+        raise PerfModelError("not an HLO module: no line `HloModule name`; pass what `compiled.as_text()` returns")
+    computations: dict[str, Computation] = {}
+    entry = current = ""
+    body: list[Instruction] = []
+    root = ""
+    for number, line in enumerate(lines, 1):
+        if opened := _COMPUTATION.match(line):
+            current, body, root = opened.group(2), [], ""
+            entry = current if opened.group(1) else entry
+        elif line.startswith("}") and current:
+            computations[current] = Computation(current, tuple(body), root or (body[-1].name if body else ""))
+            current = ""
+        elif current and (match_instruction := _INSTRUCTION.match(line)):
+            try:
+                body.append(_instruction(match_instruction.group(2), _COMMENT.sub("", match_instruction.group(3))))
+            except (ValueError, IndexError) as error:
+                raise PerfModelError(f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})") from None
+            root = match_instruction.group(2) if match_instruction.group(1) else root
+    if entry not in computations:
+        raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; the text is cut off")
+    counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
+    return HloModule(match.group(1), computations, entry, prod(map(int, counts)))
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    kind, rest = _split_type(rest)
+    opcode, _, rest = rest.partition("(")
+    inside, rest = _until_closed(rest)
+    attributes = {}
+    for part in _top_level(rest):
+        attribute, _, value = part.partition("=")
+        attributes[attribute] = value
+
+    # Operands are marked by a per cent sign in some versions of the text; in others they are the last word of a part.
+    operands = []
+    for part in _top_level(inside):
+        marked = _OPERAND.findall(part)
+        operands += marked[-1:]
+    if not operands and opcode not in ("parameter", "constant", "iota"):
+        operands = [part.split()[-1] for part in _top_level(inside) if part]
+    return Instruction(name, kind, opcode.strip(), tuple(operands), attributes, "" if operands else inside)
+
+
+def _split_type(text: str) -> tuple[Type, str]:
+    if text.startswith("("):
+        inside, rest = _until_closed(text[1:])
+        return tuple(_split_type(part)[0] for part in _top_level(inside)), rest.lstrip()
+    head, _, rest = text.partition(" ")
+    match = _ARRAY.match(head)
+    if match is None:
+        if head.startswith(("token", "opaque")):
+            return Array.of("token", ()), rest
+        raise ValueError(f"{head!r} is not a type")
+    dtype, dims = match.groups()
+    if "<=" in dims or "?" in dims:
+        raise ValueError(f"dynamic dimension in {match.group(0)}; compile for fixed shapes")
+    return Array.of(dtype, tuple(int(n) for n in dims.split(",") if n)), rest
+
+
+def _until_closed(text: str) -> tuple[str, str]:
+    """Up to the parenthesis that closes the one before `text`, and what follows it."""
+    for i, _, depth in _unquoted(text):
+        if depth < 0:
+            return text[:i], text[i + 1 :]
+    raise ValueError("a parenthesis is not closed")
+
+
+def _top_level(text: str) -> Iterator[str]:
+    """Parts between the commas that are in no bracket and no quotes."""
+    start = 0
+    for i, character, depth in _unquoted(text):
+        if character == "," and depth == 0:
+            if part := text[start:i].strip():
+                yield part
+            start = i + 1
+    if part := text[start:].strip():
+        yield part
+
+
+def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
+    """Every character outside quotes: its index, itself, and how many brackets are open after it."""
+    depth, quoted = 0, False
+    for i, character in enumerate(text):
+        if character == '"' and text[i - 1 : i] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (character in _OPENING) - (character in _CLOSING)
+            yield i, character, depth

@@ -1,0 +1,121 @@
+"""ONNX graphs as programs of the IR. The package `onnx` is an extra and imported on use."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir import Program
+from perfmodel.ir.importers._emitter import Known, Missing, Ref
+from perfmodel.ir.importers._foreign import Graph, given_value
+from perfmodel.ir.importers._onnx import element_type, load_onnx
+
+_WEIGHT_ELEMENTS = 1024
+"""From this size on a constant of floats is a weight, as some exporters write them."""
+
+
+def onnx_program(
+    model: Any,
+    *,
+    dims: Mapping[str, int] | None = None,
+    values: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Program:
+    """An ONNX model as an IR program: initializers of floats are its parameters, inputs its data.
+
+    Shapes, masks and positions that do not depend on weights or data are computed while reading, also from the values
+    of inputs that are given beforehand. Weights need no data (they may lie in files that are not there).
+
+    Args:
+        model: path of a file, or an `onnx.ModelProto`.
+        dims: sizes of the dimensions that the model names instead of fixing them, as `{"batch": 8}`.
+        values: of inputs that shapes or masks depend on; a number fills the input's shape.
+        name: of the program (default: the graph's).
+
+    Raises:
+        PerfModelError: the extra is not installed, a file that cannot be read, a dimension whose size is not known,
+            an unknown input, or operators that no op of the IR stands for, all named.
+    """
+    onnx, model = load_onnx(model)
+    graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
+    values, dims = dict(values or {}), dims or {}
+
+    # Running statistics of batch norms are not trained, though they are stored as weights are.
+    statistics: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            statistics.update(node.input[3:])
+    for tensor in graph.initializer:
+        kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
+        if kind.startswith(("float", "bfloat")) and np.prod(shape) > 1 and tensor.name not in statistics:
+            reader.weight(tensor.name, kind, shape)
+        else:
+            reader.values[tensor.name] = Known.of(onnx.numpy_helper.to_array(tensor))
+    for tensor in graph.input:
+        if tensor.name in reader.values:
+            continue
+        kind = element_type(onnx, tensor.type.tensor_type.elem_type)
+        shape = [_size(tensor.name, dim, dims, tensor.name in values) for dim in tensor.type.tensor_type.shape.dim]
+        if tensor.name in values:
+            reader.values[tensor.name] = given_value(tensor.name, values.pop(tensor.name), kind, shape)
+        elif 0 in shape:
+            reader.values[tensor.name] = Known.of(np.zeros([n or 0 for n in shape], kind))
+        else:
+            reader.data(tensor.name, kind, [n or 0 for n in shape])
+    if values:
+        raise PerfModelError(
+            f"{reader.name}: no input is named {', '.join(values)}; inputs: "
+            f"{', '.join(tensor.name for tensor in graph.input)}"
+        )
+    versions = {item.domain: item.version for item in model.opset_import}
+    for node in graph.node:
+        _node(onnx, reader, node, versions)
+    return reader.program([reader.values[tensor.name] for tensor in graph.output])
+
+
+def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int]) -> None:
+    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    args = [reader.values[name] if name else None for name in node.input]
+    x = args[0] if args else None
+    if node.op_type in ("Shape", "Size") and isinstance(x, Ref):
+        shape = reader.emitter.shape(x)
+        cut = slice(attributes.get("start", 0), attributes.get("end", len(shape)))
+        items: list[Any] = [Known.of(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
+    else:
+        if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
+            attributes["num_outputs"] = len(node.output)
+        node_name = node.name or node.output[0]
+        items = reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
+    if isinstance(items[0], Missing):
+        items = [Missing()] * len(node.output)
+    for name, item in zip(node.output, items, strict=False):
+        large = isinstance(item, Known) and item.array.dtype.kind == "f" and item.array.size > _WEIGHT_ELEMENTS
+        if node.op_type == "Constant" and large:
+            reader.weight(name, item.array.dtype.name, item.array.shape)
+        elif name:
+            reader.values[name] = item
+
+
+def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:
+    """A node of known operands, by ONNX's own reference evaluator."""
+    from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
+
+    h = onnx.helper
+    arrays = {name: arg.array for name, arg in zip(node.input, args, strict=True) if name}
+    inputs = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
+    imports = [h.make_opsetid(domain, version) for domain, version in versions.items()]
+    model = h.make_model(h.make_graph([node], "node", inputs, outputs), opset_imports=imports)
+    return [Known.of(array) for array in ReferenceEvaluator(model).run(None, arrays)]
+
+
+def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | None:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    if dim.dim_param not in dims and not known:
+        label = dim.dim_param or "?"
+        raise PerfModelError(
+            f"input {tensor}: dimension {label!r} is not fixed; give its size (dims, or --dim {label}=N)"
+        )
+    return dims.get(dim.dim_param)

@@ -1,0 +1,155 @@
+"""Matrix products and convolutions as kernels, with their exact FLOPs."""
+
+from dataclasses import dataclass
+from math import prod
+
+from perfmodel.ir.importers._graph import Array
+from perfmodel.ops import Convolution, Gemm, KernelOp
+
+Axes = tuple[int, ...]
+
+
+def product(
+    lhs: Array, rhs: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: str | None = None
+) -> Gemm:
+    """A generalised dot: axes of left and right operand that are contracted, and that are batch axes.
+
+    `dtype` overrides the element type of the left operand.
+    """
+    k = prod(lhs.shape[i] for i in contract[0])
+    n_batch = prod(lhs.shape[i] for i in batch[0])
+    m = lhs.n_elements // max(1, k * n_batch)
+    n = rhs.n_elements // max(1, k * n_batch)
+    return Gemm(op="bmm" if n_batch > 1 else "linear", dtype=dtype or lhs.dtype, m=m, n=n, k=k, batch=n_batch)
+
+
+def product_dtype(lhs: Array, full_precision: bool) -> str:
+    """fp32 products run on TF32 units unless more precision is asked for: XLA's default on accelerators."""
+    return "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision else lhs.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvShape:
+    """A convolution of any rank in the canonical order of axes: batch, features, space."""
+
+    dtype: str
+    batch: int
+    c_in: int
+    """Features of the left operand."""
+    c_out: int
+    kernel_c_in: int
+    """Features that the kernel sees: `c_in` over the number of groups."""
+    space_in: Axes
+    kernel: Axes
+    space_out: Axes
+    stride: Axes
+    pad_low: Axes
+    in_dilation: Axes
+    kernel_dilation: Axes
+    groups: int = 1
+    batch_groups: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Two per pair of a kernel tap and an element that is really there (padding and holes are not)."""
+        taps = prod(
+            _valid_taps(*of_axis)
+            for of_axis in zip(
+                self.space_in,
+                self.kernel,
+                self.space_out,
+                self.stride,
+                self.pad_low,
+                self.in_dilation,
+                self.kernel_dilation,
+                strict=True,
+            )
+        )
+        return 2.0 * taps * (self.batch // self.batch_groups) * self.c_out * self.kernel_c_in
+
+
+def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_dilation: int, dilation: int) -> int:
+    """Pairs (output position, kernel tap) of one axis that meet an input element."""
+    reach = (n_in - 1) * in_dilation
+    total = 0
+    for tap in range(kernel):
+        offset = tap * dilation - low
+        # positions o with 0 <= o stride + offset <= reach; with holes, only every in_dilation-th holds an element
+        first, last = max(0, -(offset // stride)), min(n_out - 1, (reach - offset) // stride)
+        if in_dilation == 1:
+            total += max(0, last - first + 1)
+        else:
+            total += sum((o * stride + offset) % in_dilation == 0 for o in range(first, last + 1))
+    return total
+
+
+def convolution(shape: ConvShape) -> KernelOp:
+    """The kernel that a convolution is timed as: forward, or the gradient that its dilations tell it to be.
+
+    Input gradients have holes in the left operand (the forward stride), weight gradients a kernel larger than
+    the output; one of more than two spatial axes is timed as the product that it lowers to.
+    """
+    if len(shape.kernel) > 2:
+        return Gemm(
+            dtype=shape.dtype,
+            m=shape.batch * prod(shape.space_out),
+            n=shape.c_out // shape.groups,
+            k=shape.kernel_c_in * prod(shape.kernel),
+            groups=shape.groups,
+        )
+    fill = (1,) * (2 - len(shape.kernel))
+    zero = (0,) * len(fill)
+    space_in, space_out = fill + shape.space_in, fill + shape.space_out
+    kernel, stride = fill + shape.kernel, fill + shape.stride
+    holes, spread = fill + shape.in_dilation, fill + shape.kernel_dilation
+    pad = zero + tuple(max(0, p) for p in shape.pad_low)
+    if max(holes) > 1:
+        return Convolution(
+            dtype=shape.dtype,
+            batch=shape.batch,
+            c_in=shape.c_out,
+            h_in=space_out[0],
+            w_in=space_out[1],
+            c_out=shape.c_in,
+            k_h=kernel[0],
+            k_w=kernel[1],
+            stride_h=holes[0],
+            stride_w=holes[1],
+            pad_h=(kernel[0] - 1) // 2,
+            pad_w=(kernel[1] - 1) // 2,
+            groups=shape.groups,
+            pass_="dgrad",
+        )
+    if prod(kernel) > prod(space_out):
+        groups = max(shape.groups, shape.batch_groups)
+        return Convolution(
+            dtype=shape.dtype,
+            batch=shape.kernel_c_in,
+            c_in=shape.batch,
+            h_in=space_in[0],
+            w_in=space_in[1],
+            c_out=shape.c_out,
+            k_h=space_out[0],
+            k_w=space_out[1],
+            stride_h=spread[0],
+            stride_w=spread[1],
+            pad_h=pad[0],
+            pad_w=pad[1],
+            groups=groups,
+            pass_="wgrad",
+        )
+    return Convolution(
+        dtype=shape.dtype,
+        batch=shape.batch,
+        c_in=shape.c_in,
+        h_in=space_in[0],
+        w_in=space_in[1],
+        c_out=shape.c_out,
+        k_h=kernel[0],
+        k_w=kernel[1],
+        stride_h=stride[0],
+        stride_w=stride[1],
+        pad_h=pad[0],
+        pad_w=pad[1],
+        groups=shape.groups,
+    )

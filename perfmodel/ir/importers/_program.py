@@ -1,0 +1,240 @@
+"""A JAX loss as a program of the IR, which can be distributed, executed and simulated."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, Literal
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir import Program, Tensor
+from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Missing, Ref
+from perfmodel.ir.importers._graph import Array, Value
+from perfmodel.ir.importers._jaxpr import array_of, inlined_body, table_of
+from perfmodel.ir.importers._jaxpr_rules import leaf
+from perfmodel.ir.importers._program_rules import mapped
+from perfmodel.ir.models import ModelBuilder
+
+
+def trace_program(
+    loss: Callable[..., Any],
+    weights: Any,
+    *data: Any,
+    name: str | None = None,
+    tensor_axis: Mapping[str, int] | None = None,
+) -> Program:
+    """A JAX function of weights and data as an IR program, every primitive by ops of the IR.
+
+    Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its inputs, with
+    samples along the first axis. Of a scalar result, the loss, `perfmodel.ir.models.training_step` makes a
+    training step, with the IR's own derivatives. The layer of an instruction, which pipelines cut by, is the highest
+    of the weights that it depends on, theirs the number in their names (`layers.0.up`, `block_0.up`); `scan` is
+    unrolled, each iteration a layer.
+
+        program = pm.trace_program(loss, weights, tokens, labels)
+        step = training_step(program)
+        distribute(step, Degrees(data=2, pipeline=2, micro_batches=4))
+
+    Args:
+        loss: called as `loss(weights, *data)`; differentiable, so without `jax.grad`.
+        weights, data: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
+        tensor_axis: axis that tensor parallelism slices, by weight (others are replicated).
+
+    Raises:
+        PerfModelError: primitives that no op of the IR stands for, all named with their shares of the FLOPs
+            (`trace` costs them nevertheless).
+    """
+    closed, out = jax.make_jaxpr(loss, return_shape=True)(weights, *data)
+    outputs = jax.tree.leaves(out)
+    differentiable = (
+        len(outputs) == 1 and outputs[0].shape == () and jax.numpy.issubdtype(outputs[0].dtype, np.floating)
+    )
+    title = name or re.sub(r"\W", "_", getattr(loss, "__name__", "program"))
+    model = ModelBuilder(title, "fp32")
+    emitter = Emitter(model, differentiable)
+    leaves = [(_name(path, "w"), leaf, True) for path, leaf in jax.tree_util.tree_leaves_with_path(weights)]
+    for i, tree in enumerate(data):
+        leaves += [(_name(path, f"data{i}"), leaf, False) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    inputs: list[Item] = []
+    for (label, _, is_weight), var in zip(leaves, closed.jaxpr.invars, strict=True):
+        tensor = _tensor(var)
+        if is_weight:
+            model.dtype = tensor.dtype
+            value = model.weight(label, tensor.shape, tensor_axis=(tensor_axis or {}).get(label))
+            number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", label)
+            inputs.append(Ref(value, int(number.group(1)) if number else -1))
+        else:
+            inputs.append(Ref(model.data(label, tensor.shape, tensor.dtype)))
+    walk = _Walk(emitter)
+    items = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, inputs))
+    if walk.missing:
+        total = table_of(closed, None, title).flops or 1.0
+        names = ", ".join(f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items())
+        raise PerfModelError(f"{title}: not in the IR: {names}; use trace for a table of its costs")
+    results = []
+    for item, var in zip(items, closed.jaxpr.outvars, strict=True):
+        if not isinstance(item, Ref):
+            raise PerfModelError(f"{title}: an output does not depend on weights or data; return what does")
+        results.append((emitter.whole(item, array_of(var)).name, "loss" if differentiable else "output"))
+    emitter.settle_layers()
+    return model.program(results)
+
+
+class _Walk:
+    """Goes through a jaxpr, computing what is known and writing instructions for the rest."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.missing: dict[str, tuple[str, float]] = {}
+        """Primitives without an op: why, and their FLOPs."""
+
+    def inline(self, jaxpr: Jaxpr, values: dict[Any, Item]) -> list[Item]:
+        """Values of a jaxpr's outputs."""
+
+        def read(atom: Any) -> Item:
+            return Known.of(atom.val) if isinstance(atom, Literal) else values[atom]
+
+        for eqn in _needed(jaxpr):
+            items = [read(atom) for atom in eqn.invars]
+            values.update(zip(eqn.outvars, self._equation(eqn, items), strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, items: list[Item]) -> Sequence[Item]:
+        name = eqn.primitive.name
+        if any(isinstance(item, Missing) for item in items):
+            return [Missing()] * len(eqn.outvars)
+        body = inlined_body(name, eqn.params, len(items))
+        # Custom derivatives would be lost inside their body, and a mesh's ranks are not the program's.
+        if body is not None and not name.startswith(("custom_vjp", "shard_map")):
+            closed = next((v for v in eqn.params.values() if hasattr(v, "consts")), None)
+            return self.inline(body, _environment(body, getattr(closed, "consts", ()), items))
+        # Shapes, masks and positions depend on no input, so they are computed here.
+        if all(isinstance(item, Known) for item in items) and name not in ("scan", "while", "cond"):
+            return _computed(eqn, items)
+        try:
+            if name == "scan":
+                return self._scan(eqn, items)
+            if name == "split":
+                return self._split(eqn, items)
+            return [self._mapped(eqn, items)]
+        except CannotMapError as reason:
+            self._miss(eqn, str(reason))
+            return [Missing()] * len(eqn.outvars)
+
+    def _mapped(self, eqn: Any, items: list[Item]) -> Item:
+        name = eqn.primitive.name
+        if len(eqn.outvars) != 1:
+            raise CannotMapError("the IR has no such op")
+        if name == "convert_element_type":
+            if _dtype(eqn.invars[0]) != _dtype(eqn.outvars[0]):
+                raise CannotMapError("the IR converts no element types")
+            return items[0]
+        arrays = [array_of(atom) for atom in eqn.invars]
+        integer = any(
+            isinstance(item, Ref) and np.issubdtype(atom.aval.dtype, np.integer)
+            for item, atom in zip(items, eqn.invars, strict=True)
+        )
+        return mapped(name, self.emitter, eqn.params, items, arrays, array_of(eqn.outvars[0]), integer=integer)
+
+    def _miss(self, eqn: Any, reason: str) -> None:
+        inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
+        outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
+        node = leaf(eqn.primitive.name, eqn.params, inputs, outputs)
+        flops = getattr(node.work, "flops", 0.0) or node.flops
+        known = self.missing.get(eqn.primitive.name, (reason, 0.0))
+        self.missing[eqn.primitive.name] = (known[0], known[1] + flops)
+
+    def _split(self, eqn: Any, items: list[Item]) -> list[Item]:
+        """Equal parts along an axis."""
+        sizes, axis = eqn.params["sizes"], eqn.params["axis"]
+        x = items[0]
+        if len(set(sizes)) > 1 or not isinstance(x, Ref):
+            raise CannotMapError("parts of different sizes")
+        return list(self.emitter.parts(self.emitter.whole(x, array_of(eqn.invars[0])), axis, len(sizes)))
+
+    def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
+        """Every iteration in turn; what is scanned over is split, what is collected joined."""
+        p = eqn.params
+        n, n_consts, n_carry = p["length"], p["num_consts"], p["num_carry"]
+        body = p["jaxpr"]
+        constants, carry, scanned = items[:n_consts], items[n_consts : n_consts + n_carry], items[n_consts + n_carry :]
+        atoms = eqn.invars[n_consts + n_carry :]
+        slices = [self._slices(item, atom, n) for item, atom in zip(scanned, atoms, strict=True)]
+        collected: list[list[Item]] = []
+        for i in reversed(range(n)) if p["reverse"] else range(n):
+            operands = [*constants, *carry, *(part[i] for part in slices)]
+            results = self.inline(body.jaxpr, _environment(body.jaxpr, body.consts, operands))
+            carry, rest = results[:n_carry], results[n_carry:]
+            collected.append(rest)
+        if p["reverse"]:
+            collected.reverse()
+        stacks = zip(*collected, strict=True)
+        return [*carry, *(self._joined(parts, var) for parts, var in zip(stacks, eqn.outvars[n_carry:], strict=True))]
+
+    def _slices(self, item: Item, atom: Any, n: int) -> Sequence[Item]:
+        if isinstance(item, Known):
+            return [Known(part) for part in item.array]
+        if not isinstance(item, Ref):
+            raise CannotMapError("the IR computes no integers")
+        x = self.emitter.whole(item, array_of(atom))
+        # Weights stacked along the scanned axis are those of one layer each.
+        parts = self.emitter.parts(x, 0, n)
+        layers = range(n) if item.layer < 0 else [item.layer] * n
+        shape = array_of(atom).shape[1:]
+        return [self.emitter.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]
+
+    def _joined(self, parts: Sequence[Item], var: Any) -> Item:
+        shape = array_of(var).shape
+        if all(isinstance(part, Known) for part in parts):
+            return Known(np.stack([part.array for part in parts]))  # pyright: ignore[reportAttributeAccessIssue]
+        if any(isinstance(part, (Missing, IndexCheck)) for part in parts):
+            return Missing()
+        part_array = Array(array_of(var).dtype, shape[1:], 4)
+        rows = [
+            self.emitter.reshape(self.emitter.whole(part, part_array), (1, *shape[1:]))
+            if isinstance(part, Ref)
+            else self.emitter.constant(part.array[None], part_array.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+            for part in parts
+        ]
+        return self.emitter.op("concat", *rows, axis=0)
+
+
+def _environment(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Item]) -> dict[Any, Item]:
+    """What is known of a jaxpr's variables before its first equation."""
+    values: dict[Any, Item] = {v: Known.of(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
+    return values | dict(zip(jaxpr.invars, inputs, strict=True))
+
+
+def _needed(jaxpr: Jaxpr) -> list[Any]:
+    """Equations that an output depends on."""
+    needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    equations = []
+    for eqn in reversed(jaxpr.eqns):
+        if needed.intersection(eqn.outvars):
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+            equations.append(eqn)
+    return equations[::-1]
+
+
+def _computed(eqn: Any, items: Sequence[Item]) -> list[Item]:
+    """An equation without unknown operands, evaluated."""
+    arrays = [item.array for item in items if isinstance(item, Known)]
+    results = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **eqn.params)
+    return [Known.of(value) for value in (results if eqn.primitive.multiple_results else [results])]
+
+
+def _dtype(var: Any) -> str:
+    kind = var.aval.dtype
+    return str(kind) if kind.kind in "iub" else Array.of(str(kind), ()).dtype
+
+
+def _tensor(var: Any) -> Tensor:
+    return Tensor(_dtype(var), tuple(var.aval.shape))
+
+
+def _name(path: tuple[Any, ...], root: str) -> str:
+    """Place in a tree as a name: `layers.0.up`."""
+    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
+    return ".".join(re.sub(r"\W", "_", part) for part in parts) or root

@@ -1,0 +1,309 @@
+"""JAX primitives in the ops of the IR. Where the IR lacks a function it is composed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from math import log, prod
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, Shifted, collapsed
+from perfmodel.ir.importers._graph import Array
+
+Parameters = Mapping[str, Any]
+
+
+def mapped(
+    name: str,
+    d: Emitter,
+    parameters: Parameters,
+    items: Sequence[Item],
+    arrays: Sequence[Array],
+    out: Array,
+    *,
+    integer: bool,
+) -> Item:
+    """The value of an equation's only output. Indices are taken to be in range.
+
+    Args:
+        items: operands, at least one of which is not known.
+        arrays: their types.
+        integer: whether the operands are integers.
+
+    Raises:
+        CannotMapError: no op does it.
+    """
+    if name in ("lt", "gt", "le", "ge", "eq", "ne", "and", "or", "not", "reduce_and", "is_finite"):
+        return _check(name, items, integer)
+    if name == "select_n":
+        return _select(d, items, arrays, out)
+    checks = [item for item in items if isinstance(item, IndexCheck)]
+    if checks and name in ("broadcast_in_dim", "reshape"):
+        return checks[0]
+    if integer and name == "clamp" and isinstance(items[1], Ref):
+        return items[1]
+    if integer and name in _BINARY:
+        if name == "add":
+            return Shifted()
+        raise CannotMapError("the IR computes no integers")
+    if rule := _BINARY.get(name):
+        return rule(d, items[0], items[1], out)
+    x = _first(items)
+    if rule := _UNARY.get(name):
+        return rule(d, x, out)
+    if rule := _OTHERS.get(name):
+        return rule(d, parameters, items, arrays, out)
+    raise CannotMapError("the IR has no such op")
+
+
+# --- element-wise --------------------------------------------------------------------------------------
+
+
+def _ref(d: Emitter, item: Item, out: Array) -> Ref:
+    if isinstance(item, Ref):
+        return item
+    if isinstance(item, Known):
+        return d.constant(item.array, out.dtype)
+    raise CannotMapError("the IR computes no integers")
+
+
+def _scalar(item: Item) -> float | None:
+    """The number that a known operand is everywhere."""
+    if not isinstance(item, Known):
+        return None
+    small = collapsed(item.array)
+    return float(small) if small.ndim == 0 else None
+
+
+def _add(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    return d.op("add", _ref(d, a, out), _ref(d, b, out))
+
+
+def _sub(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    return d.op("sub", _ref(d, a, out), _ref(d, b, out))
+
+
+def _mul(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    # A product with a number is scaled, which costs less than reading a second operand.
+    for x, y in ((a, b), (b, a)):
+        factor = _scalar(x)
+        if factor is not None and isinstance(y, Ref):
+            return d.op("scale", y, factor=factor)
+    return d.op("mul", _ref(d, a, out), _ref(d, b, out))
+
+
+def _div(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    divisor = _scalar(b)
+    if divisor is not None and isinstance(a, Ref):
+        return d.op("scale", a, factor=1.0 / divisor)
+    return d.op("div", _ref(d, a, out), _ref(d, b, out))
+
+
+def _max(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    """max(a, b) = relu(a - b) + b."""
+    for x, y in ((a, b), (b, a)):
+        bound = _scalar(x)
+        if isinstance(y, Ref) and bound is not None:
+            if bound == -np.inf:
+                return y
+            return d.op("relu", y) if bound == 0 else _add(d, d.op("relu", _sub(d, y, x, out)), x, out)
+    return _add(d, d.op("relu", _sub(d, a, b, out)), b, out)
+
+
+def _min(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    """min(a, b) = b - relu(b - a)."""
+    return _sub(d, b, d.op("relu", _sub(d, b, a, out)), out)
+
+
+def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
+    return d.op("add", d.op("relu", x), d.op("relu", d.op("scale", x, factor=-1.0)))
+
+
+def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
+    if d.differentiable and not x.unstopped:
+        raise CannotMapError("only maxima can be kept out of the gradient")
+    return replace(x, unstopped=False)
+
+
+def _integer_pow(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Any, out: Array) -> Ref:
+    x, exponent = _first(items), int(parameters["y"])
+    power = reduce(lambda p, _: d.op("mul", p, x), range(abs(exponent) - 1), x)
+    return power if exponent > 0 else _div(d, Known.of(1.0), power, out)
+
+
+# --- checks and choices --------------------------------------------------------------------------------
+
+
+def _check(name: str, items: Sequence[Item], integer: bool) -> IndexCheck:
+    """Comparisons of indices with their bounds, and of maxima with infinity."""
+    checked = all(isinstance(item, (IndexCheck, Known)) for item in items)
+    finite = name == "is_finite" and isinstance(items[0], Ref) and items[0].unstopped
+    bounded = integer and name in ("ge", "le") and isinstance(items[1], Known)
+    if finite or bounded or (checked and name in ("and", "reduce_and")):
+        return IndexCheck("valid")
+    if integer and name == "lt" and _scalar(items[1]) == 0:
+        return IndexCheck("negative")
+    raise CannotMapError("the IR has no comparisons")
+
+
+def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Item:
+    """A choice by a known mask is a sum with masked terms; by an index check it is no choice."""
+    which, *cases = items
+    if isinstance(which, IndexCheck):
+        return cases[0] if which.kind == "negative" else cases[1]
+    if not isinstance(which, Known) or len(cases) != 2:
+        raise CannotMapError("a choice by data")
+    # Infinity times zero is no number, so masked-out elements of constants are set to zero instead.
+    mask = which.array.astype(float)
+    terms = []
+    for case, weight in zip(cases, (1 - mask, mask), strict=True):
+        if isinstance(case, Known):
+            value = np.where(weight > 0, case.array, 0.0)
+            terms.append(Known(np.broadcast_to(value, out.shape)))
+        else:
+            terms.append(_mul(d, case, Known(weight), out))
+    if all(isinstance(term, Known) for term in terms):
+        return Known(terms[0].array + terms[1].array)  # pyright: ignore[reportAttributeAccessIssue]
+    return _add(d, terms[0], terms[1], out)
+
+
+# --- shapes, sums, products, look-ups ------------------------------------------------------------------
+
+
+def _reshape(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    x = _first(items)
+    have, full = d.shape(x), arrays[0].shape
+    if have != full:
+        stored_sizes = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
+        if stored_sizes is None or [f for f in full if f != 1] != [n for n in out.shape if n != 1]:
+            return d.reshape(d.whole(x, arrays[0]), out.shape)
+        rest = iter(stored_sizes)
+        return d.reshape(x, [1 if n == 1 else next(rest) for n in out.shape])
+    return d.reshape(x, out.shape)
+
+
+def _broadcast(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    """Only the axes are set in place; the ops that use the value broadcast it."""
+    x = _first(items)
+    have = d.shape(x)
+    shape = [1] * len(out.shape)
+    for axis, n in zip(parameters["broadcast_dimensions"], have, strict=True):
+        shape[axis] = n
+    return d.reshape(x, shape)
+
+
+def _transpose(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    return d.transpose(_first(items), parameters["permutation"])
+
+
+def _reduce_sum(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    x = _first(items)
+    have, axes = d.shape(x), tuple(parameters["axes"])
+    repeats = prod(n // h for i, (n, h) in enumerate(zip(arrays[0].shape, have, strict=True)) if i in axes)
+    summed = d.reshape(d.op("sum", x, axes=axes, keep=True), [n for i, n in enumerate(have) if i not in axes])
+    return summed if repeats == 1 else d.op("scale", summed, factor=float(repeats))
+
+
+def _reduce_max(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    x = _first(items)
+    if tuple(parameters["axes"]) != (len(arrays[0].shape) - 1,):
+        raise CannotMapError("a maximum along another axis than the last")
+    top = d.op("row_max", d.whole(x, arrays[0]))
+    return replace(d.reshape(top, out.shape), unstopped=True)
+
+
+def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
+    (contract_a, contract_b), (batch_a, batch_b) = parameters["dimension_numbers"]
+    a, b = (d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True))
+    rows = [i for i in range(len(arrays[0].shape)) if i not in (*contract_a, *batch_a)]
+    columns = [i for i in range(len(arrays[1].shape)) if i not in (*contract_b, *batch_b)]
+    size_k = prod(arrays[0].shape[i] for i in contract_a)
+    lead = tuple(arrays[0].shape[i] for i in batch_a)
+    m = tuple(arrays[0].shape[i] for i in rows)
+    n = tuple(arrays[1].shape[i] for i in columns)
+    a = d.transpose(a, (*batch_a, *rows, *contract_a))
+    a = d.reshape(a, (*lead, *((prod(m),) if lead or not m else m), size_k))
+    transposed = len(contract_b) == 1 and tuple(contract_b) == (len(arrays[1].shape) - 1,) and len(columns) == 1
+    if transposed:
+        b = d.transpose(b, (*batch_b, *columns, *contract_b))
+        product = d.op("matmul", a, b, transpose_b=True)
+    else:
+        b = d.transpose(b, (*batch_b, *contract_b, *columns))
+        product = d.op("matmul", a, d.reshape(b, (*lead, size_k, prod(n))))
+    return d.reshape(product, out.shape)
+
+
+def _gather(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
+    x, ids = _first(items), items[1]
+    numbers, sizes = parameters["dimension_numbers"], tuple(parameters["slice_sizes"])
+    shape, rank = arrays[0].shape, len(arrays[0].shape)
+    if isinstance(ids, Known) and collapsed(ids.array).ndim == 0 and int(collapsed(ids.array)) == 0:
+        cut = [i for i, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
+        if not cut:  # the only element along an axis
+            return d.reshape(x, out.shape)
+    if isinstance(ids, Known):
+        ids = d.literal(ids.array, "int32")
+    if not isinstance(ids, Ref):
+        raise CannotMapError("indices that are checks")
+    if rank == 2 and sizes == (1, shape[1]) and tuple(numbers.collapsed_slice_dims) == (0,):
+        return d.op("embedding", x, d.reshape(ids, out.shape[:-1]))
+    batched = tuple(getattr(numbers, "operand_batching_dims", ()))
+    if prod(sizes) == 1 and batched == tuple(range(rank - 1)) and tuple(numbers.start_index_map) == (rank - 1,):
+        return d.reshape(d.op("pick", d.whole(x, arrays[0]), d.reshape(ids, shape[:-1])), out.shape)
+    raise CannotMapError("a gather of neither whole rows nor one element per row")
+
+
+def _concatenate(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+    refs = [d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True)]
+    return d.op("concat", *refs, axis=parameters["dimension"])
+
+
+def _first(items: Sequence[Item]) -> Ref:
+    x = items[0]
+    if not isinstance(x, Ref):
+        raise CannotMapError("the first operand is a constant")
+    return x
+
+
+_BINARY: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
+    {"add": _add, "add_any": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "min": _min}
+)
+_UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxyType(
+    {
+        "neg": lambda d, x, out: d.op("scale", x, factor=-1.0),
+        "exp": lambda d, x, out: d.op("exp", x),
+        "exp2": lambda d, x, out: d.op("exp", d.op("scale", x, factor=log(2.0))),
+        "expm1": lambda d, x, out: _sub(d, d.op("exp", x), Known.of(1.0), out),
+        "log": lambda d, x, out: d.op("log", x),
+        "log1p": lambda d, x, out: d.op("log", _add(d, x, Known.of(1.0), out)),
+        "sqrt": lambda d, x, out: d.op("sqrt", x),
+        "rsqrt": lambda d, x, out: _div(d, Known.of(1.0), d.op("sqrt", x), out),
+        "square": lambda d, x, out: d.op("mul", x, x),
+        "tanh": lambda d, x, out: d.op("tanh", x),
+        "logistic": lambda d, x, out: d.op("sigmoid", x),
+        "erf": lambda d, x, out: d.op("erf", x),
+        "abs": _abs,
+        "stop_gradient": _stop_gradient,
+        "copy": lambda d, x, out: x,
+        "optimization_barrier": lambda d, x, out: x,
+    }
+)
+_OTHERS: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
+    {
+        "integer_pow": _integer_pow,
+        "reshape": _reshape,
+        "squeeze": _reshape,
+        "expand_dims": _reshape,
+        "broadcast_in_dim": _broadcast,
+        "transpose": _transpose,
+        "reduce_sum": _reduce_sum,
+        "reduce_max": _reduce_max,
+        "dot_general": _dot,
+        "gather": _gather,
+        "concatenate": _concatenate,
+    }
+)

@@ -1,0 +1,179 @@
+"""A program from whatever says it: its text, a catalog model, an ONNX file, a PyTorch or JAX model in a Python file."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.files import data_limit_bytes, parse_json, read_text, require_archive_within
+from perfmodel.ir import Program, parse_program
+from perfmodel.ir.distribute import megatron_axes, pad_vocabulary
+from perfmodel.ir.importers._onnx_program import onnx_program
+from perfmodel.ir.importers._program import trace_program
+from perfmodel.ir.importers._torch_program import load_torch, torch_program
+from perfmodel.ir.models import model_program, training_step
+
+Mode = Literal["train", "inference"]
+SOURCES: Final = "program.ir, a catalog model, FILE.onnx, FILE.pt2, or FILE.py:FUNCTION"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """What a source leaves open."""
+
+    batch: int | None = None
+    """Samples, of a catalog model."""
+    seq_len: int = 0
+    """Tokens per sequence, of a catalog model (0: its own)."""
+    dtype: str = "fp32"
+    """Element type of a catalog model."""
+    mode: Mode | None = None
+    """None: a training step of what returns a loss and of catalog models, otherwise as it is."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of named dimensions (ONNX)."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values of inputs that shapes or masks depend on."""
+    pad_vocab: int = 1
+    """What vocabularies are padded to a multiple of."""
+
+
+def read_program(source: str, settings: SourceSettings | None = None) -> Program:
+    """The program that a source says.
+
+    Args:
+        source: the text of a program (`.ir`), a catalog model, an ONNX file, a saved `torch.export` (`.pt2`), or
+            `FILE.py:FUNCTION`, where FUNCTION() returns a PyTorch module and the tuple of its arguments, or a JAX
+            loss and the tuple of its weights and data.
+
+    Raises:
+        PerfModelError: no such source, or what its reader refuses.
+    """
+    settings = settings or SourceSettings()
+    path, _, function = source.partition(":")
+    suffix = Path(path).suffix
+    if suffix == ".ir":
+        try:
+            program = parse_program(read_text(Path(path), data_limit_bytes()))
+        except PerfModelError:
+            raise
+        except ValueError as error:
+            raise PerfModelError(f"{path}: not the text of a program ({error})") from None
+    elif suffix == ".onnx":
+        program = onnx_program(path, dims=settings.dims, values=settings.values)
+    elif suffix == ".pt2":
+        program = torch_program(_exported(path), values=settings.values)
+    elif suffix == ".py" and function:
+        made = loaded(Path(path), function)
+        program = of_the_file(Path(path), lambda: _of_function(made, function, settings), inside=True)
+    else:
+        program = _of_catalog(source, settings)
+    if settings.pad_vocab > 1:
+        program = pad_vocabulary(program, settings.pad_vocab)
+    return _in_mode(program, settings.mode)
+
+
+def _of_catalog(name: str, settings: SourceSettings) -> Program:
+    try:
+        model = catalog.model(name)
+    except UnknownNameError as error:
+        raise PerfModelError(f"{name}: not {SOURCES} ({error})") from None
+    if settings.batch is None:
+        raise PerfModelError(f"{name}: a catalog model has no batch of its own; give --global-batch")
+    mode = settings.mode or "train"
+    return model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
+
+
+def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
+    model, args = made
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return torch_program(model, args, values=settings.values, name=name)
+    return megatron_axes(trace_program(model, *args, name=name))
+
+
+def _exported(path: str) -> Any:
+    torch = load_torch()
+    try:
+        require_archive_within(Path(path))
+        return torch.export.load(path)
+    except Exception as error:
+        raise PerfModelError(f"{path}: not a module saved by torch.export ({error})") from None
+
+
+def _in_mode(program: Program, mode: Mode | None) -> Program:
+    loss = any(output.role == "loss" for output in program.outputs)
+    if program.trains or mode == "inference" or (mode is None and not loss):
+        return program
+    if not loss:
+        raise PerfModelError(f"@{program.function.name} returns no loss to train on; let the model return a scalar")
+    return training_step(program)
+
+
+def input_value(text: str) -> tuple[str, Any]:
+    """A value given beforehand: `name=1`, `name=[[0, 1, 2]]` (JSON) or `name=FILE.npy`.
+
+    Raises:
+        PerfModelError: neither.
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name, np.load(value) if value.endswith(".npy") else parse_json(value)
+    except (ValueError, TypeError, MemoryError, OSError):
+        raise PerfModelError(
+            f"--input-value {text!r} is not NAME=VALUE; VALUE is a number, a JSON list or FILE.npy"
+        ) from None
+
+
+def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
+    """What a function of a Python file returns: a model and the tuple of its arguments.
+
+    Raises:
+        PerfModelError: no such file or function, another result, or whatever the file raised, with the line.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.exists() or spec is None or spec.loader is None:
+        raise PerfModelError(f"{path}: no such file")
+    loader = spec.loader
+    module = importlib.util.module_from_spec(spec)
+    of_the_file(path, lambda: loader.exec_module(module))
+    entry = getattr(module, function, None)
+    if not callable(entry):
+        raise PerfModelError(f"{path}: it has no function {function!r}")
+    returned = of_the_file(path, entry)
+    if not (
+        isinstance(returned, tuple)
+        and len(returned) == 2
+        and callable(returned[0])
+        and isinstance(returned[1], (tuple, list))
+    ):
+        raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
+    return returned[0], tuple(returned[1])
+
+
+def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
+    """What a call of the user's file returns.
+
+    Raises:
+        PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.
+    """
+    try:
+        return call()
+    except PerfModelError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        if inside and not lines:
+            raise
+        line = lines[-1] if lines else None
+        if isinstance(error, SyntaxError):
+            line = error.lineno
+        place = f"{path}, line {line}" if line else str(path)
+        raise PerfModelError(f"{place}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,284 @@
+"""What an importer returns: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from math import exp
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel, event_times
+from perfmodel.cost.learn import weight_files
+from perfmodel.display import frame_html
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.ir.importers._rows import CollectiveRow, KernelRow, Unmapped
+from perfmodel.ops import KernelOp
+from perfmodel.prediction import COMPILED, Site
+from perfmodel.spec import Cluster, Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """Predicted time of one execution of an imported program."""
+
+    step_time_s: float
+    """Kernels and collectives one after another: nothing overlaps, as in the module that was read."""
+    step_time_lo_s: float
+    """Lower end of the 90 % range, of kernel times and of what no kernel table knows."""
+    step_time_hi_s: float
+    overlapped_time_s: float
+    """If all communication hid behind computation as far as it lasts: the larger of the two."""
+    kernel_time_s: float
+    collective_time_s: float
+    tflops_per_device: float
+    mfu: float
+    """Matrix products at peak rate, relative to the step time."""
+    memory_bytes: float | None
+    fits: bool | None
+    """Whether the memory suffices; None where the import does not tell how much is needed."""
+    provenance: dict[str, float]
+    """Share of the time by where it is known from."""
+    rows: pd.DataFrame = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the rows, as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "rows"}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per distinct kernel and collective with its time, the most expensive first."""
+        return self.rows.copy()
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def resolve(target: Cluster | Device | str) -> Cluster | Device:
+    """A cluster or device by its catalog name (raises `UnknownNameError`)."""
+    if not isinstance(target, str):
+        return target
+    # A file can only be a cluster's, so that the error is about it.
+    try:
+        return catalog.cluster(target)
+    except UnknownNameError:
+        if target.endswith(".toml"):
+            raise
+    try:
+        return catalog.device(target)
+    except UnknownNameError:
+        raise UnknownNameError("cluster or device", target, (*catalog.clusters(), *catalog.devices())) from None
+
+
+def _times(
+    kernels: Sequence[KernelRow],
+    collectives: Sequence[CollectiveRow],
+    place: Cluster | Device,
+    calibration: Path | None,
+) -> EventTimes:
+    """Times of one execution of each row: kernels, with the gap before the next one, then collectives."""
+    weights = weight_files(calibration)
+    model, ops = KernelModel.of(weights), [row.op for row in kernels]
+    if isinstance(place, Cluster):
+        sent = [row.on(place) for row in collectives]
+        times = event_times([*ops, *sent], place, model, CollectiveModel.of(weights))
+    else:
+        times = model.times(place, ops)
+    return times.plus(np.repeat([COMPILED.kernel_gap_s, 0.0], [len(kernels), len(collectives)]))
+
+
+def _frame(rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(
+        {
+            "family": [row.op.family if isinstance(row, KernelRow) else row.collective for row in rows],
+            "source": [row.source for row in rows],
+            "count": [row.count for row in rows],
+            "time_s": time_s,
+            "flops": [row.count * row.flops if isinstance(row, KernelRow) else 0.0 for row in rows],
+            "bytes": [row.count * row.bytes for row in rows],
+            "provenance": provenance,
+        }
+    )
+    return frame.sort_values("time_s", ascending=False, ignore_index=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTable:
+    """One execution of an imported program, as one device runs it."""
+
+    name: str
+    kernels: tuple[KernelRow, ...]
+    collectives: tuple[CollectiveRow, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    """What no kernel or collective stands for: named, never dropped."""
+    n_devices: int = 1
+    """Ranks that the program runs on."""
+    memory_bytes: float | None = None
+    """Most memory that the program's compiler says a device needs, where it says so."""
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one execution on one device, as XLA counts them: a multiply-add is two, every other
+        arithmetic operation one, transcendental functions none; what is unmapped is included."""
+        return sum(k.count * k.flops for k in self.kernels) + self.unmapped_flops
+
+    @property
+    def matmul_flops(self) -> float:
+        """The part of `flops` in matrix products, attention and convolutions."""
+        return sum(k.count * k.flops for k in self.kernels if k.op.uses_matrix_units)
+
+    @property
+    def traffic_bytes(self) -> float:
+        """Bytes that the kernels read and write."""
+        return sum(k.count * k.bytes for k in self.kernels)
+
+    @property
+    def communicated_bytes(self) -> float:
+        """Sizes of the collectives that the device takes part in, counted as `spec.Collective` does."""
+        return sum(c.count * c.bytes for c in self.collectives)
+
+    @property
+    def unmapped_flops(self) -> float:
+        return sum(u.count * u.flops for u in self.unmapped)
+
+    @property
+    def unmapped_share(self) -> float:
+        """Share of `flops` that is unmapped."""
+        return self.unmapped_flops / self.flops if self.flops else float(bool(self.unmapped))
+
+    @cached_property
+    def _frame(self) -> pd.DataFrame:
+        rows: list[dict[str, Any]] = []
+        for k in self.kernels:
+            rows.append(
+                {
+                    "role": "kernel",
+                    "family": k.op.family,
+                    "source": k.source,
+                    "dtype": k.op.dtype,
+                    "count": k.count,
+                    "flops": k.flops,
+                    "bytes": k.bytes,
+                    **_shape(k.op),
+                }
+            )
+        for c in self.collectives:
+            rows.append(
+                {
+                    "role": "collective",
+                    "family": c.collective,
+                    "source": c.source,
+                    "dtype": c.dtype,
+                    "count": c.count,
+                    "flops": 0.0,
+                    "bytes": c.bytes,
+                    "num_ranks": c.num_ranks,
+                    "groups": len(c.groups),
+                }
+            )
+        for u in self.unmapped:
+            rows.append(
+                {
+                    "role": "unmapped",
+                    "family": "",
+                    "source": f"{u.name}: {u.reason}",
+                    "dtype": "",
+                    "count": u.count,
+                    "flops": u.flops,
+                    "bytes": 0.0,
+                }
+            )
+        columns = ["role", "family", "source", "dtype", "count", "flops", "bytes"]
+        return pd.DataFrame(rows, columns=None if rows else columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per distinct kernel, collective and unmapped op; `flops` and `bytes` are of one execution."""
+        return self._frame.copy()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Totals and the unmapped ops, as plain values."""
+        return {
+            "name": self.name,
+            "n_devices": self.n_devices,
+            "flops": self.flops,
+            "matmul_flops": self.matmul_flops,
+            "traffic_bytes": self.traffic_bytes,
+            "communicated_bytes": self.communicated_bytes,
+            "memory_bytes": self.memory_bytes,
+            "kernels": sum(k.count for k in self.kernels),
+            "collectives": sum(c.count for c in self.collectives),
+            "unmapped_share": self.unmapped_share,
+            "unmapped": [asdict(u) for u in self.unmapped],
+        }
+
+    def predict(
+        self, target: Cluster | Device | str, *, calibration: Path | None = None, peak_dtype: str | None = None
+    ) -> StepEstimate:
+        """Time of one execution on a cluster, or on one device if the program has no collectives.
+
+        Args:
+            target: a cluster or device, or the catalog name of one.
+            peak_dtype: element type whose peak rate `mfu` refers to (default: each product's own).
+
+        Raises:
+            UnknownNameError: no cluster or device has that name.
+            PerfModelError: a device for a program with collectives, or a cluster that is too small.
+            CalibrationError: weights that cannot be read.
+        """
+        place = resolve(target)
+        device = place.device if isinstance(place, Cluster) else place
+        if isinstance(place, Cluster):
+            place.require(self.n_devices, "the program")
+        elif self.collectives:
+            raise PerfModelError(
+                f"the program communicates between {self.n_devices} devices; name a cluster, not the device "
+                f"{device.name}"
+            )
+        rows = [*self.kernels, *self.collectives]
+        times = _times(self.kernels, self.collectives, place, calibration).scaled(np.array([row.count for row in rows]))
+        time_s, lo_s, hi_s, names = times.time_s, times.lo_s, times.hi_s, times.provenance
+        total = float(time_s.sum())
+        kernel_s = float(time_s[: len(self.kernels)].sum())
+        peak_s = sum(
+            row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
+            for row in self.kernels
+            if row.op.uses_matrix_units
+        )
+        flops = sum(row.count * row.flops for row in self.kernels)
+
+        # Which of these times hide behind others is not known, so none do.
+        belief = Site().belief(COMPILED, device)
+        shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
+        half = belief.half_width(shares)
+        room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
+        provenance = {}
+        for name in sorted(set(names)):
+            is_of_name = np.array([row_name == name for row_name in names])
+            provenance[name] = float(sum(time_s[is_of_name])) / (total or 1.0)
+        return StepEstimate(
+            step_time_s=total,
+            # A step takes no less than its kernels alone, however short the rest.
+            step_time_lo_s=max(float(lo_s.sum()) * exp(-half), float(lo_s[: len(self.kernels)].sum())),
+            step_time_hi_s=float(hi_s.sum()) * exp(half),
+            overlapped_time_s=max(kernel_s, total - kernel_s),
+            kernel_time_s=kernel_s,
+            collective_time_s=total - kernel_s,
+            tflops_per_device=flops / total / 1e12 if total else 0.0,
+            mfu=peak_s / total if total else 0.0,
+            memory_bytes=self.memory_bytes,
+            fits=None if self.memory_bytes is None else self.memory_bytes <= room,
+            provenance=provenance,
+            rows=_frame(rows, time_s, names),
+        )
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html()
+
+
+_NOT_SHAPE: Final = ("op", "dtype", "pass_", "accumulate")
+
+
+def _shape(op: KernelOp) -> Mapping[str, Any]:
+    return {name: value for name, value in op.stated().items() if name not in _NOT_SHAPE}

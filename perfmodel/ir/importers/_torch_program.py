@@ -1,0 +1,168 @@
+"""PyTorch modules as programs of the IR, through `torch.export`. The extra `torch` is imported on use."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir import Program
+from perfmodel.ir.importers._emitter import Known
+from perfmodel.ir.importers._foreign import Graph, given_value
+
+
+def torch_program(
+    module: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Program:
+    """A PyTorch module as an IR program: its parameters under their own names, the tensors it is called with as data.
+
+    The module is exported by `torch.export` on the CPU; its weights are not looked at and may be on the `meta` device.
+    Of a scalar result, the loss, `perfmodel.ir.models.training_step` makes a training step::
+
+        with torch.device("meta"):
+            model = Model()
+        program = torch_program(model, (torch.zeros(8, 128, dtype=torch.int64, device="meta"),))
+
+    Args:
+        module: an `nn.Module`, or an `ExportedProgram` (then without `args` and `kwargs`).
+        args, kwargs: example arguments; samples along the first axis of tensors.
+        values: of tensor arguments (by parameter name) that shapes or masks depend on; a number fills the shape.
+
+    Raises:
+        PerfModelError: the extra is not installed, a module that cannot be exported, an unknown argument, a buffer
+            without values, or ops that no op of the IR stands for, all named.
+    """
+    torch = load_torch()
+    exported = module
+    if not isinstance(module, torch.export.ExportedProgram):
+        try:
+            exported = torch.export.export(module, tuple(args), dict(kwargs or {}))
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise PerfModelError(
+                f"{type(module).__name__}: torch.export cannot read it: {reason}; "
+                "make it exportable (no branches on data), or give the values that it branches on as constants"
+            ) from error
+    return _Reader(torch, exported, dict(values or {}), name or type(module).__name__).program()
+
+
+def load_torch() -> Any:
+    """The package `torch` (raises `PerfModelError` if the extra is not installed)."""
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+    return torch
+
+
+class _Reader:
+    def __init__(self, torch: Any, exported: Any, values: dict[str, Any], name: str) -> None:
+        self.torch, self.exported, self.values = torch, exported, values
+        self.graph = Graph(name)
+
+    def program(self) -> Program:
+        signature = self.exported.graph_signature
+        parameters, buffers = signature.inputs_to_parameters, signature.inputs_to_buffers
+        constants = getattr(signature, "inputs_to_lifted_tensor_constants", {})
+        outputs: list[Any] = []
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in parameters:
+                    self._weight(node, parameters[node.name])
+                elif node.name in buffers or node.name in constants:
+                    self._constant(node, buffers.get(node.name) or constants[node.name])
+                else:
+                    self._argument(node)
+            elif node.op == "output":
+                # Updated buffers are outputs of the graph too, but not of the module.
+                wanted = set(signature.user_outputs)
+                for returned in node.args[0]:
+                    if getattr(returned, "name", None) in wanted:
+                        outputs += _listed(self.graph.values[returned.name])
+            else:
+                self.graph.values[node.name] = self._call(node)
+        if self.values:
+            raise PerfModelError(f"{self.graph.name}: no argument is named {', '.join(self.values)}")
+        return self.graph.program(outputs)
+
+    def _weight(self, node: Any, label: str) -> None:
+        """A parameter, under the first of its names where modules share it."""
+        tensor, state = node.meta["val"], self.exported.state_dict
+        label = next((name for name, tensor_there in state.items() if tensor_there is state[label]), label)
+        if label not in self.graph.values:
+            self.graph.weight(label, _dtype(tensor), tuple(tensor.shape))
+        self.graph.values[node.name] = self.graph.values[label]
+
+    def _constant(self, node: Any, label: str) -> None:
+        buffer = self.exported.state_dict.get(label, self.exported.constants.get(label))
+        if buffer is None or buffer.is_meta:
+            raise PerfModelError(
+                f"{self.graph.name}: buffer {label} has no values; make the module on the CPU, or move only its "
+                "parameters to the meta device"
+            )
+        self.graph.values[node.name] = self._known(buffer)
+
+    def _argument(self, node: Any) -> None:
+        tensor = node.meta["val"]
+        if not hasattr(tensor, "shape"):
+            self.graph.values[node.name] = tensor
+        elif node.name in self.values:
+            value = given_value(node.name, self.values.pop(node.name), _dtype(tensor), tuple(tensor.shape))
+            self.graph.values[node.name] = value
+        else:
+            self.graph.data(node.name, _dtype(tensor), tuple(tensor.shape))
+
+    def _call(self, node: Any) -> Any:
+        if node.target is operator.getitem:
+            source = self.graph.values[node.args[0].name]
+            return source[node.args[1]] if isinstance(source, list) and len(source) > 1 else _listed(source)[0]
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            raise PerfModelError(f"{self.graph.name}: {node.target} is no op of ATen; rewrite the model without it")
+        operands = [
+            node.args[k] if k < len(node.args) else node.kwargs.get(a.name, getattr(a, "default_value", None))
+            for k, a in enumerate(schema.arguments)
+        ]
+        args = [self._item(value) for value in operands]
+        op = node.target.name().removeprefix("aten::")
+        outputs = self.graph.node(op, node.name, args, {}, lambda: self._computed(node))
+        return outputs if len(schema.returns) > 1 or str(schema.returns[0].type).startswith("List") else outputs[0]
+
+    def _item(self, value: Any) -> Any:
+        if isinstance(value, self.torch.fx.Node):
+            return self.graph.values[value.name]
+        if isinstance(value, (list, tuple)) and any(isinstance(v, self.torch.fx.Node) for v in value):
+            return [self._item(v) for v in value]
+        return value
+
+    def _computed(self, node: Any) -> list[Any]:
+        """A node of known operands, by torch itself on the CPU."""
+
+        def tensor(value: Any) -> Any:
+            item = self.graph.values[value.name]
+            return self.torch.from_numpy(np.array(item.array)) if isinstance(item, Known) else item
+
+        args, kwargs = self.torch.fx.map_arg((node.args, dict(node.kwargs)), tensor)
+        here = {"device": self.torch.device("cpu")} if kwargs.get("device") is not None else {}
+        results = node.target(*args, **{**kwargs, **here})
+        return [self._known(result) for result in (results if isinstance(results, (list, tuple)) else [results])]
+
+    def _known(self, value: Any) -> Any:
+        if not isinstance(value, self.torch.Tensor):
+            return value
+        wide = value.float() if value.dtype == self.torch.bfloat16 else value
+        return Known.of(wide.detach().cpu().numpy())
+
+
+def _listed(item: Any) -> list[Any]:
+    return item if isinstance(item, list) else [item]
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,143 @@
+"""Accuracy on test examples by epochs and by predicted time, under a schedule's weight versions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ir.interpreter._layers import LayeredModel, Params, mlp_model
+from perfmodel.ir.interpreter._training import as_mini_batches, train, update_times
+from perfmodel.schedule import PassTimes
+
+WIDTH: Final = 32
+"""Width of the model, and features of a place."""
+_TEST_SHARE: Final = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Land or sea at places of a real map, from where they are: classes +1 and -1."""
+
+    features: Float[np.ndarray, "places width"]
+    labels: Float[np.ndarray, " places"]
+    test_features: Float[np.ndarray, "tests width"]
+    test_labels: Float[np.ndarray, " tests"]
+
+
+def land_or_sea(seed: int) -> Places:
+    """The coast of Vancouver Island: heights of 91 x 120 places that matplotlib ships (`topobathy.npz`, from NOAA's
+    ETOPO), shuffled and split by `seed`. Features are sines of the coordinates with fixed random frequencies.
+
+    Raises:
+        PerfModelError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import cbook
+    except ImportError:
+        raise PerfModelError(
+            "training on real data needs the map that matplotlib ships: pip install matplotlib"
+        ) from None
+    with np.load(str(cbook.get_sample_data("topobathy.npz", asfileobj=False))) as data:
+        height, east, north = (np.asarray(data[name], float) for name in ("topo", "longitude", "latitude"))
+    unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
+    at = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
+    rng = np.random.default_rng(0)
+    features = np.sqrt(2) * np.sin(at @ rng.normal(scale=6, size=(2, WIDTH)) + rng.uniform(0, 2 * np.pi, WIDTH))
+    labels = np.where(height.ravel() > 0, 1.0, -1.0)
+    order = np.random.default_rng(seed).permutation(len(at))
+    tests, training = np.split(order, [int(_TEST_SHARE * len(order))])
+    return Places(features[training], labels[training], features[tests], labels[tests])
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyCurve:
+    """Accuracy after every epoch under one schedule."""
+
+    schedule: str
+    time_s: Float[np.ndarray, " epochs"]
+    """When every device has made the epoch's last update, by the predicted timeline."""
+    accuracy: Float[np.ndarray, " epochs"]
+    """Share of the test examples whose class is right."""
+
+    def reaches(self, target: float) -> tuple[float, float]:
+        """Epochs and time to a target accuracy; infinite where it is not reached."""
+        there = np.flatnonzero(self.accuracy >= target)
+        return (float(there[0] + 1), float(self.time_s[there[0]])) if len(there) else (np.inf, np.inf)
+
+
+def accuracy_curve(
+    name: str, passes: PassTimes, *, micro_batches: int, mini_batch: int, epochs: int, learning_rate: float, seed: int
+) -> AccuracyCurve:
+    """Train a network of as many stages as `passes` has on `land_or_sea` in mini-batches of one size.
+
+    Args:
+        name: registered schedule.
+        passes: seconds of the passes of one micro-batch on each stage.
+        micro_batches: of a mini-batch; schedules that update after every one get it whole (`as_mini_batches`).
+        mini_batch: examples per update.
+        epochs: passes over the training examples.
+        learning_rate: of plain gradient descent.
+        seed: of split, order and initial weights.
+
+    Raises:
+        PerfModelError: mini-batches that do not divide, or are larger than the data.
+    """
+    if mini_batch % micro_batches:
+        raise PerfModelError(f"mini-batch {mini_batch} does not divide into {micro_batches} micro-batches")
+    places, rng = land_or_sea(seed), np.random.default_rng(seed)
+    steps = len(places.labels) // mini_batch
+    if not steps:
+        raise PerfModelError(f"mini-batch {mini_batch} is larger than the {len(places.labels)} training examples")
+    order = np.concatenate([rng.permutation(len(places.labels))[: steps * mini_batch] for _ in range(epochs)])
+    shape = (epochs * steps * micro_batches, mini_batch // micro_batches, WIDTH)
+    inputs = places.features[order].reshape(shape)
+    targets = np.broadcast_to(places.labels[order].reshape(*shape[:2], 1), shape)
+    stages, model = len(passes.forward_s), mlp_model(WIDTH, len(passes.forward_s))
+    per_step, inputs, targets, passes = as_mini_batches(name, micro_batches, inputs, np.array(targets), passes)
+    run = train(
+        name,
+        model,
+        model.initial(seed),
+        inputs,
+        targets,
+        stages=stages,
+        per_step=per_step,
+        learning_rate=learning_rate,
+        keep_every=steps,
+    )
+    time_s = update_times(name, stages, per_step, epochs * steps, passes)[steps - 1 :: steps]
+    return AccuracyCurve(name, time_s, np.array([_accuracy(model, run.kept[k], places) for k in sorted(run.kept)]))
+
+
+def _accuracy(model: LayeredModel, params: Sequence[Params], places: Places) -> float:
+    x = model.output(params, jnp.asarray(places.test_features))
+    return float((np.sign(np.asarray(x).mean(axis=1)) == places.test_labels).mean())
+
+
+@dataclass(frozen=True)
+class TimeToAccuracy:
+    """What several seeds of one schedule took to reach a target accuracy; least and most of those that did."""
+
+    schedule: str
+    reached: int
+    epochs: tuple[float, float] | None
+    time_s: tuple[float, float] | None
+    last_accuracy: tuple[float, float]
+    """After the last epoch, of all seeds."""
+
+    @classmethod
+    def of(cls, curves: Sequence[AccuracyCurve], target: float) -> "TimeToAccuracy":
+        """The summary of one curve per seed."""
+        there = [curve.reaches(target) for curve in curves]
+        there = [(epochs, time_s) for epochs, time_s in there if np.isfinite(epochs)]
+        last = [float(curve.accuracy[-1]) for curve in curves]
+        epochs, time_s = zip(*there, strict=True) if there else ((), ())
+        return cls(curves[0].schedule, len(there), _span(epochs), _span(time_s), (min(last), max(last)))
+
+
+def _span(values: Sequence[float]) -> tuple[float, float] | None:
+    return (min(values), max(values)) if values else None

@@ -1,0 +1,192 @@
+"""Training under a schedule's weight versions: loss against predicted wall-clock time."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.display import frame_html
+from perfmodel.errors import PerfModelError
+from perfmodel.ir.interpreter._layers import LayeredModel, Params
+from perfmodel.ir.interpreter._run import ScheduleRun, run_schedule
+from perfmodel.program import Kind, ProgramSpec, build
+from perfmodel.schedule import PassTimes, get_schedule, weight_versions
+from perfmodel.timeline import times as event_times
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingCurve:
+    """Loss of a model trained under one schedule, update by update."""
+
+    schedule: str
+    time_s: Float[np.ndarray, " updates"]
+    """When every device has made the update, by the predicted timeline."""
+    loss: Float[np.ndarray, " updates"]
+    """Mean loss over the micro-batches of the update, as its forward passes saw it."""
+    version_difference: Int[np.ndarray, " updates"]
+    """Largest over the devices (1: no staleness)."""
+    held: Int[np.ndarray, " devices"]
+    """Most weight versions held at once."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per update: schedule, update, time_s, loss, version_difference."""
+        import pandas as pd
+
+        columns = {"time_s": self.time_s, "loss": self.loss, "version_difference": self.version_difference}
+        return pd.DataFrame({"schedule": self.schedule, "update": np.arange(1, len(self.loss) + 1), **columns})
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def train(
+    name: str,
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[np.ndarray, "micro_batches ..."],
+    targets: Float[np.ndarray, "micro_batches ..."],
+    *,
+    stages: int,
+    per_step: int,
+    learning_rate: float,
+    keep_every: int = 0,
+) -> ScheduleRun:
+    """Train by gradient descent under a schedule, one update per step of `per_step` micro-batches.
+
+    Schedules with a flush run one step after another; the others run as one stream over all micro-batches.
+    PipeDream's updates are one per micro-batch (`as_mini_batches` makes mini-batches of them). Weights are kept as
+    `run_schedule` keeps them.
+
+    Raises:
+        PerfModelError: inputs for less than one step.
+    """
+    scheduler, steps = get_schedule(name), _whole_steps(len(inputs), per_step)
+    if scheduler.asynchronous:
+        schedule = scheduler(stages, per_step, 1, steps)
+        per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
+        return run_schedule(
+            schedule,
+            model,
+            params,
+            inputs,
+            targets,
+            policy=scheduler.weights,
+            learning_rate=learning_rate,
+            per_update=per_update,
+            keep_every=keep_every,
+        )
+    schedule = scheduler(stages, per_step)
+    runs: list[ScheduleRun] = []
+    weights_after: dict[int, list[Params]] = {}
+    for step in range(steps):
+        of_step = slice(step * per_step, (step + 1) * per_step)
+        runs.append(run_schedule(schedule, model, params, inputs[of_step], targets[of_step]))
+        params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
+        if keep_every and (step + 1) % keep_every == 0:
+            weights_after[step + 1] = params
+    losses = np.concatenate([run.losses for run in runs])
+    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held, weights_after)
+
+
+def training_curve(
+    name: str,
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[np.ndarray, "micro_batches ..."],
+    targets: Float[np.ndarray, "micro_batches ..."],
+    passes: PassTimes,
+    *,
+    per_step: int,
+    learning_rate: float,
+) -> TrainingCurve:
+    """Loss after each update against the time at which the predicted timeline makes it.
+
+    Args:
+        name: registered schedule.
+        model, params, inputs, targets: what is trained on what, see `run_schedule`.
+        passes: seconds of the passes of one micro-batch on each stage.
+        per_step: micro-batches per step (of a mini-batch).
+        learning_rate: of plain gradient descent.
+
+    Raises:
+        PerfModelError: inputs for less than one step.
+    """
+    scheduler, stages = get_schedule(name), len(passes.forward_s)
+    steps = _whole_steps(len(inputs), per_step)
+    run = train(name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate)
+    time_s = update_times(name, stages, per_step, steps, passes)
+    loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
+    if not scheduler.asynchronous:
+        return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
+    stream = scheduler(stages, per_step, 1, steps)
+    difference = weight_versions(stream, scheduler.weights).difference.max(axis=0)
+    return TrainingCurve(name, time_s, loss, difference, run.held)
+
+
+def _whole_steps(micro_batches: int, per_step: int) -> int:
+    if not 0 < per_step <= micro_batches:
+        raise PerfModelError(
+            f"training needs micro-batches for at least one step of {per_step}, got {micro_batches}: give more inputs"
+        )
+    return micro_batches // per_step
+
+
+def update_times(name: str, stages: int, per_step: int, steps: int, passes: PassTimes) -> Float[np.ndarray, " updates"]:
+    """Times at which the last device makes each update, which takes no time itself."""
+    scheduler = get_schedule(name)
+    flush = not scheduler.asynchronous
+    spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)
+    structure = build(spec)
+    durations = np.zeros(structure.n_classes)
+    for phase, of_stage in passes.by_phase.items():
+        of_phase = structure.class_kind == Kind[phase.name]
+        durations[of_phase] = of_stage[structure.class_stage[of_phase]] * structure.class_span[of_phase]
+    durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
+    timeline = event_times(structure, durations)
+    optimizer = structure.kind == Kind.OPTIMIZER
+    ends, device = timeline.end_s[optimizer], structure.device[optimizer]
+    if flush:
+        return float(ends.max()) * np.arange(1, steps + 1)
+    by_device = [np.sort(ends[device == d]) for d in range(stages)]
+    return np.max(by_device, axis=0)
+
+
+def as_mini_batches(
+    name: str, per_step: int, inputs: np.ndarray, targets: np.ndarray, passes: PassTimes
+) -> tuple[int, np.ndarray, np.ndarray, PassTimes]:
+    """The same mini-batches for a schedule that updates after every micro-batch (PipeDream): each becomes one, which
+    takes as long as its micro-batches do. Other schedules keep what they are given."""
+    scheduler = get_schedule(name)
+    if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
+        return per_step, inputs, targets, passes
+    inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
+    inputs, targets = (a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets))
+    of_mini_batch = PassTimes(
+        per_step * passes.forward_s,
+        per_step * passes.backward_input_s,
+        per_step * passes.backward_weight_s,
+        transfer_s=per_step * passes.transfer_s,
+    )
+    return 1, inputs, targets, of_mini_batch
+
+
+def teacher_data(
+    model: LayeredModel, micro_batches: int, *, examples: int, width: int, seed: int
+) -> tuple[Float[np.ndarray, "micro_batches examples width"], Float[np.ndarray, "micro_batches examples width"]]:
+    """Random inputs, and what the model with other weights than the initial ones makes of them.
+
+    Raises:
+        PerfModelError: fewer than one micro-batch.
+    """
+    if micro_batches < 1:
+        raise PerfModelError(f"data for training needs at least one micro-batch, got {micro_batches}")
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(micro_batches, examples, width))
+    targets = model.output(model.initial(seed + 1000), jnp.asarray(inputs.reshape(-1, width)))
+    return inputs, np.asarray(targets).reshape(inputs.shape)

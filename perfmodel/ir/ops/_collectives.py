@@ -1,0 +1,172 @@
+"""Instructions of several devices: they take and give one value per device and run on all at once.
+
+Operands and results stand in the order of the devices of the group, which is also the order in which
+slices are joined and dealt out. With attribute `replicas=[n, stride]` an instruction stands for one of n devices,
+`stride` apart, that all do the same: of a program of which only one of them is written down, to be simulated.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perfmodel.ir._instruction import RuleError, Tensor
+from perfmodel.ir._op import (
+    Answer,
+    InferRule,
+    OpDefinition,
+    Question,
+    WorkRule,
+    axis_of,
+    kernel_dtype,
+    required,
+    sums_pass,
+    table,
+)
+from perfmodel.ir._op import operands as expect
+from perfmodel.ops import Collective, CollectiveKind, Op
+
+Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]
+"""From an operand, the size of the group and the attributes to a result."""
+
+
+def _group(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
+    """Size of the group; raises `RuleError` unless the operands are alike and on different devices."""
+    if "replicas" in attributes:
+        expect(1, inputs)
+        return int(attributes["replicas"][0])
+    if len(inputs) < 2:
+        raise RuleError(f"operands on at least 2 devices are needed, got {len(inputs)}")
+    devices = [tensor.device for tensor in inputs]
+    if len(set(devices)) < len(devices):
+        raise RuleError(f"operands must be on different devices, got devices {devices}")
+    kinds = {(tensor.dtype, tensor.shape) for tensor in inputs}
+    if len(kinds) > 1:
+        kinds_text = " and ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
+        raise RuleError(f"operands must share dtype and shape, got {kinds_text}")
+    return len(inputs)
+
+
+def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
+    if tensor.shape[axis] * factor % over:
+        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} do not split over {over} devices")
+    return tensor.with_size(axis, tensor.shape[axis] * factor // over)
+
+
+def _reduction(attributes: Mapping[str, Any]) -> None:
+    if attributes.get("op", "sum") not in ("sum", "max"):
+        raise RuleError(f"op must be sum or max, got {attributes['op']!r}")
+
+
+def _on_all(rule: Rule) -> InferRule:
+    """A collective that leaves a result on every device of the group."""
+
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        n = _group(inputs, attributes)
+        result = rule(inputs[0], n, attributes)
+        return tuple(result.on(tensor.device) for tensor in inputs)
+
+    return infer
+
+
+def _onto_one(rule: Rule) -> InferRule:
+    """A collective that leaves one result, on a device of the group."""
+
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        n = _group(inputs, attributes)
+        receiver = required(attributes, "to", int)
+        if receiver not in {tensor.device for tensor in inputs}:
+            raise RuleError(f"to={receiver} is not a device of the group")
+        return (rule(inputs[0], n, attributes).on(receiver),)
+
+    return infer
+
+
+def _from_one(rule: Rule) -> InferRule:
+    """A collective whose one operand reaches the devices `to`."""
+
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        expect(1, inputs)
+        receivers = required(attributes, "to", tuple)
+        if (
+            not receivers
+            or len(set(receivers)) < len(receivers)
+            or not all(isinstance(d, int) and d >= 0 for d in receivers)
+        ):
+            raise RuleError(f"to={receivers} must name different devices")
+        result = rule(inputs[0], len(receivers), attributes)
+        return tuple(result.on(device) for device in receivers)
+
+    return infer
+
+
+def _send(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    expect(1, inputs)
+    receiver = required(attributes, "to", int)
+    if receiver < 0 or receiver == inputs[0].device:
+        raise RuleError(f"to={receiver} must be another device than {inputs[0].device}, where the value is")
+    return (inputs[0].on(receiver),)
+
+
+def _reduce(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    _reduction(attributes)
+    return tensor.with_shape(tensor.shape)
+
+
+def _gathered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), n, 1)
+
+
+def _scattered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), 1, n)
+
+
+def _reduce_scatter(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    _reduction(attributes)
+    return _scattered(tensor, n, attributes)
+
+
+def _all_to_all(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    split = _scaled(tensor, axis_of(attributes, "split_axis", tensor.rank), 1, n)
+    return _scaled(split, axis_of(attributes, "concat_axis", tensor.rank), n, 1)
+
+
+def _shard_collective(question: Question) -> Answer:
+    """Slices of all operands alike go through, unless cut along the op's own axis."""
+    own_axes = {question.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
+    return question.alike(lambda axis: axis not in own_axes)
+
+
+def _sums_pass(question: Question) -> Answer | None:
+    return sums_pass(question) if question.attributes.get("op", "sum") == "sum" else None
+
+
+def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
+    """Work of one collective, its bytes counted as `spec.Collective` does."""
+
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        n, _ = attributes.get("replicas") or (len({tensor.device for tensor in (*inputs, *outputs)}), 0)
+        moved = (outputs if gathered else inputs)[0]
+        collective = Collective(
+            collective=kind, bytes=float(moved.n_bytes), num_ranks=n, ranks_per_node=n, dtype=kernel_dtype(moved)
+        )
+        return (collective,)
+
+    return work
+
+
+def _definition(name: str, infer: InferRule, work: WorkRule) -> OpDefinition:
+    return OpDefinition(name=name, infer=infer, work=work, shard=_shard_collective, partial=_sums_pass, collective=True)
+
+
+COLLECTIVES = table(
+    _definition("send", _send, _moves("send_recv")),
+    _definition("broadcast", _from_one(lambda tensor, n, attributes: tensor), _moves("broadcast")),
+    _definition("all_reduce", _on_all(_reduce), _moves("all_reduce")),
+    _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True)),
+    _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter")),
+    _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all")),
+    # To or from one device: its link carries what each link carries in an all-gather, a reduction what a
+    # broadcast carries, in the other direction.
+    _definition("gather", _onto_one(_gathered), _moves("all_gather", gathered=True)),
+    _definition("scatter", _from_one(_scattered), _moves("all_gather")),
+    _definition("reduce", _onto_one(_reduce), _moves("broadcast")),
+)

@@ -1,0 +1,297 @@
+"""Element-wise ops with NumPy's broadcasting, and sums that undo it."""
+
+from collections.abc import Mapping
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from perfmodel.ir._instruction import Instruction, RuleError, Shape, Tensor
+from perfmodel.ir._op import (
+    REPLICATED,
+    Answer,
+    Emitter,
+    GradientRule,
+    InferRule,
+    Names,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    Sharding,
+    memory_bound,
+    operands,
+    require_gradient_of,
+    required,
+    sums_pass,
+    table,
+)
+
+
+def broadcast(shapes: list[Shape]) -> Shape:
+    """Joint shape of right-aligned shapes; raises `RuleError` where they do not fit."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise RuleError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
+
+
+def same_dtype(inputs: tuple[Tensor, ...]) -> None:
+    """Raise `RuleError` unless all operands have one dtype."""
+    dtypes = {tensor.dtype for tensor in inputs}
+    if len(dtypes) > 1:
+        raise RuleError(f"operands must share one dtype, got {' and '.join(sorted(dtypes))}")
+
+
+def elementwise(count: int) -> InferRule:
+    """Type rule of an element-wise op of `count` operands."""
+
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands(count, inputs)
+        same_dtype(inputs)
+        return (inputs[0].with_shape(broadcast([tensor.shape for tensor in inputs])),)
+
+    return infer
+
+
+def gradient_of_operands(infer: InferRule) -> InferRule:
+    """Type rule of the gradients by all operands of an op with the rule `infer`, given these and the gradient by the
+    result."""
+
+    def infer_gradient(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        same_dtype(inputs)
+        (out,) = infer(inputs[:-1], attributes)
+        require_gradient_of(out, inputs[-1])
+        return inputs[:-1]
+
+    return infer_gradient
+
+
+def shard_elementwise(question: Question) -> Answer:
+    """Slice all operands alike, where they are not broadcast."""
+    out = question.outputs[0]
+    for tensor, spread in zip(question.operands, question.shardings, strict=True):
+        if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:
+            axis = spread.axis + out.rank - tensor.rank
+            inputs = tuple(_aligned(t, axis, out) for t in question.operands)
+            return Answer(inputs, (Sharded(axis),) * len(question.outputs))
+    return question.replicated()
+
+
+def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
+    """Sharding of an operand that is broadcast to `out` sharded along `axis`."""
+    own_axis = axis - (out.rank - tensor.rank)
+    return Sharded(own_axis) if own_axis >= 0 and tensor.shape[own_axis] > 1 else REPLICATED
+
+
+def unbroadcast(b: Emitter, gradient: str, operand: str) -> str:
+    """Sums a gradient over the axes along which its operand was broadcast."""
+    have, want = b.types[gradient].shape, b.types[operand].shape
+    lead = len(have) - len(want)
+    if lead:
+        gradient = b.op("sum", gradient, axes=tuple(range(lead)))
+        have = have[lead:]
+    axes = tuple(i for i, (h, w) in enumerate(zip(have, want, strict=True)) if h != w)
+    return b.op("sum", gradient, axes=axes, keep=True) if axes else gradient
+
+
+def _sub_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    minuend, subtrahend = i.inputs
+    return unbroadcast(b, dy, minuend), b.op("scale", unbroadcast(b, dy, subtrahend), factor=-1.0)
+
+
+def _mul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    first, second = i.inputs
+    return unbroadcast(b, b.op("mul", dy, second), first), unbroadcast(b, b.op("mul", dy, first), second)
+
+
+def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    numerator, denominator = i.inputs
+    d_numerator = b.op("div", dy, denominator)
+    d_denominator = b.op("scale", b.op("mul", d_numerator, i.outputs[0]), factor=-1.0)
+    return unbroadcast(b, d_numerator, numerator), unbroadcast(b, d_denominator, denominator)
+
+
+def _with_input(op: str) -> GradientRule:
+    """Gradient rule that applies `op` to the operand and the gradient, under the same attributes."""
+    return lambda b, i, dy: b.emit(op, (i.inputs[0], dy), (op,), i.attributes)
+
+
+def _tanh_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """dy (1 - y^2)."""
+    (y,) = i.outputs
+    return (b.op("sub", dy, b.op("mul", b.op("mul", dy, y), y)),)
+
+
+def _sigmoid_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """dy y (1 - y)."""
+    (y,) = i.outputs
+    part = b.op("mul", dy, y)
+    return (b.op("sub", part, b.op("mul", part, y)),)
+
+
+def _erf_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """dy 2 / sqrt(pi) exp(-x^2)."""
+    (x,) = i.inputs
+    bell = b.op("exp", b.op("scale", b.op("mul", x, x), factor=-1.0))
+    return (b.op("mul", dy, b.op("scale", bell, factor=2 / pi**0.5)),)
+
+
+def _scale(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    required(attributes, "factor", (int, float))
+    return elementwise(1)(inputs, attributes)
+
+
+def _sum(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    axes = required(attributes, "axes", tuple)
+    if any(not isinstance(a, int) or not 0 <= a < x.rank for a in axes) or len(set(axes)) < len(axes):
+        raise RuleError(f"axes={axes} are not distinct axes of a tensor of {x.rank} dimensions")
+    shape = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
+    return (x.with_shape(shape),)
+
+
+def _sum_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    (x,) = i.inputs
+    axes = i.attribute("axes")
+    if not i.attribute("keep") and b.types[dy].rank and sorted(axes) != list(range(len(axes))):
+        # The axes that stay must stand where broadcasting aligns them: last.
+        with_summed_axes = tuple(1 if a in axes else n for a, n in enumerate(b.types[x].shape))
+        dy = b.op("reshape", dy, shape=with_summed_axes)
+    return (b.op("broadcast_like", dy, x),)
+
+
+def _shard_sum(question: Question) -> Answer:
+    axes, axis = question.attributes["axes"], question.sharded_axis(0)
+    if axis is None:
+        return question.replicated()
+    if axis in axes:
+        return Answer((Sharded(axis),), (Partial("sum"),))
+    shift = 0 if question.attributes.get("keep") else sum(a < axis for a in axes)
+    return Answer((Sharded(axis),), (Sharded(axis - shift),))
+
+
+def _broadcast_like(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, template = inputs
+    if broadcast([x.shape, template.shape]) != template.shape:
+        raise RuleError(f"shape {x.shape} does not broadcast to {template.shape}")
+    return (x.with_shape(template.shape),)
+
+
+def _lends_shape(question: Question) -> Answer | None:
+    """`like` only lends its shape, so that a partial one serves as it is."""
+    template = question.shardings[1]
+    return Answer((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
+
+
+ELEMENTWISE = table(
+    OpDefinition(
+        name="add",
+        infer=elementwise(2),
+        work=memory_bound("add"),
+        shard=shard_elementwise,
+        partial=sums_pass,
+        gradient=lambda b, i, dy: tuple(unbroadcast(b, dy, name) for name in i.inputs),
+        fold=lambda x, _: x[0] + x[1],
+    ),
+    OpDefinition(
+        name="sub",
+        infer=elementwise(2),
+        work=memory_bound("sub"),
+        shard=shard_elementwise,
+        partial=sums_pass,
+        gradient=_sub_gradient,
+        fold=lambda x, _: x[0] - x[1],
+    ),
+    OpDefinition(
+        name="mul",
+        infer=elementwise(2),
+        work=memory_bound("mul"),
+        shard=shard_elementwise,
+        gradient=_mul_gradient,
+        fold=lambda x, _: x[0] * x[1],
+    ),
+    OpDefinition(
+        name="div", infer=elementwise(2), work=memory_bound("div"), shard=shard_elementwise, gradient=_div_gradient
+    ),
+    OpDefinition(
+        name="scale",
+        infer=_scale,
+        work=memory_bound("mul_scalar"),
+        shard=shard_elementwise,
+        partial=sums_pass,
+        gradient=lambda b, i, dy: (b.op("scale", dy, factor=i.attribute("factor")),),
+    ),
+    OpDefinition(
+        name="exp",
+        infer=elementwise(1),
+        work=memory_bound("exp"),
+        shard=shard_elementwise,
+        gradient=lambda b, i, dy: (b.op("mul", dy, i.outputs[0]),),
+    ),
+    OpDefinition(
+        name="log",
+        infer=elementwise(1),
+        work=memory_bound("log"),
+        shard=shard_elementwise,
+        gradient=lambda b, i, dy: (b.op("div", dy, i.inputs[0]),),
+    ),
+    OpDefinition(
+        name="sqrt",
+        infer=elementwise(1),
+        work=memory_bound("sqrt"),
+        shard=shard_elementwise,
+        gradient=lambda b, i, dy: (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5),),
+    ),
+    OpDefinition(
+        name="tanh", infer=elementwise(1), work=memory_bound("tanh"), shard=shard_elementwise, gradient=_tanh_gradient
+    ),
+    OpDefinition(
+        name="sigmoid",
+        infer=elementwise(1),
+        work=memory_bound("sigmoid"),
+        shard=shard_elementwise,
+        gradient=_sigmoid_gradient,
+    ),
+    OpDefinition(
+        name="erf", infer=elementwise(1), work=memory_bound("erf"), shard=shard_elementwise, gradient=_erf_gradient
+    ),
+    OpDefinition(
+        name="relu",
+        infer=elementwise(1),
+        work=memory_bound("relu"),
+        shard=shard_elementwise,
+        gradient=_with_input("relu_grad"),
+    ),
+    OpDefinition(
+        name="relu_grad", infer=elementwise(2), work=memory_bound("relu", backward=True), shard=shard_elementwise
+    ),
+    # by tanh, or by erf with attribute `exact`
+    OpDefinition(
+        name="gelu",
+        infer=elementwise(1),
+        work=memory_bound("gelu"),
+        shard=shard_elementwise,
+        gradient=_with_input("gelu_grad"),
+    ),
+    OpDefinition(
+        name="gelu_grad", infer=elementwise(2), work=memory_bound("gelu", backward=True), shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum, partial=sums_pass
+    ),
+    OpDefinition(
+        name="broadcast_like",
+        infer=_broadcast_like,
+        work=memory_bound("copy"),
+        shard=shard_elementwise,
+        partial=_lends_shape,
+        gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
+    ),
+    # `add` of gradients of several micro-batches: transforms know it by name
+    OpDefinition(
+        name="accumulate", infer=elementwise(2), work=memory_bound("add"), shard=shard_elementwise, partial=sums_pass
+    ),
+)

@@ -1,0 +1,220 @@
+"""Fused kernels: layer norm, softmax, self-attention over joint queries, keys and values, and weight updates by
+gradient descent and Adam (Kingma and Ba 2015, algorithm 1).
+
+Attention takes the parts of a sequence, in order: the queries of the last meet the keys and values of all. Of one part
+it is that of a whole sequence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._op import (
+    REPLICATED,
+    Answer,
+    Emitter,
+    Names,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    WorkRule,
+    kernel_dtype,
+    memory_bound,
+    operands,
+    required,
+    table,
+)
+from perfmodel.ir.ops._elementwise import gradient_of_operands, same_dtype
+from perfmodel.ops import Attention, Op
+
+
+def _layer_norm(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(3, inputs)
+    same_dtype(inputs)
+    x, gain, bias = inputs
+    if x.rank < 1 or gain.shape != x.shape[-1:] or bias.shape != gain.shape:
+        raise RuleError(f"gain and bias must have shape {x.shape[-1:]}, got {gain.shape} and {bias.shape}")
+    return (x,)
+
+
+def _layer_norm_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    x, gain, bias = i.inputs
+    return b.emit("layer_norm_grad", (x, gain, dy), (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"), i.attributes)
+
+
+def _layer_norm_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(3, inputs)
+    same_dtype(inputs)
+    x, gain, dy = inputs
+    if gain.shape != x.shape[-1:] or dy.shape != x.shape:
+        raise RuleError(f"the gradient must have shape {x.shape} and the gain {x.shape[-1:]}")
+    return x, gain, gain
+
+
+def _row_axis(question: Question, *candidates: int) -> int | None:
+    """An axis other than the last along which one of the operands is sharded."""
+    rank = question.operands[0].rank
+    axes = [question.sharded_axis(i) for i in candidates]
+    return next((a for a in axes if a is not None and a < rank - 1), None)
+
+
+def _shard_layer_norm(question: Question) -> Answer:
+    axis = _row_axis(question, 0)
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(axis), REPLICATED, REPLICATED), (Sharded(axis),))
+
+
+def _shard_layer_norm_grad(question: Question) -> Answer:
+    axis = _row_axis(question, 0, 2)
+    if axis is None:
+        return question.replicated()
+    rows = Sharded(axis)
+    return Answer((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
+
+
+def _softmax(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    return inputs
+
+
+def _softmax_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    return inputs[:1]
+
+
+def _shard_rows(question: Question) -> Answer:
+    last = question.operands[0].rank - 1
+    return question.alike(lambda axis: axis < last)
+
+
+def _attention(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(max(1, len(inputs)), inputs)
+    same_dtype(inputs)
+    *_, qkv = inputs
+    heads = required(attributes, "heads", int)
+    if qkv.rank != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
+        raise RuleError(f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}")
+    if any(part.rank != 3 or part.shape[::2] != qkv.shape[::2] for part in inputs):
+        shapes = ", ".join(str(part.shape) for part in inputs)
+        raise RuleError(f"parts of a sequence must agree in batch and width, got {shapes}")
+    return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
+
+
+def _attention_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    return b.emit("attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes)
+
+
+def _shard_attention(question: Question) -> Answer:
+    """Spread attention by sequences, or by heads."""
+    axes = [question.sharded_axis(i) for i in range(len(question.operands))]
+    heads = question.attributes["heads"]
+    if 2 in axes and heads % question.parts == 0:
+        spread, change = Sharded(2), (("heads", heads // question.parts),)
+    elif 0 in axes:
+        spread, change = Sharded(0), ()
+    else:
+        return question.replicated()
+    return Answer((spread,) * len(axes), (spread,) * len(question.outputs), change)
+
+
+def _attention_work(backward: bool) -> WorkRule:
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        parts = inputs[: len(inputs) - backward]
+        batch, seq, width = parts[-1].shape
+        heads = attributes["heads"]
+        kernel = Attention(
+            op="flash_attention",
+            dtype=kernel_dtype(inputs[0]),
+            batch=batch,
+            heads=heads,
+            kv_heads=heads,
+            seq_q=seq,
+            seq_kv=sum(part.shape[1] for part in parts),
+            head_dim=width // (3 * heads),
+            causal=bool(attributes.get("causal")),
+            pass_="bwd" if backward else "fwd",
+        )
+        return (kernel,)
+
+    return work
+
+
+def _same_shape(inputs: tuple[Tensor, ...]) -> None:
+    if len({(tensor.dtype, tensor.shape) for tensor in inputs}) > 1:
+        raise RuleError("weight, gradient and moments must share dtype and shape")
+
+
+def _sgd(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Weight and gradient to the new weight."""
+    operands(2, inputs)
+    _same_shape(inputs)
+    required(attributes, "rate", float)
+    return inputs[:1]
+
+
+def _adam(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Weight, gradient, first and second moment to the new weight and moments."""
+    operands(4, inputs)
+    _same_shape(inputs)
+    for name in ("rate", "beta1", "beta2", "epsilon"):
+        required(attributes, name, float)
+    if required(attributes, "step", int) < 1:
+        raise RuleError("steps count from 1")
+    return inputs[0], inputs[2], inputs[3]
+
+
+def _streams(op: str, tensors: int) -> WorkRule:
+    """One kernel per weight that reads and writes so many tensors of its size in all."""
+
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        (kernel,) = memory_bound(op)(inputs, outputs, attributes)
+        return (replace(kernel, n_inputs=tensors - 1),)
+
+    return work
+
+
+FUSED = table(
+    OpDefinition(
+        name="layer_norm",
+        infer=_layer_norm,
+        work=memory_bound("layer_norm"),
+        gradient=_layer_norm_gradient,
+        shard=_shard_layer_norm,
+    ),
+    OpDefinition(
+        name="layer_norm_grad",
+        infer=_layer_norm_grad,
+        work=memory_bound("layer_norm", backward=True),
+        shard=_shard_layer_norm_grad,
+    ),
+    OpDefinition(
+        name="softmax",
+        infer=_softmax,
+        work=memory_bound("softmax"),
+        shard=_shard_rows,
+        gradient=lambda b, i, dy: (b.op("softmax_grad", i.outputs[0], dy),),
+    ),
+    OpDefinition(
+        name="softmax_grad", infer=_softmax_grad, work=memory_bound("softmax", backward=True), shard=_shard_rows
+    ),
+    OpDefinition(
+        name="attention",
+        infer=_attention,
+        work=_attention_work(backward=False),
+        gradient=_attention_gradient,
+        shard=_shard_attention,
+    ),
+    OpDefinition(
+        name="attention_grad",
+        infer=gradient_of_operands(_attention),
+        work=_attention_work(backward=True),
+        shard=_shard_attention,
+    ),
+    # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
+    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=Question.alike),
+    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=Question.alike),
+)

@@ -1,0 +1,181 @@
+"""Convolutions and pooling of images [batch, channels, height, width]."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._op import (
+    REPLICATED,
+    Answer,
+    Emitter,
+    Names,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    Sharding,
+    ShardRule,
+    WorkRule,
+    kernel_dtype,
+    memory_bound,
+    operands,
+    require_gradient_of,
+    required,
+    table,
+)
+from perfmodel.ir.ops._elementwise import gradient_of_operands, same_dtype
+from perfmodel.ops import Convolution, Op
+
+Pair = tuple[int, int]
+POOLS = ("max", "mean")
+
+
+def _pair(attributes: Mapping[str, Any], name: str, least: int) -> Pair:
+    pair = required(attributes, name, tuple)
+    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
+        raise RuleError(f"{name} must be two whole numbers of at least {least}, got {pair}")
+    return pair
+
+
+def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Mapping[str, Any]) -> Pair:
+    """Height and width of what a window gives that slides over an image."""
+    stride, padding = _pair(attributes, "stride", 1), _pair(attributes, "padding", 0)
+    out = [(n + 2 * pad - k) // step + 1 for n, k, step, pad in zip(image, window, stride, padding, strict=True)]
+    if min(out) < 1:
+        raise RuleError(f"a window of {window} is larger than an image of {image} padded by {padding}")
+    return out[0], out[1]
+
+
+def _conv2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    x, w = inputs
+    groups = required(attributes, "groups", int)
+    if x.rank != 4 or w.rank != 4 or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+        raise RuleError(f"image {x.shape} and kernel {w.shape} do not fit in {groups} groups")
+    return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
+
+
+def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    x, w = i.inputs
+    values = dict(i.attributes)
+    image, kernel = b.types[x].shape[2:], b.types[w].shape[2:]
+    return b.op("conv2d_input_grad", w, dy, image=image, **values), b.op(
+        "conv2d_weight_grad", x, dy, kernel=kernel, **values
+    )
+
+
+def _input_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    w, dy = inputs
+    groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
+    x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
+    require_gradient_of(_conv2d((x, w), attributes)[0], dy)
+    return (x,)
+
+
+def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, dy = inputs
+    groups, kernel = required(attributes, "groups", int), _pair(attributes, "kernel", 1)
+    if x.rank != 4 or dy.rank != 4 or groups < 1:
+        raise RuleError(f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}")
+    w = x.with_shape((dy.shape[1], x.shape[1] // groups, *kernel))
+    require_gradient_of(_conv2d((x, w), attributes)[0], dy)
+    return (w,)
+
+
+def _conv2d_work(pass_: Any) -> WorkRule:
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]
+        (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
+        kernel = Convolution(
+            dtype=kernel_dtype(x),
+            batch=x.shape[0],
+            c_in=x.shape[1],
+            h_in=x.shape[2],
+            w_in=x.shape[3],
+            c_out=w.shape[0],
+            k_h=w.shape[2],
+            k_w=w.shape[3],
+            stride_h=stride_h,
+            stride_w=stride_w,
+            pad_h=pad_h,
+            pad_w=pad_w,
+            groups=attributes["groups"],
+            pass_=pass_,
+        )
+        return (kernel,)
+
+    return work
+
+
+def _shard_conv2d(*roles: str) -> ShardRule:
+    """Spread a convolution by samples, by channels of the result, or (of one group) by channels of the image.
+
+    Args:
+        roles: of the operands and the result: `x` image, `w` kernel, `y` result, each along two axes that it shares
+            with another.
+    """
+    axis_of = {"x": {"sample": 0, "in": 1}, "w": {"out": 0, "in": 1}, "y": {"sample": 0, "out": 1}}
+    *inputs, made = roles
+
+    def shard(question: Question) -> Answer:
+        for k, role in enumerate(inputs):
+            axis = question.sharded_axis(k)
+            shared = next((name for name, at in axis_of[role].items() if at == axis), None)
+            # Channels of several groups do not mix, so that a slice of them is no convolution of the same kind.
+            if shared is None or (shared != "sample" and question.attributes["groups"] > 1):
+                continue
+
+            def along(role: str, shared: str = shared) -> Sharding:
+                at = axis_of[role].get(shared)
+                return REPLICATED if at is None else Sharded(at)
+
+            out = along(made) if shared in axis_of[made] else Partial("sum")
+            return Answer(tuple(map(along, inputs)), (out,))
+        return question.replicated()
+
+    return shard
+
+
+def _pool2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    if required(attributes, "kind", str) not in POOLS or x.rank != 4:
+        raise RuleError(f"kind must be max or mean, of an image of 4 axes; got {attributes['kind']!r} of {x.shape}")
+    return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)
+
+
+def _shard_pool2d(question: Question) -> Answer:
+    """Spread a pooling by samples or channels."""
+    return question.alike(lambda axis: axis < 2)
+
+
+IMAGES = table(
+    # [n, c, h, w] * [o, c / groups, k, l] under `stride`, `padding` (both by height and width) and `groups`
+    OpDefinition(
+        name="conv2d",
+        infer=_conv2d,
+        work=_conv2d_work("fwd"),
+        gradient=_conv2d_gradient,
+        shard=_shard_conv2d("x", "w", "y"),
+    ),
+    OpDefinition(
+        name="conv2d_input_grad", infer=_input_grad, work=_conv2d_work("dgrad"), shard=_shard_conv2d("w", "y", "x")
+    ),
+    OpDefinition(
+        name="conv2d_weight_grad", infer=_weight_grad, work=_conv2d_work("wgrad"), shard=_shard_conv2d("x", "y", "w")
+    ),
+    # the largest or the mean of a `kernel` of elements; the padding counts as zeros of a mean
+    OpDefinition(
+        name="pool2d",
+        infer=_pool2d,
+        work=memory_bound("copy"),
+        shard=_shard_pool2d,
+        gradient=lambda b, i, dy: b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes),
+    ),
+    OpDefinition(
+        name="pool2d_grad", infer=gradient_of_operands(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d
+    ),
+)

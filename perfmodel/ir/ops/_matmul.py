@@ -1,0 +1,133 @@
+"""Matrix products: plain and batched, and the weight gradient that also sums over leading axes."""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._op import (
+    REPLICATED,
+    Answer,
+    Emitter,
+    Names,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    Sharding,
+    kernel_dtype,
+    operands,
+    table,
+)
+from perfmodel.ir.ops._elementwise import same_dtype
+from perfmodel.ops import Gemm, Op
+
+Labels = tuple[str, ...]
+
+
+def _labels(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
+    """Einstein-summation labels of both operands and the output: `0`, `1`, .. for batch axes, m, n, k."""
+    a, b = inputs
+    batch = tuple(map(str, range(a.rank - 2)))
+    labels_a = ("k", "m") if attributes.get("transpose_a") else ("m", "k")
+    labels_b = ("n", "k") if attributes.get("transpose_b") else ("k", "n")
+    return (*batch, *labels_a), (*(batch if b.rank > 2 else ()), *labels_b), (*batch, "m", "n")
+
+
+def _matmul(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    a, b = inputs
+    if a.rank < 2 or b.rank not in (2, a.rank):
+        raise RuleError(f"a matrix or equally batched matrices are needed, got shapes {a.shape} and {b.shape}")
+    labels_a, labels_b, out = _labels(inputs, attributes)
+    size = dict(zip(labels_a, a.shape, strict=True))
+    for label, n in zip(labels_b, b.shape, strict=True):
+        if size.setdefault(label, n) != n:
+            raise RuleError(f"shapes {a.shape} and {b.shape} do not multiply: {size[label]} against {n}")
+    return (a.with_shape([size[label] for label in out]),)
+
+
+def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    x, w = i.inputs
+    transpose_a, transpose_b = bool(i.attribute("transpose_a")), bool(i.attribute("transpose_b"))
+    # Of y = x w: dx = dy w^T and dw = x^T dy, with transposed operands in place of transposed results.
+    if transpose_a:
+        dx = b.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
+    else:
+        dx = b.op("matmul", dy, w, transpose_b=not transpose_b)
+    if b.types[w].rank == 2 and b.types[x].rank > 2:
+        if transpose_a:
+            raise RuleError("the gradient of a transposed batched operand times a matrix has no op")
+        dw = b.op("matmul_weight_grad", *((dy, x) if transpose_b else (x, dy)))
+    elif transpose_b:
+        dw = b.op("matmul", dy, x, transpose_a=True, transpose_b=transpose_a)
+    else:
+        dw = b.op("matmul", x, dy, transpose_a=not transpose_a)
+    return dx, dw
+
+
+def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    same_dtype(inputs)
+    x, dy = inputs
+    if x.rank < 2 or x.shape[:-1] != dy.shape[:-1]:
+        raise RuleError(f"operands must agree in all axes but the last, got shapes {x.shape} and {dy.shape}")
+    return (x.with_shape([x.shape[-1], dy.shape[-1]]),)
+
+
+def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> Answer:
+    """Spread a product along one label.
+
+    Where operands are sharded along different labels, one of the output goes before one that is summed over
+    and the second operand's (the weight's) before the first's: so an activation is gathered, not a weight.
+    """
+    labels_a, labels_b, out = labels
+    choices = []
+    for index, names in enumerate((labels_a, labels_b)):
+        axis = question.sharded_axis(index)
+        if axis is not None:
+            choices.append((names[axis] in out, index, names[axis]))
+    if not choices:
+        return question.replicated()
+    label = max(choices)[2]
+
+    def along(names: Labels) -> Sharding:
+        return Sharded(names.index(label)) if label in names else REPLICATED
+
+    return Answer((along(labels_a), along(labels_b)), (along(out) if label in out else Partial("sum"),))
+
+
+def _shard_matmul(question: Question) -> Answer:
+    return shard_labels(question, _labels(question.operands, question.attributes))
+
+
+def _shard_weight_grad(question: Question) -> Answer:
+    lead = tuple(map(str, range(question.operands[0].rank - 1)))
+    return shard_labels(question, ((*lead, "m"), (*lead, "n"), ("m", "n")))
+
+
+def _matmul_work(
+    inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
+) -> tuple[Op, ...]:
+    a, b = inputs
+    m, n = outputs[0].shape[-2:]
+    k = a.shape[-2] if attributes.get("transpose_a") else a.shape[-1]
+    batch = prod(a.shape[:-2])
+    dtype = kernel_dtype(a)
+    if b.rank == 2:
+        return (Gemm(dtype=dtype, m=m * batch, n=n, k=k, pass_="dgrad" if attributes.get("transpose_b") else "fwd"),)
+    return (Gemm(op="bmm", dtype=dtype, batch=batch, m=m, n=n, k=k),)
+
+
+def _weight_grad_work(
+    inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
+) -> tuple[Op, ...]:
+    m, n = outputs[0].shape
+    return (Gemm(dtype=kernel_dtype(inputs[0]), m=m, n=n, k=prod(inputs[0].shape[:-1]), pass_="wgrad"),)
+
+
+MATMUL = table(
+    OpDefinition(name="matmul", infer=_matmul, work=_matmul_work, gradient=_matmul_gradient, shard=_shard_matmul),
+    OpDefinition(name="matmul_weight_grad", infer=_weight_grad, work=_weight_grad_work, shard=_shard_weight_grad),
+)

@@ -1,0 +1,237 @@
+"""Ops that make, cut, join and reshape tensors, and the shape arithmetic that imported graphs contain."""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from perfmodel.ir._instruction import ITEM_BYTES, Instruction, RuleError, Shape, Tensor, shape_of_constant
+from perfmodel.ir._op import (
+    Answer,
+    Emitter,
+    Names,
+    OpDefinition,
+    Question,
+    Sharded,
+    axis_of,
+    free,
+    memory_bound,
+    operands,
+    required,
+    sums_pass,
+    table,
+)
+from perfmodel.ir.ops._elementwise import same_dtype
+
+
+def _constant(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(0, inputs)
+    dtype = required(attributes, "dtype", str)
+    if dtype not in ITEM_BYTES:
+        raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
+    value = required(attributes, "value", (int, float, tuple))
+    try:
+        shape = shape_of_constant(value)
+    except ValueError as error:
+        raise RuleError(str(error)) from None
+    return (Tensor(dtype, shape, attributes.get("device", 0), value),)
+
+
+def _shape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    return (Tensor("int64", (x.rank,), x.device, x.shape),)
+
+
+def _reshape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    if len(inputs) == 2:
+        wanted = inputs[1].value
+        if wanted is None:
+            raise RuleError("the shape to reshape to is not known; give the values that it is made of")
+    else:
+        operands(1, inputs)
+        wanted = required(attributes, "shape", tuple)
+    return (inputs[0].with_shape(_resolved(inputs[0].shape, wanted)),)
+
+
+def _resolved(shape: Shape, wanted: Any) -> Shape:
+    """`wanted` with its one -1 replaced by what is left over."""
+    known = prod(n for n in wanted if n != -1)
+    if list(wanted).count(-1) == 1 and known and prod(shape) % known == 0:
+        wanted = tuple(prod(shape) // known if n == -1 else n for n in wanted)
+    if prod(wanted) != prod(shape) or min(wanted, default=1) < 1:
+        raise RuleError(f"shape {shape} cannot be reshaped to {tuple(wanted)}")
+    return tuple(wanted)
+
+
+def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    dx = b.op("reshape", dy, shape=b.types[i.inputs[0]].shape)
+    return (dx, *((None,) * (len(i.inputs) - 1)))
+
+
+def _shard_reshape(question: Question) -> Answer:
+    """The outermost factor of a group of merged or split axes stays sharded."""
+    axis = question.sharded_axis(0)
+    x, *dynamic = question.operands
+    if axis is None or dynamic:
+        return question.replicated()
+    new, parts = question.outputs[0].shape, question.parts
+    before = prod(x.shape[:axis])
+    # The sharded axis is found again where as many elements stand before it.
+    for out, n in enumerate(new):
+        if prod(new[:out]) == before and n % parts == 0 and n > 1:
+            change = (("shape", (*new[:out], n // parts, *new[out + 1 :])),)
+            return Answer((Sharded(axis),), (Sharded(out),), change)
+    return question.replicated()
+
+
+def _transpose(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    order = required(attributes, "permutation", tuple)
+    if sorted(order) != list(range(x.rank)):
+        raise RuleError(f"permutation={order} does not permute {x.rank} axes")
+    return (x.with_shape([x.shape[i] for i in order]),)
+
+
+def _transpose_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    order = tuple(int(k) for k in np.argsort(i.attribute("permutation")))
+    return (b.op("transpose", dy, permutation=order),)
+
+
+def _shard_transpose(question: Question) -> Answer:
+    axis = question.sharded_axis(0)
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(axis),), (Sharded(question.attributes["permutation"].index(axis)),))
+
+
+def _split(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    axis, parts = axis_of(attributes, "axis", x.rank), required(attributes, "parts", int)
+    if parts < 1 or x.shape[axis] % parts:
+        raise RuleError(f"{x.shape[axis]} elements of axis {axis} do not split into {parts} equal parts")
+    return (x.with_size(axis, x.shape[axis] // parts),) * parts
+
+
+def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names:
+    known = next(dy for dy in gradients if dy)
+    filled = [dy or b.op("scale", known, factor=0.0) for dy in gradients]
+    return (b.op("concat", *filled, axis=i.attribute("axis")),)
+
+
+def _concat(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    if not inputs:
+        raise RuleError("at least one operand is needed")
+    same_dtype(inputs)
+    x = inputs[0]
+    axis = axis_of(attributes, "axis", x.rank)
+    other_sizes = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
+    if len(other_sizes) > 1:
+        raise RuleError(f"shapes {', '.join(str(t.shape) for t in inputs)} differ beside axis {axis}")
+    size = sum(t.shape[axis] for t in inputs)
+    return (x.with_size(axis, size),)
+
+
+def _concat_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    axis = axis_of(dict(i.attributes), "axis", b.types[dy].rank)
+    pieces: list[str | None] = []
+    start = 0
+    for name in i.inputs:
+        stop = start + b.types[name].shape[axis]
+        pieces.append(b.op("slice", dy, axis=axis, start=start, stop=stop))
+        start = stop
+    return tuple(pieces)
+
+
+def _slice(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    axis = axis_of(attributes, "axis", x.rank)
+    start, stop = required(attributes, "start", int), required(attributes, "stop", int)
+    if not 0 <= start < stop <= x.shape[axis]:
+        raise RuleError(f"{start}..{stop} is not a range of the {x.shape[axis]} elements of axis {axis}")
+    return (x.with_size(axis, stop - start),)
+
+
+def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """Zeros beside the slice."""
+    (x,) = i.inputs
+    axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
+    n, start, stop = b.types[x].shape[axis], i.attribute("start"), i.attribute("stop")
+
+    def zeros(first: int, end: int) -> tuple[str, ...]:
+        return (b.op("scale", b.op("slice", x, axis=axis, start=first, stop=end), factor=0.0),) if end > first else ()
+
+    pieces = (*zeros(0, start), dy, *zeros(stop, n))
+    return (b.op("concat", *pieces, axis=axis) if len(pieces) > 1 else dy,)
+
+
+def _shard_beside_axis(question: Question) -> Answer:
+    """Any sharding but along the op's own axis."""
+    own_axis = axis_of(question.attributes, "axis", question.operands[0].rank)
+    return question.alike(lambda axis: axis != own_axis)
+
+
+def _take(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, index = inputs
+    axis = axis_of(attributes, "axis", x.rank)
+    if not index.dtype.startswith("int"):
+        raise RuleError(f"indices must be integers, got {index.dtype}")
+    return (x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
+
+
+def _unsqueeze(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    axes = required(attributes, "axes", tuple)
+    rank = x.rank + len(axes)
+    if any(not 0 <= a < rank for a in axes):
+        raise RuleError(f"axes={axes} are not axes of a tensor of {rank} dimensions")
+    rest = iter(x.shape)
+    return (x.with_shape([1 if i in axes else next(rest) for i in range(rank)]),)
+
+
+SHAPE = table(
+    OpDefinition(name="constant", infer=_constant, work=free),
+    OpDefinition(name="shape", infer=_shape, work=free),
+    OpDefinition(
+        name="reshape",
+        infer=_reshape,
+        work=free,
+        gradient=_reshape_gradient,
+        shard=_shard_reshape,
+        partial=sums_pass,
+        fold=lambda x, a: x[0].reshape(a["shape"] if len(x) == 1 else x[1]),
+    ),
+    OpDefinition(
+        name="transpose",
+        infer=_transpose,
+        work=memory_bound("copy"),
+        gradient=_transpose_gradient,
+        shard=_shard_transpose,
+        partial=sums_pass,
+    ),
+    OpDefinition(
+        name="split", infer=_split, work=free, gradient=_split_gradient, shard=_shard_beside_axis, partial=sums_pass
+    ),
+    OpDefinition(
+        name="concat",
+        infer=_concat,
+        work=memory_bound("copy"),
+        gradient=_concat_gradient,
+        shard=_shard_beside_axis,
+        partial=sums_pass,
+        fold=lambda x, a: np.concatenate(x, a["axis"]),
+    ),
+    OpDefinition(
+        name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis, partial=sums_pass
+    ),
+    OpDefinition(
+        name="take", infer=_take, work=memory_bound("copy"), fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"])
+    ),
+    OpDefinition(name="unsqueeze", infer=_unsqueeze, work=free, fold=lambda x, a: np.expand_dims(x[0], a["axes"])),
+)

@@ -1,0 +1,240 @@
+"""Embeddings, the pieces of a cross-entropy that vocabularies spread over devices allow, and the routing of each token
+to its best expert (Fedus et al. 2021, section 2.1).
+
+The `offset` of a table's or row's first entry is 0 unless the vocabulary is sharded (Megatron-LM's
+vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3).
+
+Experts take their tokens from buffers of fixed capacity; a token beyond it is dropped (zeros come back).
+Sharding tokens shards the capacity: each part fills its own share of every buffer, in its own order.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._op import (
+    REPLICATED,
+    Answer,
+    Emitter,
+    GradientRule,
+    InferRule,
+    Names,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    WorkRule,
+    kernel_dtype,
+    memory_bound,
+    operands,
+    require_gradient_of,
+    required,
+    table,
+)
+from perfmodel.ops import Embedding, Op
+
+
+def _integers(tensor: Tensor) -> None:
+    if not tensor.dtype.startswith("int"):
+        raise RuleError(f"token numbers must be integers, got {tensor.dtype}")
+
+
+def _rows(tensor: Tensor) -> None:
+    if tensor.rank < 1:
+        raise RuleError("a tensor of at least one dimension is needed")
+
+
+def _embedding(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    rows, ids = inputs
+    _integers(ids)
+    if rows.rank != 2:
+        raise RuleError(f"the table must be a matrix, got shape {rows.shape}")
+    return (rows.with_shape((*ids.shape, rows.shape[1])),)
+
+
+def _of_first(op: str) -> GradientRule:
+    """The first operand's gradient by an op of its own; token numbers have none."""
+    return lambda b, i, dy: (*b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes), None)
+
+
+def _first_grad(forward: InferRule) -> InferRule:
+    """Type of that op: the first operand's, where the last has the shape of what `forward` gives."""
+
+    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands(3, inputs)
+        (out,) = forward(inputs[:2], attributes)
+        require_gradient_of(out, inputs[2])
+        return inputs[:1]
+
+    return infer
+
+
+def _shard_embedding(question: Question) -> Answer:
+    by_row, by_token = question.sharded_axis(0), question.sharded_axis(1)
+    rows = question.operands[0]
+    # Each part looks up the rows that it has, and gives zeros for the others.
+    if by_row == 0:
+        local = rows.shape[0] // question.parts
+        return Answer((Sharded(0), REPLICATED), (Partial("sum"),), offset_step=local)
+    if by_row == 1:
+        return Answer((Sharded(1), REPLICATED), (Sharded(question.outputs[0].rank - 1),))
+    if by_token is not None:
+        return Answer((REPLICATED, Sharded(by_token)), (Sharded(by_token),))
+    return question.replicated()
+
+
+def _shard_embedding_grad(question: Question) -> Answer:
+    rows, _, dy = question.operands
+    by_row, by_token, by_gradient = map(question.sharded_axis, range(3))
+    if by_row == 0:
+        local = rows.shape[0] // question.parts
+        return Answer((Sharded(0), REPLICATED, REPLICATED), (Sharded(0),), offset_step=local)
+    if by_row == 1 or by_gradient == dy.rank - 1:
+        return Answer((Sharded(1), REPLICATED, Sharded(dy.rank - 1)), (Sharded(1),))
+    axis = by_token if by_token is not None else by_gradient
+    if axis is not None:
+        return Answer((REPLICATED, Sharded(axis), Sharded(axis)), (Partial("sum"),))
+    return question.replicated()
+
+
+def _row_max(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    _rows(x)
+    return (x.with_shape((*x.shape[:-1], 1)),)
+
+
+def _shard_row_max(question: Question) -> Answer:
+    axis = question.sharded_axis(0)
+    if axis is None:
+        return question.replicated()
+    if axis == question.operands[0].rank - 1:
+        return Answer((Sharded(axis),), (Partial("max"),))
+    return Answer((Sharded(axis),), (Sharded(axis),))
+
+
+def _pick(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, inputs)
+    x, labels = inputs
+    _integers(labels)
+    if labels.shape != x.shape[:-1]:
+        raise RuleError(f"labels must have shape {x.shape[:-1]}, got {labels.shape}")
+    return (x.with_shape((*labels.shape, 1)),)
+
+
+def _shard_pick(question: Question) -> Answer:
+    x = question.operands[0]
+    further = len(question.operands) - 1
+    axis = next((a for a in map(question.sharded_axis, range(further + 1)) if a is not None), None)
+    if axis is None:
+        return question.replicated()
+    if axis < x.rank - 1:
+        return Answer((Sharded(axis),) * (further + 1), (Sharded(axis),))
+    local = x.shape[-1] // question.parts
+    out = Partial("sum") if further == 1 else Sharded(axis)
+    return Answer((Sharded(axis), *((REPLICATED,) * further)), (out,), offset_step=local)
+
+
+def _embedding_work(backward: bool) -> WorkRule:
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        rows, ids = inputs[:2]
+        kernel = Embedding(
+            dtype=kernel_dtype(rows),
+            tokens=prod(ids.shape),
+            hidden=rows.shape[1],
+            vocab=rows.shape[0],
+            pass_="bwd" if backward else "fwd",
+        )
+        return (kernel,)
+
+    return work
+
+
+def _argmax(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    _rows(x)
+    return (Tensor("int32", x.shape[:-1], x.device),)
+
+
+def _shard_argmax(question: Question) -> Answer:
+    last = question.operands[0].rank - 1
+    return question.alike(lambda axis: axis < last)
+
+
+def _dispatch(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Tokens [.., hidden] and their experts [..] to buffers [experts, capacity, hidden]."""
+    operands(2, inputs)
+    x, chosen = inputs
+    experts, capacity = required(attributes, "experts", int), required(attributes, "capacity", int)
+    if chosen.shape != x.shape[:-1] or not chosen.dtype.startswith("int"):
+        raise RuleError(f"an expert number for each of {x.shape[:-1]} tokens is needed, got {chosen}")
+    return (x.with_shape((experts, capacity, x.shape[-1])),)
+
+
+def _shard_dispatch(question: Question) -> Answer:
+    tokens = [a for a in map(question.sharded_axis, (0, 1)) if a is not None and a < question.operands[1].rank]
+    capacity = question.attributes["capacity"]
+    if not tokens:
+        return question.replicated()
+    if capacity % question.parts:
+        raise RuleError(f"capacity {capacity} does not divide over {question.parts} parts")
+    spread = Sharded(tokens[0])
+    return Answer((spread, spread), (Sharded(1),), (("capacity", capacity // question.parts),))
+
+
+def _collect(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [.., hidden]."""
+    operands(2, inputs)
+    buffers, chosen = inputs
+    if buffers.rank != 3 or not chosen.dtype.startswith("int"):
+        raise RuleError(f"buffers [experts, capacity, hidden] and expert numbers are needed, got {buffers}, {chosen}")
+    return (buffers.with_shape((*chosen.shape, buffers.shape[2])),)
+
+
+def _collect_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    experts, capacity, _ = b.types[i.inputs[0]].shape
+    return b.op("dispatch", dy, i.inputs[1], experts=experts, capacity=capacity), None
+
+
+def _shard_collect(question: Question) -> Answer:
+    axis = question.sharded_axis(1)
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(1), Sharded(axis)), (Sharded(axis),))
+
+
+TOKENS = table(
+    OpDefinition(
+        name="embedding",
+        infer=_embedding,
+        work=_embedding_work(backward=False),
+        gradient=_of_first("embedding_grad"),
+        shard=_shard_embedding,
+    ),
+    OpDefinition(
+        name="embedding_grad",
+        infer=_first_grad(_embedding),
+        work=_embedding_work(backward=True),
+        shard=_shard_embedding_grad,
+    ),
+    # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a constant
+    OpDefinition(name="row_max", infer=_row_max, work=memory_bound("row_max"), shard=_shard_row_max),
+    OpDefinition(
+        name="pick", infer=_pick, work=memory_bound("row_max"), gradient=_of_first("pick_grad"), shard=_shard_pick
+    ),
+    OpDefinition(name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick),
+    OpDefinition(name="argmax", infer=_argmax, work=memory_bound("row_max"), shard=_shard_argmax),
+    OpDefinition(
+        name="dispatch",
+        infer=_dispatch,
+        work=memory_bound("copy"),
+        shard=_shard_dispatch,
+        gradient=lambda b, i, dy: (b.op("collect", dy, i.inputs[1]), None),
+    ),
+    OpDefinition(
+        name="collect", infer=_collect, work=memory_bound("copy"), gradient=_collect_gradient, shard=_shard_collect
+    ),
+)

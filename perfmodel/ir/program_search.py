@@ -1,0 +1,225 @@
+"""Search over programs: every D/T/P/K of one program, distributed, simulated and ranked (DistIR, section 5)."""
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.display import Report, frame_html
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.ir import ITEM_BYTES, Program, Whole, live_memory
+from perfmodel.ir.distribute import Degrees, on_one_stream, spread_stages, staged
+from perfmodel.ir.execution import Timer, cluster_timer, program_structure, simulate
+from perfmodel.ops import Op
+from perfmodel.schedule import get_schedule
+from perfmodel.spec import Cluster
+from perfmodel.units import divisors
+
+MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
+"""Of pipelines: 2 to 128 (section 5.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to distribute the program."""
+
+    degrees: Degrees
+    step_time_s: float
+    samples_per_s: float
+    peak_memory_bytes: float
+    """Of the values that are alive at once on the fullest device."""
+
+    @property
+    def dtpk(self) -> str:
+        """D/T/P/K as the paper writes it."""
+        d = self.degrees
+        return f"{d.data}/{d.tensor}/{d.pipeline}/{d.micro_batches}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layout": str(self.degrees),
+            "dtpk": self.dtpk,
+            "step_time_s": self.step_time_s,
+            "samples_per_s": self.samples_per_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSearch:
+    """What a search found."""
+
+    program: str
+    cluster: str
+    batch: int
+    candidates: tuple[Candidate, ...]
+    """All that fit, fastest first."""
+    rejected: dict[str, int]
+    """Reason -> how many."""
+
+    @property
+    def evaluated(self) -> int:
+        return len(self.candidates) + sum(self.rejected.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """In the keys of `perfmodel search`."""
+        return {
+            "program": self.program,
+            "cluster": self.cluster,
+            "global_batch": self.batch,
+            "evaluated": self.evaluated,
+            "feasible": len(self.candidates),
+            "layouts": [c.to_dict() for c in self.candidates],
+            "rejected": self.rejected,
+        }
+
+    def to_frame(self) -> Any:
+        """One row per candidate."""
+        import pandas as pd
+
+        return pd.DataFrame([c.to_dict() for c in self.candidates])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def search_programs(
+    program: Program,
+    cluster: Cluster,
+    devices: int,
+    *,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    schedule: str = "1f1b",
+    timer: Timer | None = None,
+    calibration: Path | None = None,
+    progress: Report = lambda *_: None,
+) -> ProgramSearch:
+    """Distribute a program in every way over some devices, and simulate each.
+
+    A device runs one operation at a time, transfers too (section 2.1). One rank of every data- and tensor-parallel
+    group is written down, which changes no time. A program whose weights, inputs or results alone do not fit is not
+    written at all, and layouts that differ in D and T alone share their stages: on one core 10,000 to 20,000
+    instructions a second are written and simulated, K of 128 included.
+
+    Args:
+        program: on one device; its data have batch axes.
+        devices: shared out among D, T and P, which all divide them.
+        micro_batches: K of pipelines; others take the batch at once.
+        schedule: of pipelines that train.
+        timer: of kernels and collectives; default: that of the cluster's cost models.
+
+    Raises:
+        PerfModelError: a program that is distributed already or has no batch.
+    """
+    if program.n_devices > 1:
+        raise PerfModelError(f"@{program.function.name} is distributed already; search takes a program on one device")
+    batch = next((w.shape[w.batch_axis] for w in program.inputs if w.batch_axis is not None), None)
+    if batch is None:
+        raise PerfModelError(f"@{program.function.name}: no input has a batch axis, along which it could be shared")
+    cluster.require(devices, f"@{program.function.name}")
+    memory_bytes = cluster.device.memory_bytes
+    least_bytes = _least_bytes(program, schedule)
+    price = _remembered(timer or cluster_timer(cluster, calibration))
+    candidates: list[Candidate] = []
+    rejected: Counter[str] = Counter()
+    grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches))
+    at, stages = None, None
+    for number, degrees in enumerate(grid):
+        progress(str(degrees), number, len(grid))
+        if at != (degrees.pipeline, degrees.micro_batches):
+            at, stages = (degrees.pipeline, degrees.micro_batches), None  # the last ones are let go first
+        if least_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:
+            rejected["memory"] += 1
+            continue
+        try:
+            with _no_collection():
+                stages = staged(program, degrees) if stages is None else stages
+                made = on_one_stream(spread_stages(stages, degrees, representative=True))
+                peak = float(live_memory(made.function).peak_bytes.max())
+                if peak > memory_bytes:
+                    rejected["memory"] += 1
+                    continue
+                step_s = simulate(program_structure(made.function, cluster), price).makespan_s
+        except LayoutError as reason:
+            rejected[_reason(str(reason))] += 1
+            continue
+        candidates.append(
+            Candidate(degrees=degrees, step_time_s=step_s, samples_per_s=batch / step_s, peak_memory_bytes=peak)
+        )
+    candidates.sort(key=lambda c: c.step_time_s)
+    return ProgramSearch(
+        program=program.function.name,
+        cluster=cluster.name,
+        batch=batch,
+        candidates=tuple(candidates),
+        rejected=dict(rejected),
+    )
+
+
+def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b") -> Iterator[Degrees]:
+    """Every D/T/P of some devices, with each K where there is a pipeline (section 5.1: 75 of 16 devices)."""
+    for pipeline in divisors(devices):
+        for tensor in divisors(devices // pipeline):
+            for count in micro_batches if pipeline > 1 else (1,):
+                yield Degrees(
+                    data=devices // pipeline // tensor,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    micro_batches=count,
+                    schedule=schedule,
+                )
+
+
+def _least_bytes(program: Program, schedule: str) -> float:
+    """What is in memory at the start or the end of a program whatever the layout, over all stages.
+
+    Parameters and states are there at the start; where all that the program returns is kept, new parameters and their
+    gradients at the end (schedules that update on the way return no gradients).
+    """
+
+    def n_bytes(wholes: Iterable[Whole]) -> float:
+        return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in wholes))
+
+    lasting = ("parameter", "state") if get_schedule(schedule).asynchronous else ("parameter", "state", "gradient")
+    ends = (w for w in program.outputs if w.role in lasting)
+    return max(n_bytes(program.inputs_of("parameter", "state")), n_bytes(ends))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's search for cycles, which programs have none of and which looks at millions of instructions."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _reason(message: str) -> str:
+    """What kind of thing does not divide, without its numbers."""
+    for word in ("batch", "layers", "schedule"):
+        if word in message:
+            return f"{word} does not divide" if word == "batch" else word
+    return "a weight does not divide"
+
+
+def _remembered(timer: Timer) -> Timer:
+    """The timer, asked once for each op of the search."""
+    known: dict[Op, float] = {}
+
+    def price(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        new = [op for op in ops if op not in known]
+        if new:
+            known.update(zip(new, timer(new).tolist(), strict=True))
+        return np.array([known[op] for op in ops])
+
+    return price

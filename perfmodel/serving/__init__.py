@@ -1,0 +1,11 @@
+"""Serving-side inference: prefill and decode with a cache of keys and values."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.serving._engines import engine_commands, folded
+from perfmodel.serving._request import SERVING_KEYS, Requests, ServingWords, serving_words
+from perfmodel.serving._server import ServingMemory
+from perfmodel.serving._serving import Serving, serve
+from perfmodel.serving._start import StartingPoint, starting_point
+from perfmodel.serving._sweep import ServingSweep, serve_sweep
+
+shorten_reprs(__name__)

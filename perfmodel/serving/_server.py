@@ -1,0 +1,283 @@
+"""A server: what reading prompts, or generating one token of every sequence, takes on each pipeline stage; and what it
+holds: weights, the cache that the rest of the memory is for, and what a step needs besides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
+from perfmodel.ops import Attention, Collective, MemoryBound, Op
+from perfmodel.prediction import (
+    DEGREES,
+    GAUSS_90,
+    Belief,
+    Phase,
+    Placement,
+    Setting,
+    shard_events,
+    stage_blocks,
+)
+from perfmodel.serving._request import MEMORY_SHARE, PAGE_TOKENS, PREFILL_TOKENS, WEIGHT_BYTES, Requests
+from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
+from perfmodel.units import dtype_bytes
+from perfmodel.workload import layer_cache_bytes, storage_dtype
+
+PARTS: Final = ("products", "attention", "experts", "element_wise", "communication", "gaps")
+"""What the seconds of a step go to; `gaps`: the device waits between kernels."""
+_PART_OF_FAMILY: Final = {"gemm": 0, "attention": 1, "moe": 2}
+_ELEMENT_WISE, _COMMUNICATION, _GAPS = 3, 4, 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds with all that their interval depends on; costs add up, and scale."""
+
+    parts_s: Float[np.ndarray, "*stages parts"]
+    uncertain_s: Float[np.ndarray, "*stages parts"]
+    """Seconds of every part times the half-width of their 90 % interval."""
+    shaky_s: Float[np.ndarray, "*stages 2"]
+    """Seconds that are extrapolated, and that are spent between nodes."""
+
+    @property
+    def total_s(self) -> float:
+        return float(self.parts_s.sum())
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.parts_s + other.parts_s, self.uncertain_s + other.uncertain_s, self.shaky_s + other.shaky_s)
+
+    def __mul__(self, by: float) -> "Cost":
+        return Cost(self.parts_s * by, self.uncertain_s * by, self.shaky_s * by)
+
+    @property
+    def through(self) -> "Cost":
+        """Of one pass through all stages."""
+        return Cost(self.parts_s.sum(axis=0), self.uncertain_s.sum(axis=0), self.shaky_s.sum(axis=0))
+
+    @property
+    def slowest(self) -> "Cost":
+        """Of the stage that takes longest."""
+        at = int(np.argmax(self.parts_s.sum(axis=1)))
+        return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
+
+    def interval(self, belief: Belief) -> tuple[float, float]:
+        """Ends of the 90 % interval as factors of the seconds: errors within a part are common to all its events, those
+        of different parts and of what no table knows (`belief`) independent, as in predictions of training steps."""
+        total_s = self.total_s
+        extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
+        products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
+        shares = {
+            "products": products + experts,
+            "attention": attention,
+            "memory": element_wise,
+            "host": gaps,
+            "inter_node": between_nodes,
+            "intra_node": max(0.0, communication - between_nodes),
+        }
+        more = (extrapolated * float(belief.degrees[DEGREES.index("extrapolated")])) ** 2
+        more += belief.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
+        half = belief.half_width(shares, more)
+        return exp(-half), exp(half)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Server:
+    """A model on a layout of a cluster, with its prices."""
+
+    model: Transformer
+    cluster: Cluster
+    layout: Layout
+    requests: Requests
+    framework: Framework
+    kernels: KernelModel
+    collectives: PricesCollectives
+
+    @cached_property
+    def sequences(self) -> int:
+        """Requests in flight on a replica."""
+        return self.requests.batch // self.layout.dp
+
+    def setting(self, tokens: int, cached: int, sequences: int) -> Setting:
+        """The step that reads `tokens` of each of so many sequences of a replica after `cached` ones."""
+        dtype = self.requests.dtype
+        job = Job(
+            global_batch=sequences * self.layout.dp,
+            seq_len=tokens,
+            cached_tokens=cached,
+            mode="inference",
+            dtype=dtype,
+            fp8_recipe="fused" if dtype in ("fp8", "fp4") else "",
+        )
+        return Setting(model=self.model, cluster=self.cluster, job=job, framework=self.framework)
+
+    def step(self, tokens: int, cached: int, sequences: int) -> Cost:
+        """Cost of a step by stage; of prompts only the last token's logits are computed."""
+        costs = self._blocks(tokens, cached, sequences)
+        if tokens > 1:
+            last = self._blocks(1, 0, sequences)  # whose head is that of any token
+            for values, of_last in zip(_arrays(costs), _arrays(last), strict=True):
+                values[-1] = of_last[-1]
+        layout = self.layout
+        blocks = shard_events(self.setting(tokens, cached, sequences), layout.replace(micro_batch=sequences))
+        counts = stage_blocks(blocks.kinds, layout.pp, 1, layout.partition)[:, 0]
+        staged = Cost(*(counts @ values for values in _arrays(costs)))
+        staged.parts_s[0, _GAPS] += self.framework.step_overhead_s
+        return staged + self._sends(tokens * sequences) if layout.pp > 1 else staged
+
+    def _blocks(self, tokens: int, cached: int, sequences: int) -> Cost:
+        """Cost of every kind of block."""
+        setting = self.setting(tokens, cached, sequences)
+        blocks = shard_events(setting, self.layout.replace(micro_batch=sequences))
+        in_layers = np.asarray(blocks.counts[blocks.layers, Phase.FORWARD].any(axis=0))
+        times = self._times(blocks.ops, in_layers)
+        counts = blocks.counts[:, Phase.FORWARD] * np.array([not _is_fused(op) for op in blocks.ops])
+        weights = _weights(blocks.ops, times)
+        parts_s, uncertain_s, shaky_s = (counts @ values for values in weights)
+        parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.kernel_gap_s
+        return Cost(parts_s, uncertain_s, shaky_s)
+
+    def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
+        """Times of events, products of layers with weights as they are stored, attention with the cache as it is."""
+        requests = self.requests
+        cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
+        stored = [
+            cache if isinstance(op, Attention) else requests.weight_bytes if layer else dtype_bytes(op.dtype)
+            for op, layer in zip(ops, in_layers.tolist(), strict=True)
+        ]
+        return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
+
+    def _sends(self, rows: int) -> Cost:
+        """What a stage hands to the next: the hidden state of so many tokens, a part by every rank of the stage."""
+        layout = self.layout
+        n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
+        op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
+        two = replace(op, num_ranks=2, ranks_per_node=min(2, op.ranks_per_node))
+        return Cost(*_weights((two,), self._times((two,), np.zeros(1, bool))))
+
+    # how steps follow one another
+
+    def decode(self, sequences: int, context: int) -> Cost:
+        """Cost of a token of each of so many sequences of a replica with `context` tokens.
+
+        Stages work on micro-batches, one a stage where there are sequences enough. A sequence's next token starts when
+        its last has left the pipeline and the other micro-batches have passed the slowest stage.
+        """
+        micro = min(self.layout.pp, sequences)
+        step = self.step(1, context - 1, -(-sequences // micro))
+        through, bottleneck = step.through, step.slowest * micro
+        return through if through.total_s >= bottleneck.total_s else bottleneck
+
+    @property
+    def prompts_together(self) -> int:
+        """Prompts that a step reads together at most."""
+        return max(1, PREFILL_TOKENS // self.requests.prompt_tokens)
+
+    def prefill(self, prompts: int) -> Cost:
+        """Cost of reading so many prompts, as steps of at most `PREFILL_TOKENS` tokens follow one another through the
+        stages."""
+        together = min(prompts, self.prompts_together)
+        step, parts = self._prompt_step(together)
+        return step.through + step.slowest * (parts * prompts / together - 1.0)
+
+    def others(self) -> Cost:
+        """Cost of the prompts that all other requests of the replica have read while one is served."""
+        together = min(self.sequences, self.prompts_together)
+        step, parts = self._prompt_step(together)
+        return step.slowest * (parts * (self.sequences - 1) / together)
+
+    def _prompt_step(self, together: int) -> tuple[Cost, int]:
+        """A step that reads so many prompts, and in how many such steps they are read."""
+        tokens = self.requests.prompt_tokens
+        parts = -(-tokens // PREFILL_TOKENS)
+        size = -(-tokens // parts)
+        # attention's time is linear in what was read before, so that the step in the middle is the mean one
+        return self.step(size, (tokens - size) // 2, together), parts
+
+
+def _arrays(cost: Cost) -> tuple[np.ndarray, ...]:
+    return cost.parts_s, cost.uncertain_s, cost.shaky_s
+
+
+def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What one occurrence of each op adds to the arrays of a `Cost`."""
+    part = np.zeros((len(ops), len(PARTS)))
+    for i, op in enumerate(ops):
+        comm = isinstance(op, Collective)
+        part[i, _COMMUNICATION if comm else _PART_OF_FAMILY.get(op.family, _ELEMENT_WISE)] = 1.0
+    half = (times.hi_s - times.lo_s) / 2.0 / np.maximum(times.time_s, 1e-300)
+    beyond = np.isin(times.provenance, ("extrapolated", "analytical"))
+    between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool)
+    time_s = times.time_s[:, None]
+    return part * time_s, part * half[:, None] * time_s, np.stack([beyond, between], axis=1) * time_s
+
+
+def _is_fused(op: Op) -> bool:
+    """Residual additions are part of the next norm's kernel (vLLM's `fused_add_rms_norm`, TensorRT-LLM's
+    `rmsnormQuantization`), and nothing is dropped."""
+    return isinstance(op, MemoryBound) and (
+        op.op in ("bias_dropout_add", "dropout") or (op.op == "add" and op.n_inputs == 2)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingMemory:
+    """Bytes on one device of the pipeline stage with the least room for its cache."""
+
+    weights_bytes: float
+    workspace_bytes: float
+    """Activations of the largest step, and the framework's context."""
+    cache_bytes: float
+    """Of the requests in flight, each as long as it gets."""
+    available_bytes: float
+    """What a server takes of the device (`MEMORY_SHARE`)."""
+    most_requests: int
+    """Requests of full length whose cache fits beside the weights, over all replicas."""
+
+    @property
+    def needed_bytes(self) -> float:
+        return self.weights_bytes + self.workspace_bytes + self.cache_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.available_bytes
+
+
+def serving_memory(server: Server) -> ServingMemory:
+    """Memory of a server with its requests in flight."""
+    requests, layout = server.requests, server.layout
+    size = min(requests.prompt_tokens, PREFILL_TOKENS)
+    prompts = min(server.sequences, server.prompts_together)
+    largest = shard_events(server.setting(size, 0, prompts), layout.replace(micro_batch=prompts))
+    counts = stage_blocks(largest.kinds, layout.pp, 1, layout.partition)[:, 0]
+    wide = dtype_bytes(storage_dtype(requests.dtype))
+    held = largest.dense_params(layout.pp > 1) + largest.expert_params
+    weights = counts @ (held * np.where(largest.layers, requests.weight_bytes, wide))
+    # the head works on the last token of every prompt alone
+    workspace = float(largest.workspace_bytes[largest.layers].max()) + server.framework.context_bytes
+    a_sequence = _cache_of_sequence(server, counts[:, largest.layers].sum(axis=1).astype(int))
+    available = MEMORY_SHARE * server.cluster.device.memory_bytes
+    rooms = np.floor(np.maximum(available - weights - workspace, 0.0) / np.maximum(a_sequence, 1e-300))
+    tightest = int(np.argmin(rooms))
+    if not rooms[tightest]:
+        tightest = int(np.argmax(weights))
+    return ServingMemory(
+        weights_bytes=float(weights[tightest]),
+        workspace_bytes=workspace,
+        cache_bytes=float(a_sequence[tightest]) * server.sequences,
+        available_bytes=available,
+        most_requests=int(min(rooms.min(), 10**7)) * layout.dp,
+    )
+
+
+def _cache_of_sequence(server: Server, layers: np.ndarray) -> np.ndarray:
+    """Bytes on a device of every stage of a request at its end, in whole pages."""
+    requests = server.requests
+    element = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
+    tokens = -(-requests.tokens // PAGE_TOKENS) * PAGE_TOKENS
+    per_layer = np.array(layer_cache_bytes(server.model, server.layout.tp, tokens, element))
+    ends = np.cumsum(layers)
+    return np.array([per_layer[end - n : end].sum() for end, n in zip(ends, layers, strict=True)])

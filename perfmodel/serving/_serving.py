@@ -1,0 +1,282 @@
+"""One server: time to first token, time per token, throughput, and what fits."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.catalog import JobFile
+from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.cost.learn import weight_files
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.prediction import Belief, Site
+from perfmodel.serving._request import Requests, ServingQuestion, ServingWords, serving_question
+from perfmodel.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
+from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
+from perfmodel.units import GIB, positive
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What a server does with requests of one length (`Requests`), with 90 % intervals."""
+
+    model: str
+    cluster: str
+    layout: Layout
+    requests: Requests
+    ttft_s: float
+    """Time to first token: of a prompt that waits for those before it (`continuous`), or is read with all others of its
+    batch (`static`)."""
+    ttft_interval_s: Interval
+    tpot_s: float
+    """Mean time per output token after the first, with the prompts of others that are read in between
+    (`continuous`)."""
+    tpot_interval_s: Interval
+    decode_step_s: float
+    """A step that generates a token of every request, halfway through their outputs."""
+    tokens_per_s: float
+    """Output tokens of all requests."""
+    tokens_per_s_interval: Interval
+    breakdown_s: dict[str, float]
+    """The decode step by what it goes to."""
+    memory: ServingMemory
+
+    @property
+    def devices(self) -> int:
+        return self.layout.devices
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        return self.tokens_per_s / self.devices
+
+    @property
+    def tokens_per_s_per_user(self) -> float:
+        """1 / time per output token."""
+        return 1.0 / self.tpot_s
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `perfmodel serve --json` prints them."""
+        requests, memory = self.requests, self.memory
+        return {
+            "model": self.model,
+            "cluster": self.cluster,
+            "layout": self.layout.label,
+            "devices": self.devices,
+            "prompt_tokens": requests.prompt_tokens,
+            "output_tokens": requests.output_tokens,
+            "batch": requests.batch,
+            "batching": requests.batching,
+            "dtype": requests.dtype,
+            "weight_dtype": requests.weight_dtype or requests.dtype,
+            "kv_dtype": requests.kv_dtype or None,
+            "ttft_s": self.ttft_s,
+            "ttft_lo_s": self.ttft_interval_s[0],
+            "ttft_hi_s": self.ttft_interval_s[1],
+            "tpot_s": self.tpot_s,
+            "tpot_lo_s": self.tpot_interval_s[0],
+            "tpot_hi_s": self.tpot_interval_s[1],
+            "decode_step_s": self.decode_step_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_lo": self.tokens_per_s_interval[0],
+            "tokens_per_s_hi": self.tokens_per_s_interval[1],
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "tokens_per_s_per_user": self.tokens_per_s_per_user,
+            "breakdown_s": self.breakdown_s,
+            "memory_bytes": {
+                "weights": memory.weights_bytes,
+                "cache": memory.cache_bytes,
+                "workspace": memory.workspace_bytes,
+                "available": memory.available_bytes,
+            },
+            "most_requests": memory.most_requests,
+            "fits": self.fits,
+        }
+
+
+def serve(
+    model: Model | JobFile | str,
+    cluster: Cluster | str | None = None,
+    layout: Layout | str = "",
+    *,
+    calibration: Path | str | None = None,
+    framework: Framework | None = None,
+    **words: Any,
+) -> Serving:
+    """Predict a server of a decoder-only transformer.
+
+        serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64, dtype="fp8")
+
+    Args:
+        model, cluster, layout, calibration: as `predict` takes them, a job file too, whose `[serving]` says what is
+            not said here; tp, pp, dp, ep and etp of a layout count.
+        framework: whose kernel gaps, memory and time between steps (`step_overhead_s`) count; a generic server's if not
+            given.
+        words: fields of `ServingWords`; `prompt_tokens` and `output_tokens` are needed, `batch` is a multiple of dp.
+
+    Raises:
+        UnknownNameError: a name that no catalog has, a word that there is not.
+        LayoutError: a layout that cannot serve the model.
+        PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
+    """
+    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
+    layout = layout or question.layout or "tp=1"
+    laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
+    batch = question.words.batch
+    server = server_of(question, laid_out, laid_out.dp if batch is None else batch)
+    return largest(server, question.words) if batch is None else served(server)
+
+
+def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
+    """The server that is asked about, with so many requests in flight over all replicas, checked.
+
+    Raises:
+        LayoutError: a layout that cannot serve the model.
+        PerfModelError: a model that generates nothing, or requests that cannot be.
+    """
+    requests = question.words.requests(question.cluster, batch)
+    model = _servable(question.model, question.cluster, layout, requests)
+    weights = weight_files(question.calibration)
+    return Server(
+        model=model,
+        cluster=question.cluster,
+        layout=layout,
+        requests=requests,
+        framework=question.framework,
+        kernels=KernelModel.of(weights),
+        collectives=CollectiveModel.of(weights),
+    )
+
+
+def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:
+    """The model, if it can be served so."""
+    if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
+        raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
+    longest = max(model.seq_len, model.longest_seq_len)
+    if model.positions == "learned" and requests.tokens > longest:
+        raise PerfModelError(
+            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
+        )
+    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
+    if layout != Layout(**used):
+        raise LayoutError(
+            f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout.label}"
+        )
+    if requests.batch % layout.dp:
+        nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
+        raise LayoutError(
+            f"serve: batch {requests.batch} is not a multiple of dp={layout.dp}; the nearest is {nearest}"
+        )
+    if layout.pp > model.layers:
+        raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
+    cluster.require(layout.devices, f"layout {layout.label}")
+    cluster.device.require(requests.dtype)
+    return model
+
+
+def served(server: Server) -> Serving:
+    """The prediction of a server."""
+    requests, belief = server.requests, Site().belief(server.framework, server.cluster.device)
+    sequences, more = server.sequences, requests.output_tokens - 1
+    decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
+    if requests.batching == "static":
+        ttft = server.prefill(sequences)
+        between = decode * 0.0
+    else:
+        alone, other_costs = server.prefill(1), server.others()
+        whole_s = (alone + decode * more + other_costs).total_s
+        waited = _waiting_share(other_costs.total_s, whole_s, sequences)
+        ttft, between = alone + other_costs * waited, other_costs * (1.0 - waited)
+    request_s = ttft + decode * more + between
+    tpot = (decode * more + between) * (1.0 / more) if more else decode
+    tokens_per_s = requests.batch * requests.output_tokens / request_s.total_s
+    low, high = request_s.interval(belief)
+    return Serving(
+        model=server.model.name,
+        cluster=server.cluster.name,
+        layout=server.layout,
+        requests=requests,
+        ttft_s=ttft.total_s,
+        ttft_interval_s=_ends(ttft, belief),
+        tpot_s=tpot.total_s,
+        tpot_interval_s=_ends(tpot, belief),
+        decode_step_s=decode.total_s,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_interval=(tokens_per_s / high, tokens_per_s / low),
+        breakdown_s=dict(zip(PARTS, decode.parts_s.tolist(), strict=True)),
+        memory=serving_memory(server),
+    )
+
+
+def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
+    """Share of the prompts of the others that a request waits for before its own is read; the rest are read between its
+    tokens.
+
+    Prompts queue for a server that reads one at a time in S seconds and is in use for a share r of the time: on average
+    r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
+    1975, section 5.6), and never for more than all others.
+    """
+    if sequences == 1:
+        return 0.0
+    utilisation = others_s / whole_s
+    each_s = others_s / (sequences - 1)
+    if utilisation >= 1.0:
+        return 1.0
+    return min(1.0, utilisation * each_s / (2.0 * (1.0 - utilisation)) / others_s)
+
+
+def _ends(cost: Cost, belief: Belief) -> Interval:
+    low, high = cost.interval(belief)
+    return cost.total_s * low, cost.total_s * high
+
+
+def largest(server: Server, words: ServingWords) -> Serving:
+    """The server with as many requests in flight as fit and hold the limits of `words`: all that fit, or by bisection,
+    as more take longer.
+
+    Raises:
+        PerfModelError: a limit that is none; not even one request a replica does; says by how much.
+    """
+    for name, limit_s in (("time to first token", words.ttft_limit_s), ("time per output token", words.tpot_limit_s)):
+        if limit_s is not None:
+            positive(f"serve: limit of the {name} in seconds", limit_s)
+    step = server.layout.dp
+    smallest_batch = served_with(server, step)
+    if reason := _exceeded(smallest_batch, words):
+        raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
+    low, high = 1, max(1, smallest_batch.memory.most_requests // step)
+    best, tried = smallest_batch, high
+    while low < high:
+        tried_batch = served_with(server, tried * step)
+        if _exceeded(tried_batch, words):
+            high = tried - 1
+        else:
+            low, best = tried, tried_batch
+        tried = (low + high + 1) // 2
+    return best
+
+
+def _exceeded(serving: Serving, words: ServingWords) -> str:
+    """Why a server does not do, with the remedy; empty if it does."""
+    batch, memory = serving.requests.batch, serving.memory
+    if not serving.fits:
+        return (
+            f"{batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
+            f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
+        )
+    for name, found_s, limit_s in (
+        ("time to first token", serving.ttft_s, words.ttft_limit_s),
+        ("time per output token", serving.tpot_s, words.tpot_limit_s),
+    ):
+        if limit_s is not None and found_s > limit_s:
+            return f"{name} is {found_s:.4g} s at batch {batch}, above the limit of {limit_s:g} s"
+    return ""
+
+
+def served_with(server: Server, batch: int) -> Serving:
+    """The same server with another number of requests in flight."""
+    return served(replace(server, requests=replace(server.requests, batch=batch)))

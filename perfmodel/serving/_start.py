@@ -1,0 +1,97 @@
+"""An operating point to begin with, where nobody says which layout or how many requests."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.catalog import JobFile
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.serving._request import ServingQuestion, serving_question
+from perfmodel.serving._serving import Serving, largest, served, server_of
+from perfmodel.spec import Cluster, Framework, Layout, Model
+from perfmodel.units import divisors, duration
+
+USUAL_TTFT_S: Final = 1.0
+USUAL_TPOT_S: Final = 0.05
+"""Limits of an interactive service where none is given: a second to the first token, then 20 tokens a second."""
+_ROOM: Final = 64
+"""Requests that the cache of a replica should have room for: with fewer a server hardly batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """A server to begin with, and what was chosen for it."""
+
+    serving: Serving
+    chosen: tuple[str, ...]
+    """Sentences on what nobody said and was chosen."""
+
+
+def starting_point(
+    model: Model | JobFile | str,
+    cluster: Cluster | str | None = None,
+    layout: Layout | str = "",
+    *,
+    calibration: Path | str | None = None,
+    framework: Framework | None = None,
+    **words: Any,
+) -> StartingPoint:
+    """A server at a sensible operating point: what is not said of layout and batch is chosen.
+
+    The layout is the smallest that has room for some requests and holds the limits; the batch is the largest that holds
+    them. Where no limit is given they are those of an interactive service.
+
+    Args:
+        model, cluster, layout, calibration, framework, words: as `serve` takes them.
+
+    Raises:
+        PerfModelError, LayoutError, UnknownNameError: as `serve`.
+    """
+    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
+    chosen: list[str] = []
+    layout = layout or question.layout
+    if not layout:
+        layout = _smallest(question)
+        chosen.append(f"layout {layout.label}: the smallest with room for {_ROOM} requests")
+    laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
+    if question.words.batch is not None:
+        return StartingPoint(serving=served(server_of(question, laid_out, question.words.batch)), chosen=tuple(chosen))
+
+    server = server_of(question, laid_out, laid_out.dp)
+    if question.words.ttft_limit_s is not None or question.words.tpot_limit_s is not None:
+        return StartingPoint(serving=largest(server, question.words), chosen=tuple(chosen))
+    usual = replace(question.words, ttft_limit_s=USUAL_TTFT_S, tpot_limit_s=USUAL_TPOT_S)
+    limits = f"{duration(USUAL_TTFT_S)} to the first token and {duration(USUAL_TPOT_S)} for each after it"
+    try:
+        found = largest(server, usual)
+    except PerfModelError:
+        # Long prompts, or a small layout, are slower than that with a single request: then all that fit.
+        found = largest(server, question.words)
+        chosen.append(f"batch: all that fit, as no batch holds {limits}")
+    else:
+        chosen.append(f"batch: the most that hold {limits}")
+    return StartingPoint(serving=found, chosen=tuple(chosen))
+
+
+def _smallest(question: ServingQuestion) -> Layout:
+    """The fewest devices, by tp inside a node and then pp, that hold the model and some requests."""
+    cluster = question.cluster
+    node = cluster.devices_per_node
+    sizes = [Layout(tp=tp) for tp in divisors(node)]
+    sizes += [Layout(tp=node, pp=pp) for pp in (2, 4, 8, 16)]
+    fits: Layout | None = None
+    for layout in sizes:
+        try:
+            serving = served(server_of(question, layout, 1))
+        except LayoutError:
+            continue
+        if serving.memory.most_requests >= _ROOM:
+            return layout
+        if fits is None and serving.fits:
+            fits = layout
+    if fits is None:
+        raise PerfModelError(
+            f"serve: no layout of {node} devices of {cluster.name} or of some such nodes holds {question.model.name}; "
+            "give --layout, or narrower weights"
+        )
+    return fits

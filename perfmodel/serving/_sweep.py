@@ -1,0 +1,124 @@
+"""Many servers of one model: what users and devices get, and the layouts and batches that nothing beats in both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.catalog import JobFile
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.serving._request import ServingQuestion, serving_question
+from perfmodel.serving._serving import Serving, largest, served_with, server_of
+from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
+from perfmodel.units import divisors, whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class ServingSweep:
+    """Servers that fit and hold the limits."""
+
+    servings: tuple[Serving, ...]
+    rejected: dict[str, str]
+    """Layouts without any, each with why."""
+
+    @property
+    def pareto(self) -> tuple[Serving, ...]:
+        """Servers that no other beats both in tokens per second and user, and per second and device; fastest for users
+        first."""
+        front: list[Serving] = []
+        for one in sorted(self.servings, key=lambda s: (-s.tokens_per_s_per_user, -s.tokens_per_s_per_device)):
+            if not front or one.tokens_per_s_per_device > front[-1].tokens_per_s_per_device:
+                front.append(one)
+        return tuple(front)
+
+    @property
+    def best(self) -> Serving:
+        """The most tokens per second and device."""
+        return self.pareto[-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `perfmodel serve --sweep --json` prints them."""
+        return {
+            "evaluated": len(self.servings),
+            "pareto": [one.to_dict() for one in self.pareto],
+            "rejected": self.rejected,
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per server."""
+        import pandas as pd
+
+        return pd.DataFrame([one.to_dict() for one in self.servings])
+
+
+def serve_sweep(
+    model: Model | JobFile | str,
+    cluster: Cluster | str | None = None,
+    *,
+    devices: int | None = None,
+    layouts: Sequence[Layout | str] | None = None,
+    calibration: Path | str | None = None,
+    framework: Framework | None = None,
+    **words: Any,
+) -> ServingSweep:
+    """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
+    that fit and hold the limits.
+
+    Args:
+        layouts: those tried; if not given, all of tp, pp and dp on `devices`, with experts over tp or dp as well.
+        words: as `serve` takes them, like everything else, but for `batch`, which is swept.
+
+    Raises:
+        PerfModelError: as `serve`, or if no layout does, or a batch is given.
+    """
+    if words.get("batch") is not None:
+        raise PerfModelError("serve: a sweep chooses batches itself; leave out --batch (`batch`)")
+    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
+    if layouts is None:
+        whole("serve", {"devices": devices})
+        question.cluster.require(int(devices or 0), "the sweep")
+        layouts = _layouts(question, int(devices or 0))
+    tried = [Layout.parse(one) if isinstance(one, str) else one for one in layouts]
+    servings: list[Serving] = []
+    rejected: dict[str, str] = {}
+    for layout in tried:
+        server = server_of(question, layout, layout.dp)
+        try:
+            most = largest(server, question.words)
+        except PerfModelError as error:
+            rejected[layout.label] = str(error)
+            continue
+        batches = {layout.dp << i for i in range((most.requests.batch // layout.dp).bit_length())}
+        for batch in sorted(batches - {most.requests.batch}):
+            servings.append(served_with(server, batch))
+        servings.append(most)
+    if not servings:
+        raise PerfModelError(f"serve: no layout does; {next(iter(rejected.values()), 'none divides the model')}")
+    return ServingSweep(tuple(servings), rejected)
+
+
+def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
+    """All divisions of the devices by tp (inside a node), pp and dp that the model can do; experts sharded as the rest
+    is, spread over the ranks of tp, or over those of dp."""
+    experts = isinstance(question.model, Transformer) and question.model.experts
+    possible = []
+    for tp in divisors(devices, question.cluster.devices_per_node):
+        for pp in divisors(devices // tp):
+            dp = devices // tp // pp
+            possible.append(Layout(tp=tp, pp=pp, dp=dp))
+            if experts and dp == 1 < tp:
+                possible.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
+            if experts and tp == 1 < dp:
+                possible.append(Layout(pp=pp, dp=dp, ep=dp))
+    return [layout for layout in possible if _divides(question, layout)]
+
+
+def _divides(question: ServingQuestion, layout: Layout) -> bool:
+    try:
+        server_of(question, layout, layout.dp).step(1, 0, 1)
+    except LayoutError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""What a server's interval is made of: every second of a step counts once, by the class of what it goes to."""
+
+from collections.abc import Mapping
+from math import exp
+
+import numpy as np
+import pytest
+
+from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90
+from perfmodel.serving._server import PARTS, Cost
+
+PARTS_S = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+TOTAL_S = PARTS_S.sum()
+
+
+class Recorded:
+    """A belief that keeps what it is asked."""
+
+    degrees = np.arange(1.0, len(DEGREES) + 1)
+    events = 0.5
+
+    def half_width(self, shares: Mapping[str, float], more: float) -> float:
+        self.shares, self.more = dict(shares), more
+        return 0.25
+
+
+def asked(extrapolated_s: float = 0.0, between_nodes_s: float = 0.0, half: float = 0.0) -> Recorded:
+    belief = Recorded()
+    cost = Cost(PARTS_S, half * PARTS_S, np.array([extrapolated_s, between_nodes_s]))
+    low, high = cost.interval(belief)  # pyright: ignore[reportArgumentType]
+    assert (low, high) == (exp(-0.25), exp(0.25))
+    return belief
+
+
+@pytest.mark.parametrize("between_nodes_s", [0.0, 2.0, 5.0])
+def test_every_second_counts_once(between_nodes_s: float) -> None:
+    products, attention, experts, element_wise, communication, gaps = PARTS_S / TOTAL_S
+    shares = asked(between_nodes_s=between_nodes_s).shares
+    assert shares == pytest.approx(
+        {
+            "products": products + experts,
+            "attention": attention,
+            "memory": element_wise,
+            "host": gaps,
+            "inter_node": between_nodes_s / TOTAL_S,
+            "intra_node": communication - between_nodes_s / TOTAL_S,
+        }
+    )
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares.keys() <= set(CLASSES)
+    assert len(PARTS) == len(PARTS_S)
+
+
+def test_what_is_extrapolated_and_events_intervals_add_variance() -> None:
+    extrapolated = 7.0 / TOTAL_S
+    assert asked(extrapolated_s=7.0).more == pytest.approx((extrapolated * (1 + DEGREES.index("extrapolated"))) ** 2)
+    half_widths = 0.2 * PARTS_S / (GAUSS_90 * TOTAL_S)
+    assert asked(half=0.2).more == pytest.approx(0.5**2 * (half_widths**2).sum())
+
+
+def test_costs_add_up_scale_and_pass_through_stages() -> None:
+    of_stages = Cost(np.stack([PARTS_S, 2 * PARTS_S]), np.ones((2, 6)), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert of_stages.total_s == 3 * TOTAL_S
+    through, slowest = of_stages.through, of_stages.slowest
+    assert (through.total_s, slowest.total_s) == (3 * TOTAL_S, 2 * TOTAL_S)
+    assert through.shaky_s.tolist() == [4.0, 6.0]
+    assert slowest.shaky_s.tolist() == [3.0, 4.0]
+    assert (through.uncertain_s.tolist(), slowest.uncertain_s.tolist()) == ([2.0] * 6, [1.0] * 6)
+    twice = (through + through) * 0.5
+    assert twice.total_s == through.total_s
+    assert twice.shaky_s.tolist() == through.shaky_s.tolist()
+    assert twice.uncertain_s.tolist() == through.uncertain_s.tolist()
