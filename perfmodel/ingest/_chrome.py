@@ -28,7 +28,7 @@ class ChromeEvent:
     start_us: float
     duration_us: float
     args: Mapping[str, Any]
-    where: str
+    place: str
     """File and number of the event, for messages."""
 
     @property
@@ -63,46 +63,46 @@ def read_chrome(path: Path) -> ChromeTrace:
     processes: dict[Any, str] = {}
     threads: dict[tuple[Any, Any], str] = {}
     for index, item in enumerate(listing(data["traceEvents"], "traceEvents", path)):
-        where = f"{path}: event {index}"
-        event = mapping(item, "an event", where)
+        place = f"{path}: event {index}"
+        event = mapping(item, "an event", place)
         kind = event.get("ph")
         if kind == "X":
-            events.append(_complete(event, where))
+            events.append(_complete(event, place))
         elif kind == "M":
-            _name(event, where, processes, threads)
+            _name(event, place, processes, threads)
     rest = {name: value for name, value in data.items() if name != "traceEvents"}
     return ChromeTrace(tuple(events), processes, threads, rest)
 
 
-def _complete(event: Mapping[str, Any], where: str) -> ChromeEvent:
+def _complete(event: Mapping[str, Any], place: str) -> ChromeEvent:
     args = event.get("args", {})
     return ChromeEvent(
-        name=text(event.get("name", ""), "name", where),
-        category=text(event.get("cat", ""), "cat", where),
-        pid=_key(event.get("pid"), where),
-        tid=_key(event.get("tid"), where),
-        start_us=number(event.get("ts"), "ts", where, 0),
-        duration_us=number(event.get("dur", 0), "dur", where, 0),
-        args=mapping(args, "args", where) if args is not None else {},
-        where=where,
+        name=text(event.get("name", ""), "name", place),
+        category=text(event.get("cat", ""), "cat", place),
+        pid=_key(event.get("pid"), place),
+        tid=_key(event.get("tid"), place),
+        start_us=number(event.get("ts"), "ts", place, 0),
+        duration_us=number(event.get("dur", 0), "dur", place, 0),
+        args=mapping(args, "args", place) if args is not None else {},
+        place=place,
     )
 
 
-def _name(event: Mapping[str, Any], where: str, processes: dict[Any, str], threads: dict[tuple[Any, Any], str]) -> None:
-    what = event.get("name")
-    if what not in ("process_name", "thread_name"):
+def _name(event: Mapping[str, Any], place: str, processes: dict[Any, str], threads: dict[tuple[Any, Any], str]) -> None:
+    metadata = event.get("name")
+    if metadata not in ("process_name", "thread_name"):
         return
-    name = text(mapping(event.get("args", {}), "args", where).get("name", ""), "name", where)
-    pid, tid = _key(event.get("pid"), where), _key(event.get("tid"), where)
-    if what == "process_name":
+    name = text(mapping(event.get("args", {}), "args", place).get("name", ""), "name", place)
+    pid, tid = _key(event.get("pid"), place), _key(event.get("tid"), place)
+    if metadata == "process_name":
         processes[pid] = name
     else:
         threads[pid, tid] = name
 
 
-def _key(value: Any, where: str) -> Any:
+def _key(value: Any, place: str) -> Any:
     if isinstance(value, (dict, list)):
-        raise TableError(f"{where}: pid and tid are numbers or text, got {type(value).__name__}; export it again")
+        raise TableError(f"{place}: pid and tid are numbers or text, got {type(value).__name__}; export it again")
     return value
 
 
@@ -111,19 +111,25 @@ def complete_event(
 ) -> dict[str, Any]:
     """An event of a trace to be written."""
     return {
-        "ph": "X", "pid": device, "tid": stream, "ts": start_s * 1e6, "dur": duration_s * 1e6, "name": name,
-        "cat": category, "args": args,
-    }  # fmt: skip
+        "ph": "X",
+        "pid": device,
+        "tid": stream,
+        "ts": start_s * 1e6,
+        "dur": duration_s * 1e6,
+        "name": name,
+        "cat": category,
+        "args": args,
+    }
 
 
-def name_event(what: str, device: int, stream: int, name: str) -> dict[str, Any]:
-    """What a process (`what` is `process_name`) or a thread (`thread_name`) is called."""
-    return {"ph": "M", "name": what, "pid": device, "tid": stream, "args": {"name": name}}
+def name_event(metadata: str, device: int, stream: int, name: str) -> dict[str, Any]:
+    """A metadata event that names a process (`metadata` is `process_name`) or a thread (`thread_name`)."""
+    return {"ph": "M", "name": metadata, "pid": device, "tid": stream, "args": {"name": name}}
 
 
-def chrome_trace(events: Iterable[dict[str, Any]], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole trace; `other` says what it is of."""
-    return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": other}
+def chrome_trace(events: Iterable[dict[str, Any]], description: Mapping[str, Any]) -> dict[str, Any]:
+    """A trace as the JSON object of the format; `description` says what was traced."""
+    return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": description}
 
 
 def write_chrome(trace: Mapping[str, Any], path: Path | str) -> None:
@@ -139,12 +145,14 @@ _MARKS: Final = ({"layout", "step_time_s"}, {"program", "makespan_s"}, {"trace_f
 
 def is_own(trace: ChromeTrace) -> bool:
     """Whether this package wrote it: only its traces have these fields at the top."""
-    other = trace.data.get("otherData")
-    return isinstance(other, dict) and any(keys <= other.keys() for keys in _MARKS)
+    description = trace.data.get("otherData")
+    return isinstance(description, dict) and any(keys <= description.keys() for keys in _MARKS)
 
 
 def read_own(path: Path) -> list[Activity]:
-    """Activities of a trace; what a prediction shows inside of passes are not activities of their own.
+    """Activities of a trace that this package wrote.
+
+    The events that a prediction draws inside of its passes would count time twice, and are left out.
 
     Raises:
         TableError: not a trace of this package, or a malformed one.
@@ -156,24 +164,38 @@ def read_own(path: Path) -> list[Activity]:
 
 
 def _own_activity(event: ChromeEvent) -> Activity:
-    device, stream = integer(event.pid, "pid", event.where), integer(event.tid, "tid", event.where)
-    args = event.args
-    phase = args.get("event", "")
+    device, stream = integer(event.pid, "pid", event.place), integer(event.tid, "tid", event.place)
+    fields = event.args
+    phase = fields.get("event", "")
+    # `Kind.ZERO` of a predicted timeline is the class of events that belong to no pass.
     phase = "" if phase == "zero" else phase
     if phase not in PHASES:
-        raise TableError(f"{event.where}: unknown event {phase!r}; write the trace again with this release")
+        raise TableError(f"{event.place}: unknown event {phase!r}; write the trace again with this release")
 
     def tag(name: str) -> int:
-        return integer(args.get(name, -1), name, event.where, -1)
+        return integer(fields.get(name, -1), name, event.place, -1)
 
-    kind = ActivityKind.COMPUTE if stream == _COMPUTE_STREAM else ActivityKind.COMMUNICATION
-    kind = ActivityKind.COPY if phase in _COPIES else kind
-    if "kind" in args:
+    # Traces of predictions have no kind: the stream and the phase tell it.
+    if "kind" in fields:
         kind = ActivityKind(min(tag("kind"), max(ActivityKind)))
+    elif phase in _COPIES:
+        kind = ActivityKind.COPY
+    elif stream == _COMPUTE_STREAM:
+        kind = ActivityKind.COMPUTE
+    else:
+        kind = ActivityKind.COMMUNICATION
     return Activity(
-        device, stream, event.start_us * 1e-6, event.end_us * 1e-6, event.name, kind, phase, tag("stage"),
-        tag("micro_batch"), tag("step"),
-    )  # fmt: skip
+        device=device,
+        stream=stream,
+        start_s=event.start_us * 1e-6,
+        end_s=event.end_us * 1e-6,
+        name=event.name,
+        kind=kind,
+        phase=phase,
+        stage=tag("stage"),
+        micro_batch=tag("micro_batch"),
+        step=tag("step"),
+    )
 
 
 def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) -> None:
@@ -185,14 +207,20 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
         format: what it was read from, to be noted in the file.
     """
     rows = trace.to_frame().to_dict(orient="records")
-    names = [
-        name_event("process_name", device, 0, f"device {device}") for device in sorted({row["device"] for row in rows})
-    ]
-    events = [
-        complete_event(
-            row["device"], row["stream"], row["start_s"], row["end_s"] - row["start_s"], row["name"], row["kind"],
-            {"kind": kind, "event": row["phase"]} | {name: row[name] for name in ("stage", "micro_batch", "step")},
+    devices = sorted({row["device"] for row in rows})
+    events = [name_event("process_name", device, 0, f"device {device}") for device in devices]
+    for row, kind in zip(rows, trace.kind.tolist(), strict=True):
+        fields = {
+            "kind": kind,
+            "event": row["phase"],
+            "stage": row["stage"],
+            "micro_batch": row["micro_batch"],
+            "step": row["step"],
+        }
+        duration_s = row["end_s"] - row["start_s"]
+        event = complete_event(
+            row["device"], row["stream"], row["start_s"], duration_s, row["name"], row["kind"], fields
         )
-        for row, kind in zip(rows, trace.kind.tolist(), strict=True)
-    ]  # fmt: skip
-    write_chrome(chrome_trace([*names, *events], {"trace_format": format, "makespan_s": trace.batch_time_s}), path)
+        events.append(event)
+    description = {"trace_format": format, "makespan_s": trace.batch_time_s}
+    write_chrome(chrome_trace(events, description), path)

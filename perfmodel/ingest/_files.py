@@ -70,49 +70,49 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def number(value: Any, what: str, where: object, low: float = -math.inf) -> float:
+def number(value: Any, what: str, place: object, low: float = -math.inf) -> float:
     """`value` as a finite float of at least `low`; text that is a number counts.
 
     Raises:
-        TableError: naming `what` and `where` (file and line or record).
+        TableError: naming `what` and `place` (file and line or record).
     """
     try:
-        found = math.nan if isinstance(value, bool | bytes) else float(value)
+        parsed = math.nan if isinstance(value, bool | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not (low <= found < _LARGEST and found > -_LARGEST):
+        parsed = math.nan
+    if not (low <= parsed < _LARGEST and parsed > -_LARGEST):
         limit = f" of at least {low:g}" if low > -math.inf else ""
-        raise TableError(f"{where}: {what} must be a finite number{limit}, got {_short(value)}; {_REMEDY}")
-    return found
+        raise TableError(f"{place}: {what} must be a finite number{limit}, got {_short(value)}; {_REMEDY}")
+    return parsed
 
 
-def integer(value: Any, what: str, where: object, low: int = 0) -> int:
+def integer(value: Any, what: str, place: object, low: int = 0) -> int:
     """`value` as a whole number from `low` to below 2^62 (raises `TableError` as `number` does)."""
-    found = number(value, what, where, low)
-    if found != int(found) or found >= 2**62:
-        raise TableError(f"{where}: {what} must be a whole number, got {_short(value)}; {_REMEDY}")
-    # nanoseconds of an epoch do not fit into a float
-    return value if isinstance(value, int) else int(found)
+    parsed = number(value, what, place, low)
+    if parsed != int(parsed) or parsed >= 2**62:
+        raise TableError(f"{place}: {what} must be a whole number, got {_short(value)}; {_REMEDY}")
+    # Nanoseconds of an epoch have more digits than a float: an integer stays as it is.
+    return value if isinstance(value, int) else int(parsed)
 
 
-def text(value: Any, what: str, where: object) -> str:
+def text(value: Any, what: str, place: object) -> str:
     """`value` as text (raises `TableError` for anything else)."""
     if not isinstance(value, str):
-        raise TableError(f"{where}: {what} must be text, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {what} must be text, got {_short(value)}; {_REMEDY}")
     return value
 
 
-def mapping(value: Any, what: str, where: object) -> Mapping[str, Any]:
+def mapping(value: Any, what: str, place: object) -> Mapping[str, Any]:
     """`value` as a JSON object (raises `TableError` for anything else)."""
     if not isinstance(value, dict):
-        raise TableError(f"{where}: {what} must be an object, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {what} must be an object, got {_short(value)}; {_REMEDY}")
     return value
 
 
-def listing(value: Any, what: str, where: object) -> list[Any]:
+def listing(value: Any, what: str, place: object) -> list[Any]:
     """`value` as a JSON array (raises `TableError` for anything else)."""
     if not isinstance(value, list):
-        raise TableError(f"{where}: {what} must be a list, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {what} must be a list, got {_short(value)}; {_REMEDY}")
     return value
 
 

@@ -49,11 +49,11 @@ def xplane_paths(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = sorted(path.rglob("*.xplane.pb"))
-    if not found:
+    profiles = sorted(path.rglob("*.xplane.pb"))
+    if not profiles:
         raise TableError(f"{path}: no *.xplane.pb below it; give the directory that jax.profiler.trace wrote to")
-    newest = max(file.parent for file in found)
-    return [file for file in found if file.parent == newest]
+    newest = max(file.parent for file in profiles)
+    return [file for file in profiles if file.parent == newest]
 
 
 def read_xplane(path: Path) -> XplaneFile:
@@ -63,15 +63,23 @@ def read_xplane(path: Path) -> XplaneFile:
         TableError: as `read_xspace`.
     """
     planes = read_xspace(path)
-    devices = [(int(found[1]), plane) for plane in planes if (found := _DEVICE.fullmatch(plane.name))]
-    host = [plane for plane in planes if plane.name == _CPU]
-    work = [entry for number, plane in devices for entry in _of_device(number, plane)]
-    work = work or [entry for plane in host for entry in _of_cpu(plane, path)]
-    ranges = [_range(event) for plane in host for line in plane.lines for event in line.events]
+    work: list[tuple[int, int, XEvent]] = []
+    hosts = [plane for plane in planes if plane.name == _CPU]
+    ranges: list[Range] = []
     known: dict[str, HloModule] = {}
     for plane in planes:
-        if plane.name == _METADATA:
+        device = _DEVICE.fullmatch(plane.name)
+        if device:
+            work += _of_device(int(device[1]), plane)
+        elif plane.name == _METADATA:
             known |= modules(plane.facts, path)
+    # Where a device was recorded, the host's own events only launch its work.
+    if not work:
+        for plane in hosts:
+            work += _of_cpu(plane, path)
+    for plane in hosts:
+        for line in plane.lines:
+            ranges += [_range(event) for event in line.events]
     return XplaneFile(tuple(work), tuple(ranges), known)
 
 
@@ -80,12 +88,20 @@ def xplane_activities(files: Sequence[XplaneFile]) -> list[Activity]:
 
     Profiles of one session share the clock of their hosts.
     """
-    found = []
+    activities = []
     for position, file in enumerate(files):
         at_s = np.array([event.start_ps for _, _, event in file.work], float) * 1e-12
         for (device, stream, event), tags in zip(file.work, tags_at(file.ranges, at_s), strict=True):
-            found.append(((position, device), _activity(event, stream, tags)))
-    return numbered(found)
+            activities.append(((position, device), _activity(event, stream, tags)))
+    return numbered(activities)
+
+
+def _count_devices(files: Sequence[XplaneFile]) -> int:
+    """Number of devices of all processes that have an event."""
+    devices = set()
+    for position, file in enumerate(files):
+        devices |= {(position, device) for device, _, _ in file.work}
+    return len(devices)
 
 
 _CONTAINERS: Final = re.compile(r"(while|call|conditional|async-(start|update|done))(\.\d+)*")
@@ -93,24 +109,29 @@ _CONTAINERS: Final = re.compile(r"(while|call|conditional|async-(start|update|do
 
 
 def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:
-    """Activities as `xplane_activities` has them, but for those of instructions that only hold others."""
-    n_devices = len({(position, device) for position, file in enumerate(files) for device, _, _ in file.work})
-    events = [(position, event) for position, file in enumerate(files) for _, _, event in file.work]
-    found = []
-    for number, ((position, event), activity) in enumerate(zip(events, xplane_activities(files), strict=True)):
-        if _CONTAINERS.fullmatch(activity.name):
-            continue
-        module = files[position].modules.get(str(event.stats.get("hlo_module", "")))
-        row = module.row(_instruction(event), n_devices) if module else _NO_MODULE
-        found.append((activity, Detail(number, row=None if isinstance(row, str) else row)))
-    return found
+    """Activities of all processes with their calls, without instructions that only hold others."""
+    n_devices = _count_devices(files)
+    activities = iter(xplane_activities(files))
+    calls = []
+    number = -1
+    for file in files:
+        for _, _, event in file.work:
+            number += 1
+            activity = next(activities)
+            # The body of a loop or a call has events of its own: its time would count twice.
+            if _CONTAINERS.fullmatch(activity.name):
+                continue
+            module = file.modules.get(str(event.stats.get("hlo_module", "")))
+            row = module.row(_instruction(event), n_devices) if module else _NO_MODULE
+            calls.append((activity, Detail(number, row=None if isinstance(row, str) else row)))
+    return calls
 
 
 def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
     """Products and collectives, with the shapes of the modules that the profile carries."""
     rows: list[Row] = []
     calls = CollectiveCalls()
-    n_devices = len({(position, device) for position, file in enumerate(files) for device, _, _ in file.work})
+    n_devices = _count_devices(files)
     for position, file in enumerate(files):
         for device, _, event in file.work:
             name = str(event.stats.get("hlo_module", ""))
@@ -130,19 +151,23 @@ def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Coun
 
 def _of_device(number: int, plane: XPlane) -> list[tuple[int, int, XEvent]]:
     streams = [line for line in plane.lines if line.name.startswith("Stream")]
+    # A GPU has a line per stream, a TPU lines of XLA's operations.
     chosen = streams or [line for line in plane.lines if line.name in _OP_LINES]
-    return [(number, index, event) for index, line in enumerate(chosen) for event in line.events]
+    events: list[tuple[int, int, XEvent]] = []
+    for index, line in enumerate(chosen):
+        events += [(number, index, event) for event in line.events]
+    return events
 
 
 def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
     """XLA's own events on the host: a stream per device, whichever thread runs it."""
-    found = []
+    events = []
     for line in plane.lines:
         for event in line.events:
             if "hlo_op" in event.stats and "device_ordinal" in event.stats and not event.name.startswith("end: "):
                 device = integer(event.stats["device_ordinal"], "device_ordinal", f"{path}: {event.name}")
-                found.append((device, 0, event))
-    return found
+                events.append((device, 0, event))
+    return events
 
 
 def _range(event: XEvent) -> Range:
@@ -156,10 +181,10 @@ def _instruction(event: XEvent) -> str:
 
 
 def _activity(event: XEvent, stream: int, tags: Tags) -> Activity:
-    name, start_s = _instruction(event), event.start_ps * 1e-12
-    return Activity(
-        0, stream, start_s, start_s + event.duration_ps * 1e-12, name, kind_of(event.name, name), *tags
-    )  # fmt: skip
+    name = _instruction(event)
+    start_s = event.start_ps * 1e-12
+    end_s = start_s + event.duration_ps * 1e-12
+    return Activity(0, stream, start_s, end_s, name, kind_of(event.name, name), *tags)
 
 
 def is_jax_trace(trace: ChromeTrace) -> bool:
@@ -173,11 +198,19 @@ def read_jax_traces(paths: Sequence[Path]) -> list[Activity]:
     Raises:
         TableError: malformed files.
     """
-    return numbered(((n, a.device), a) for n, path in enumerate(paths) for a in _of_chrome(read_chrome(path)))
+    activities = []
+    for position, path in enumerate(paths):
+        for activity in _of_chrome(read_chrome(path)):
+            activities.append(((position, activity.device), activity))
+    return numbered(activities)
 
 
 def _of_chrome(trace: ChromeTrace) -> list[Activity]:
-    devices = {pid: int(m[1]) for pid, name in trace.process_names.items() if (m := _DEVICE.fullmatch(name))}
+    devices: dict[Any, int] = {}
+    for pid, name in trace.process_names.items():
+        device = _DEVICE.fullmatch(name)
+        if device:
+            devices[pid] = int(device[1])
     work = _chrome_devices(trace, devices) or _chrome_cpu(trace)
     ranges = [Range(e.start_us, e.end_us, _chrome_tags(e)) for e in trace.events if e.pid not in devices]
     at_us = np.array([event.start_us for _, _, event in work], float)
@@ -201,7 +234,7 @@ def _chrome_devices(trace: ChromeTrace, devices: dict[Any, int]) -> list[tuple[i
 
 def _chrome_cpu(trace: ChromeTrace) -> list[tuple[int, int, ChromeEvent]]:
     return [
-        (integer(event.args["device_ordinal"], "device_ordinal", event.where), 0, event)
+        (integer(event.args["device_ordinal"], "device_ordinal", event.place), 0, event)
         for event in trace.events
         if "hlo_op" in event.args and "device_ordinal" in event.args
     ]
@@ -209,7 +242,7 @@ def _chrome_cpu(trace: ChromeTrace) -> list[tuple[int, int, ChromeEvent]]:
 
 def _chrome_tags(event: ChromeEvent) -> Tags:
     if "step_num" in event.args:
-        return Tags(step=integer(event.args["step_num"], "step_num", event.where))
+        return Tags(step=integer(event.args["step_num"], "step_num", event.place))
     return parse_tags(event.name)
 
 

@@ -31,8 +31,14 @@ from perfmodel.ingest._torch_ops import AUTOGRAD
 _KERNEL: Final = ("kernel", "mtia_ccp_events", "hpu_op")
 _COPIES: Final = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES: Final = (
-    "cuda_runtime", "cuda_driver", "runtime", "privateuse1_runtime", "hip_runtime", "mtia_runtime", "xpu_runtime",
-)  # fmt: skip
+    "cuda_runtime",
+    "cuda_driver",
+    "runtime",
+    "privateuse1_runtime",
+    "hip_runtime",
+    "mtia_runtime",
+    "xpu_runtime",
+)
 """Categories of events (libkineto's ActivityType), of accelerators of all makes."""
 _OPERATORS: Final = ("cpu_op", "operator")
 
@@ -72,12 +78,15 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
         raise TableError(f"{path}: not a trace of torch.profiler (no schemaVersion); name its format instead")
     if trace.data.get("schemaVersion", 1) != 1:
         raise TableError(f"{path}: schemaVersion {trace.data['schemaVersion']!r}; this release reads version 1")
-    of_category: dict[str, list[ChromeEvent]] = {}
+    by_category: dict[str, list[ChromeEvent]] = {}
     for event in trace.events:
-        of_category.setdefault(event.category.lower(), []).append(event)
+        by_category.setdefault(event.category.lower(), []).append(event)
 
     def pick(categories: Sequence[str]) -> tuple[ChromeEvent, ...]:
-        return tuple(event for name in categories for event in of_category.get(name, ()))
+        picked: list[ChromeEvent] = []
+        for category in categories:
+            picked += by_category.get(category, ())
+        return tuple(picked)
 
     properties = listing(trace.data.get("deviceProperties", []), "deviceProperties", path)
     first = mapping(properties[0], "deviceProperties", path) if properties else {}
@@ -91,7 +100,7 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
         device_work=pick(_KERNEL + _COPIES),
         operators=pick(_OPERATORS),
         launches={
-            integer(e.args["correlation"], "correlation", e.where): e
+            integer(e.args["correlation"], "correlation", e.place): e
             for e in pick(_LAUNCHES)
             if "correlation" in e.args
         },
@@ -101,17 +110,20 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
 
 def kineto_activities(files: Sequence[KinetoFile]) -> list[Activity]:
     """Activities of all ranks on one clock; a device for every (rank, device) that has any."""
-    found = []
+    activities = []
     for file, shift_us in on_one_clock(files):
-        found += [((file.rank, activity.device), activity) for activity in _of_file(file, shift_us)]
-    return numbered(found)
+        activities += [((file.rank, activity.device), activity) for activity in _of_file(file, shift_us)]
+    return numbered(activities)
 
 
 def on_one_clock(files: Sequence[KinetoFile]) -> list[tuple[KinetoFile, float]]:
     """Each file with the microseconds to add to its times."""
     base_ns = min(file.base_ns for file in files)
-    # old traces count microseconds from the epoch: take that out before it costs digits
-    origin_us = min((e.start_us for file in files for e in (*file.device_work, *file.operators)), default=0.0)
+    # Old traces count microseconds from the epoch: take that out before it costs digits.
+    starts_us: list[float] = []
+    for file in files:
+        starts_us += [event.start_us for event in (*file.device_work, *file.operators)]
+    origin_us = min(starts_us, default=0.0)
     return [(file, (file.base_ns - base_ns) * 1e-3 - origin_us) for file in files]
 
 
@@ -119,42 +131,53 @@ def external_id(event: ChromeEvent) -> int | None:
     """The number that ties a kernel to its operator."""
     for name in ("External id", "external id"):
         if name in event.args:
-            return integer(event.args[name], name, event.where)
+            return integer(event.args[name], name, event.place)
     return None
 
 
 def launch_of(file: KinetoFile, event: ChromeEvent) -> ChromeEvent | None:
     """The runtime call that launched a kernel, where the file has it."""
-    return file.launches.get(integer(event.args.get("correlation", -1), "correlation", event.where, -1))
+    return file.launches.get(integer(event.args.get("correlation", -1), "correlation", event.place, -1))
 
 
 def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
     """For each kernel or copy of the device the operator that launched it."""
-    by_id = {number: event for event in file.operators if (number := external_id(event)) is not None}
-    found = [by_id.get(number) if (number := external_id(e)) is not None else None for e in file.device_work]
-    if 2 * sum(each is not None for each in found) >= len(found) or not file.operators:
-        return found  # otherwise the ids are not those of operators
-    launches = [launch_of(file, event) for event in file.device_work]
-    around = parents_of([*file.operators, *(each for each in launches if each is not None)])
+    by_id: dict[int, ChromeEvent] = {}
+    for operator in file.operators:
+        number = external_id(operator)
+        if number is not None:
+            by_id[number] = operator
+    operators: list[ChromeEvent | None] = []
+    for kernel in file.device_work:
+        number = external_id(kernel)
+        operators.append(None if number is None else by_id.get(number))
+
+    # Ids that name few operators are those of something else: then the operator around a kernel's launch is its own.
+    named = sum(operator is not None for operator in operators)
+    if 2 * named >= len(operators) or not file.operators:
+        return operators
+    launches = [launch_of(file, kernel) for kernel in file.device_work]
+    parents = parents_of([*file.operators, *(launch for launch in launches if launch is not None)])
     # Times are rounded, so that a launch may seem to lie inside the launch before it; that is no operator.
-    is_operator = {id(event) for event in file.operators}
-    return [
-        None if each is None else next((event for event in around[id(each)] if id(event) in is_operator), None)
-        for each in launches
-    ]
+    operator_ids = {id(operator) for operator in file.operators}
+    around: list[ChromeEvent | None] = []
+    for launch in launches:
+        candidates = () if launch is None else parents[id(launch)]
+        around.append(next((event for event in candidates if id(event) in operator_ids), None))
+    return around
 
 
 def parents_of(events: Sequence[ChromeEvent]) -> dict[int, tuple[ChromeEvent, ...]]:
     """Calls around each event of its thread, innermost first, by identity of the event."""
     open_calls: dict[tuple[Any, Any], list[ChromeEvent]] = defaultdict(list)
-    found: dict[int, tuple[ChromeEvent, ...]] = {}
+    parents: dict[int, tuple[ChromeEvent, ...]] = {}
     for event in sorted(events, key=lambda e: (e.start_us, -e.duration_us)):
         stack = open_calls[event.pid, event.tid]
         while stack and stack[-1].end_us <= event.start_us:
             stack.pop()
-        found[id(event)] = tuple(reversed(stack))
+        parents[id(event)] = tuple(reversed(stack))
         stack.append(event)
-    return found
+    return parents
 
 
 def _of_file(file: KinetoFile, shift_us: float) -> list[Activity]:
@@ -171,11 +194,17 @@ def activities_of(
 ) -> list[Activity]:
     """Events of one rank as activities: kernels with the operators that launched them, or the host's own (None)."""
     launched_us = [event.start_us for event in events]
-    if operators is not None:  # the runtime call, else the operator, else the kernel itself
+    if operators is not None:
+        # The ranges of a step lie around the host's calls: a kernel may run long after them. So the time that counts
+        # is that of the runtime call, else of the operator, else of the kernel itself.
         launches = [launch_of(file, event) for event in events]
-        launched_us = [(a or b or c).start_us for a, b, c in zip(launches, operators, events, strict=True)]
+        launched_us = [
+            (launch or operator or event).start_us
+            for launch, operator, event in zip(launches, operators, events, strict=True)
+        ]
     tags = _tags(file, np.array(launched_us, float))
-    threads = {key: number for number, key in enumerate(dict.fromkeys((e.pid, e.tid) for e in events))}
+    distinct_threads = dict.fromkeys((event.pid, event.tid) for event in events)
+    threads = {key: number for number, key in enumerate(distinct_threads)}
     return [
         _activity(event, tag, operators is not None, threads[event.pid, event.tid], shift_us)
         for event, tag in zip(events, tags, strict=True)
@@ -183,31 +212,32 @@ def activities_of(
 
 
 def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shift_us: float) -> Activity:
-    copies = event.category.lower() in _COPIES or event.name == "dma_request"  # MTIA's
+    # MTIA's copies stand among its kernels.
+    copies = event.category.lower() in _COPIES or event.name == "dma_request"
     kind = ActivityKind.COPY if copies else kind_of(event.name)
-    device = integer(event.args.get("device", 0), "device", event.where) if on_device else 0
-    stream = integer(event.args.get("stream", thread), "stream", event.where) if on_device else thread
+    device = integer(event.args.get("device", 0), "device", event.place) if on_device else 0
+    stream = integer(event.args.get("stream", thread), "stream", event.place) if on_device else thread
     start_s, end_s = (event.start_us + shift_us) * 1e-6, (event.end_us + shift_us) * 1e-6
     return Activity(device, stream, start_s, end_s, event.name, kind, *tags)
 
 
 def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:
-    """What the user's ranges say; a phase that they do not say is told by autograd's and the optimizer's own."""
+    """Tags of the user's ranges at these times; a phase that they leave open follows from autograd's own calls."""
     said = tags_at((Range(e.start_us, e.end_us, parse_tags(e.name)) for e in file.ranges), at_us)
     backward = [Range(e.start_us, e.end_us, Tags("backward")) for e in file.operators if e.name.startswith(AUTOGRAD)]
     if not backward:
         return said
-    guessed = (tags.phase or "forward" for tags in tags_at(backward, at_us))
+    guessed = [tags.phase or "forward" for tags in tags_at(backward, at_us)]
     return [tags if tags.phase else tags._replace(phase=phase) for tags, phase in zip(said, guessed, strict=True)]
 
 
 def outermost(events: Sequence[ChromeEvent]) -> list[ChromeEvent]:
     """Events that lie in no other one of their thread."""
-    found: list[ChromeEvent] = []
+    outer: list[ChromeEvent] = []
     end_us: dict[tuple[Any, Any], float] = {}
     for event in sorted(events, key=lambda e: (e.start_us, -e.duration_us)):
         thread = (event.pid, event.tid)
         if event.start_us >= end_us.get(thread, -1.0):
-            found.append(event)
+            outer.append(event)
             end_us[thread] = event.end_us
-    return found
+    return outer

@@ -24,19 +24,27 @@ from perfmodel.ingest._torch_ops import DTYPES, TorchOp, has_row, op_row
 from perfmodel.units import DTYPE_BYTES
 
 _COLLECTIVES: Final = {
-    "allreduce": ("all_reduce", "In"), "all_reduce": ("all_reduce", "In"),
-    "allgather": ("all_gather", "Out"), "all_gather": ("all_gather", "Out"),
-    "reduce_scatter": ("reduce_scatter", "In"), "broadcast": ("broadcast", "In"),
-    "all_to_all": ("all_to_all", "In"), "all_to_allv": ("all_to_all", "In"), "alltoall": ("all_to_all", "In"),
-    "send": ("send_recv", "In"), "recv": ("send_recv", "Out"),
-}  # fmt: skip
+    "allreduce": ("all_reduce", "In"),
+    "all_reduce": ("all_reduce", "In"),
+    "allgather": ("all_gather", "Out"),
+    "all_gather": ("all_gather", "Out"),
+    "reduce_scatter": ("reduce_scatter", "In"),
+    "broadcast": ("broadcast", "In"),
+    "all_to_all": ("all_to_all", "In"),
+    "all_to_allv": ("all_to_all", "In"),
+    "alltoall": ("all_to_all", "In"),
+    "send": ("send_recv", "In"),
+    "recv": ("send_recv", "Out"),
+}
 """Name in the trace -> collective, and on which side its size by nccl-tests' rule lies."""
 _SUFFIXES: Final = ("_base", "_single", "_into_tensor_coalesced", "_tensor_coalesced", "_coalesced", "_into_tensor")
 
 
 def kineto_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
     """A row per call of an operator (all kernels that it launched) and per collective."""
-    rows = [row for file in files for row in _operator_rows(file, options, skipped)]
+    rows: list[Row] = []
+    for file in files:
+        rows += _operator_rows(file, options, skipped)
     return rows + _collective_rows(files, options, skipped)
 
 
@@ -54,9 +62,8 @@ def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]
                 skipped[f"no row for operator {event.name}"] += 1
             continue
         variant = "kineto kernels" if file.device_work else "kineto cpu operator"
-        yield {"source": "kineto", "device": device} | row | {
-            "time_us": time_us, "software": "torch", "variant": variant,
-        }  # fmt: skip
+        timing = {"time_us": time_us, "software": "torch", "variant": variant}
+        yield {"source": "kineto", "device": device} | row | timing
 
 
 def _timed(file: KinetoFile, skipped: Counter[str]) -> Iterator[tuple[ChromeEvent, float]]:
@@ -88,14 +95,14 @@ def torch_op(event: ChromeEvent, around: Sequence[ChromeEvent]) -> TorchOp:
         value = event.args.get(name, [])
         return _tuples(value) if isinstance(value, list) else ()
 
-    def words(name: str) -> tuple[str, ...]:
+    def texts(name: str) -> tuple[str, ...]:
         return tuple(value if isinstance(value, str) else "" for value in column(name))
 
     return TorchOp(
         event.name,
         column("Input Dims"),
-        words("Input type"),
-        words("Concrete Inputs"),
+        texts("Input type"),
+        texts("Concrete Inputs"),
         column("Input Strides"),
         tuple(parent.name for parent in around),
     )
@@ -124,12 +131,12 @@ def group_of(kernel: ChromeEvent) -> str:
 
 def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]) -> Row | None:
     """The row of a communication kernel's own columns; none for one without metadata."""
-    args, where = kernel.args, kernel.where
+    args, place = kernel.args, kernel.place
     if "Collective name" not in args:
         skipped["communication kernel without its collective's name and size"] += 1
         return None
-    name = text(args["Collective name"], "Collective name", where)
-    dtype = DTYPES.get(text(args.get("dtype", ""), "dtype", where), "")
+    name = text(args["Collective name"], "Collective name", place)
+    dtype = DTYPES.get(text(args.get("dtype", ""), "dtype", place), "")
     plain = name.strip("_")
     plain = next((plain.removesuffix(end) for end in _SUFFIXES if plain.endswith(end)), plain)
     if plain not in _COLLECTIVES or dtype not in DTYPE_BYTES:
@@ -137,15 +144,20 @@ def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, 
         skipped[f"no such collective in the tables: {what}"] += 1
         return None
     collective, side = _COLLECTIVES[plain]
-    elements = integer(args.get(f"{side} msg nelems"), f"{side} msg nelems", where)
-    ranks = 2 if collective == "send_recv" else integer(args.get("Group size"), "Group size", where, 1)
+    elements = integer(args.get(f"{side} msg nelems"), f"{side} msg nelems", place)
+    ranks = 2 if collective == "send_recv" else integer(args.get("Group size"), "Group size", place, 1)
     if not elements:
         skipped["no bytes"] += 1
         return None
     row: Row = {
-        "source": "kineto", "device": options.name_of(file.device_name), "collective": collective, "algorithm": "auto",
-        "num_ranks": ranks, "bytes": elements * DTYPE_BYTES[dtype], "dtype": dtype,
-    }  # fmt: skip
+        "source": "kineto",
+        "device": options.name_of(file.device_name),
+        "collective": collective,
+        "algorithm": "auto",
+        "num_ranks": ranks,
+        "bytes": elements * DTYPE_BYTES[dtype],
+        "dtype": dtype,
+    }
     return row | options.nodes(ranks)
 
 
@@ -166,12 +178,12 @@ _IGNORED: Final = ("barrier", "monitored_barrier")
 
 def kineto_calls(files: Sequence[KinetoFile]) -> list[tuple[Activity, Detail]]:
     """Activities of all ranks on one clock, each with the call that it belongs to."""
-    found: list[tuple[tuple[int, int], Activity, Detail]] = []
+    calls: list[tuple[tuple[int, int], Activity, Detail]] = []
     for number, (file, shift_us) in enumerate(on_one_clock(files)):
         each = _of_device(file, shift_us, number) if file.device_work else _of_host(file, shift_us, number)
-        found += [((file.rank, activity.device), activity, detail) for activity, detail in each]
-    devices = numbered((key, activity) for key, activity, _ in found)
-    return [(activity, detail) for activity, (_, _, detail) in zip(devices, found, strict=True)]
+        calls += [((file.rank, activity.device), activity, detail) for activity, detail in each]
+    devices = numbered((key, activity) for key, activity, _ in calls)
+    return [(activity, detail) for activity, (_, _, detail) in zip(devices, calls, strict=True)]
 
 
 def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
@@ -180,7 +192,7 @@ def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Act
     activities = activities_of(file, file.device_work, operators, shift_us)
     around = parents_of(file.operators)
     known: dict[int, Row | None] = {}
-    options, skipped, found = ReadOptions(), Counter[str](), []
+    options, skipped, calls = ReadOptions(), Counter[str](), []
     for position, (event, operator, activity) in enumerate(zip(file.device_work, operators, activities, strict=True)):
         launch = launch_of(file, event)
         launched_s = float("nan") if launch is None else (launch.end_us + shift_us) * 1e-6
@@ -193,15 +205,23 @@ def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Act
             if id(operator) not in known:
                 known[id(operator)] = op_row(torch_op(operator, around[id(operator)]))
             detail = Detail((number, id(operator)), operator.name, known[id(operator)], launched_s)
-        found.append((activity, detail))
-    return found
+        calls.append((activity, detail))
+    return calls
 
 
 def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
     """Operators that compute and lie in no other such one, and what the communication library's own threads do."""
     around = parents_of(file.operators)
-    work = [e for e in file.operators if _works(e.name) and not any(_works(parent.name) for parent in around[id(e)])]
-    calls = [e for e in file.ranges if (m := _COLLECTIVE_CALL.fullmatch(e.name)) and m[2] not in _IGNORED]
+    work = []
+    for event in file.operators:
+        is_part = any(_works(parent.name) for parent in around[id(event)])
+        if _works(event.name) and not is_part:
+            work.append(event)
+    calls = []
+    for event in file.ranges:
+        backend_call = _COLLECTIVE_CALL.fullmatch(event.name)
+        if backend_call and backend_call[2] not in _IGNORED:
+            calls.append(event)
     details = [Detail((number, id(e)), e.name, op_row(torch_op(e, around[id(e)]))) for e in work]
     details += [Detail((number, id(e)), e.name, _collective(e, file)) for e in calls]
     activities = activities_of(file, [*work, *calls], None, shift_us)

@@ -32,10 +32,22 @@ class ActivityKind(IntEnum):
 
 
 PHASES: Final = (
-    "", "forward", "backward", "backward_input", "backward_weight", "send_forward", "send_backward", "grad_reduce",
-    "param_gather", "param_gather_backward", "embedding_reduce", "optimizer", "offload", "reload",
-)  # fmt: skip
-"""What of a step an activity belongs to, in the order of `program.Kind`; the first is for not known."""
+    "",
+    "forward",
+    "backward",
+    "backward_input",
+    "backward_weight",
+    "send_forward",
+    "send_backward",
+    "grad_reduce",
+    "param_gather",
+    "param_gather_backward",
+    "embedding_reduce",
+    "optimizer",
+    "offload",
+    "reload",
+)
+"""Part of a step that an activity belongs to, in the order of `program.Kind`; the first stands for not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +102,12 @@ class MeasuredTrace:
         return MeasuredTrace(names=self.names, **{name: getattr(self, name)[chosen] for name in self._arrays()})
 
     def steps(self) -> "list[MeasuredTrace]":
-        """One trace per step that every device took part in; the whole, where no steps are marked."""
+        """One trace per step that every device took part in; the trace itself if no step is marked."""
         marked = np.unique(self.step[self.step >= 0]).tolist()
         parts = [self.select(self.step == step) for step in marked]
-        whole = len(np.unique(self.device))
-        return [part for part in parts if len(np.unique(part.device)) == whole] or [self]
+        # A step that only some devices recorded has no step time.
+        all_devices = len(np.unique(self.device))
+        return [part for part in parts if len(np.unique(part.device)) == all_devices] or [self]
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per activity, with names in place of numbers."""
@@ -148,34 +161,47 @@ def merged_intervals(
     return start_s[first], reached_s[np.roll(first, -1)]
 
 
-def numbered(found: Iterable[tuple[tuple[int, ...], Activity]]) -> list[Activity]:
-    """Activities with devices numbered from 0 in the order of the keys that tell them apart."""
-    found = list(found)
-    numbers = {key: number for number, key in enumerate(sorted({key for key, _ in found}))}
-    return [replace(activity, device=numbers[key]) for key, activity in found]
+def numbered(keyed: Iterable[tuple[tuple[int, ...], Activity]]) -> list[Activity]:
+    """Activities with their devices numbered from 0.
+
+    Args:
+        keyed: key of a device (such as rank and device of the rank), and an activity; keys are numbered in their order.
+    """
+    keyed = list(keyed)
+    keys = sorted({key for key, _ in keyed})
+    numbers = {key: number for number, key in enumerate(keys)}
+    return [replace(activity, device=numbers[key]) for key, activity in keyed]
 
 
-def trace_of(activities: Sequence[Activity], where: object) -> MeasuredTrace:
+def trace_of(activities: Sequence[Activity], place: object) -> MeasuredTrace:
     """Activities as arrays, on a clock that starts with the first.
 
     Raises:
         TableError: none at all.
     """
     if not activities:
-        raise TableError(f"{where}: no activity of a device in it; record some steps with the device's events on")
+        raise TableError(f"{place}: no activity of a device in it; record some steps with the device's events on")
     ordered = sorted(activities, key=lambda a: (a.start_s, a.device, a.stream))
-    names = {name: number for number, name in enumerate(dict.fromkeys(a.name for a in ordered))}
+    distinct_names = dict.fromkeys(a.name for a in ordered)
+    names = {name: number for number, name in enumerate(distinct_names)}
 
     def column(field: str) -> np.ndarray:
         return np.array([getattr(a, field) for a in ordered])
 
     origin_s = ordered[0].start_s
     return MeasuredTrace(
-        device=column("device"), stream=column("stream"), start_s=column("start_s") - origin_s,
-        end_s=column("end_s") - origin_s, name=np.array([names[a.name] for a in ordered]), names=tuple(names),
-        kind=column("kind"), phase=np.array([PHASES.index(a.phase) for a in ordered]), stage=column("stage"),
-        micro_batch=column("micro_batch"), step=column("step"),
-    )  # fmt: skip
+        device=column("device"),
+        stream=column("stream"),
+        start_s=column("start_s") - origin_s,
+        end_s=column("end_s") - origin_s,
+        name=np.array([names[a.name] for a in ordered]),
+        names=tuple(names),
+        kind=column("kind"),
+        phase=np.array([PHASES.index(a.phase) for a in ordered]),
+        stage=column("stage"),
+        micro_batch=column("micro_batch"),
+        step=column("step"),
+    )
 
 
 _PREFIXES: Final = ("nccl", "rccl", "hccl", "gloo:", "c10d::")
@@ -192,22 +218,29 @@ def is_communication(name: str) -> bool:
 
 
 def kind_of(*names: str) -> ActivityKind:
-    """Of an activity with these names."""
+    """Kind of an activity that has these names: of its event, and of its instruction."""
     if any(map(is_communication, names)):
         return ActivityKind.COMMUNICATION
     return ActivityKind.COPY if names[0].startswith(_COPIES) else ActivityKind.COMPUTE
 
 
 _PHASE_NAMES: Final = {name: name for name in PHASES if name} | {
-    "fwd": "forward", "bwd": "backward", "update": "optimizer", "dgrad": "backward_input", "wgrad": "backward_weight",
-}  # fmt: skip
-_WORD: Final = re.compile(r"[\s,:;/|]+")
+    "fwd": "forward",
+    "bwd": "backward",
+    "update": "optimizer",
+    "dgrad": "backward_input",
+    "wgrad": "backward_weight",
+}
+_SEPARATOR: Final = re.compile(r"[\s,:;/|]+")
 _TAG: Final = re.compile(r"(stage|micro_batch|microbatch|mb|step)[=#](\d{1,9})", re.I)
 _TAG_NAMES: Final = {"microbatch": "micro_batch", "mb": "micro_batch"}
 
 
 class Tags(NamedTuple):
-    """What a range says; empty or -1 where it says nothing. In the order of the last fields of `Activity`."""
+    """Phase, stage, micro-batch and step that a range names; empty or -1 where it names none.
+
+    The order is that of the last fields of `Activity`.
+    """
 
     phase: str = ""
     stage: int = -1
@@ -225,36 +258,53 @@ class Range:
 
 
 def parse_tags(name: str) -> Tags:
-    """What the name of a range says; words that are none of ours are passed over."""
+    """Tags in the name of a range, such as `backward stage=1 micro_batch=3`; other words are passed over."""
     profiler_step = re.fullmatch(r"ProfilerStep#(\d{1,9})", name)
     if profiler_step:
         return Tags(step=int(profiler_step[1]))
     if name.startswith("Optimizer.step"):
         return Tags(phase="optimizer")
-    words = [word for word in _WORD.split(name) if word]
-    found = {}
-    for word in words:
-        if tag := _TAG.fullmatch(word):
-            found[_TAG_NAMES.get(tag[1].lower(), tag[1].lower())] = int(tag[2])
-    # a phase is the first word, so that functions that happen to be called "forward" somewhere are none
-    phase = _PHASE_NAMES.get(words[0].lower(), "") if words and (found or len(words) == 1) else ""
-    return Tags(phase=phase, **found)
+    tokens = [token for token in _SEPARATOR.split(name) if token]
+    numbers = {}
+    for token in tokens:
+        tag = _TAG.fullmatch(token)
+        if tag:
+            field = tag[1].lower()
+            numbers[_TAG_NAMES.get(field, field)] = int(tag[2])
+    # A phase is the first word, so that functions that happen to be called "forward" somewhere are none.
+    phase = ""
+    if tokens and (numbers or len(tokens) == 1):
+        phase = _PHASE_NAMES.get(tokens[0].lower(), "")
+    return Tags(phase=phase, **numbers)
 
 
 def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list[Tags]:
-    """For each time what the ranges around it say, of which most may say nothing; inner ranges go before outer ones."""
-    ranges = sorted((r for r in ranges if r.tags != Tags()), key=lambda r: r.start_s - r.end_s)  # longest first
+    """Tags of the ranges around each time; an inner range overrides an outer one."""
+    tagged = [each for each in ranges if each.tags != Tags()]
+    # Ranges nest: written from the longest to the shortest, the innermost is the last to be written.
+    tagged.sort(key=lambda each: each.start_s - each.end_s)
     order = np.argsort(at_s, kind="stable")
     ordered = at_s[order]
     columns: dict[str, Int[np.ndarray, " events"]] = {
         name: np.full(len(at_s), -1) for name in ("phase", "stage", "micro_batch", "step")
     }
-    for each in ranges:
-        inside = order[np.searchsorted(ordered, each.start_s) : np.searchsorted(ordered, each.end_s, side="right")]
+    for each in tagged:
+        first = np.searchsorted(ordered, each.start_s)
+        end = np.searchsorted(ordered, each.end_s, side="right")
+        inside = order[first:end]
         if each.tags.phase:
             columns["phase"][inside] = PHASES.index(each.tags.phase)
         for name in ("stage", "micro_batch", "step"):
-            if (value := getattr(each.tags, name)) >= 0:
+            value = getattr(each.tags, name)
+            if value >= 0:
                 columns[name][inside] = value
-    rows = zip(*(columns[name].tolist() for name in columns), strict=True)
-    return [Tags(PHASES[max(phase, 0)], stage, micro_batch, step) for phase, stage, micro_batch, step in rows]
+    return [
+        Tags(PHASES[max(phase, 0)], stage, micro_batch, step)
+        for phase, stage, micro_batch, step in zip(
+            columns["phase"].tolist(),
+            columns["stage"].tolist(),
+            columns["micro_batch"].tolist(),
+            columns["step"].tolist(),
+            strict=True,
+        )
+    ]

@@ -37,24 +37,25 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     wrong = number(mapping(data["out_of_bounds"], "out_of_bounds", path).get("count"), "out_of_bounds count", path)
     if wrong != 0:
         raise TableError(f"{path}: {wrong:g} values came out wrong; do not use this run")
-    command = [text(word, "args", path) for word in listing(data.get("args", []), "args", path)]
+    command = [text(argument, "args", path) for argument in listing(data.get("args", []), "args", path)]
     test = test_of(Path(command[0]).name) if command else ""
     settings = allowed(text(e, "env", path) for e in listing(data.get("env", []), "env", path))
     config = mapping(data.get("config"), "config", path)
-    threads, gpus = (integer(config.get(name, 1), name, path, 1) for name in ("nthreads", "ngpus"))
-    processes = [mapping(d, "devices", path) for d in listing(config.get("devices"), "devices", path)]
-    # the file lists the first rank of every process
-    first_ranks = [
-        (
-            str(p.get("group", 0)),
-            text(p.get("hostname", ""), "hostname", path),
-            text(p.get("device_info", ""), "info", path),
-        )
-        for p in processes
-    ]
+    threads = integer(config.get("nthreads", 1), "nthreads", path, 1)
+    gpus = integer(config.get("ngpus", 1), "ngpus", path, 1)
+    # The file lists the first rank of every process; the others of the process are like it.
+    first_ranks: list[tuple[str, str, str]] = []
+    for item in listing(config.get("devices"), "devices", path):
+        process = mapping(item, "devices", path)
+        host = text(process.get("hostname", ""), "hostname", path)
+        device = text(process.get("device_info", ""), "info", path)
+        first_ranks.append((str(process.get("group", 0)), host, device))
     if threads * gpus * len(first_ranks) > _MOST_RANKS:
         raise TableError(f"{path}: {threads} threads of {gpus} GPUs in {len(first_ranks)} processes; repair the config")
-    group = group_columns([rank for rank in first_ranks for _ in range(threads * gpus)], options, str(path))
+    ranks: list[tuple[str, str, str]] = []
+    for rank in first_ranks:
+        ranks += [rank] * (threads * gpus)
+    group = group_columns(ranks, options, str(path))
     code = data.get("nccl_version")
     common: Row = group | {
         "algorithm": algorithm(settings),
@@ -62,15 +63,15 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     }
     rows: list[Row] = []
     for index, item in enumerate(listing(data.get("results"), "results", path)):
-        where = f"{path}: result {index}"
-        result = mapping(item, "result", where)
+        place = f"{path}: result {index}"
+        result = mapping(item, "result", place)
         iterations = result.get("actual_iterations", config.get("iterations", 1))
         for layout in ("out_of_place", "in_place"):
             if result.get(layout) is None:
                 continue
-            row = _row(test or test_of(str(result.get("experiment_name", ""))), options, result, layout, where, skipped)
+            row = _row(test or test_of(str(result.get("experiment_name", ""))), options, result, layout, place, skipped)
             if row is not None:
-                row.setdefault("n_repeats", integer(iterations, "iterations", where, 1))
+                row.setdefault("n_repeats", integer(iterations, "iterations", place, 1))
                 rows.append(row | common | {"variant": variant(layout, settings)})
     if not rows and not skipped:
         raise TableError(f"{path}: no results in it; run the test again")
@@ -78,26 +79,28 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
 
 
 def _row(
-    test: str, options: ReadOptions, result: Mapping[str, Any], layout: str, where: str, skipped: Counter[str]
+    test: str, options: ReadOptions, result: Mapping[str, Any], layout: str, place: str, skipped: Counter[str]
 ) -> Row | None:
-    timing = mapping(result[layout], layout, where)
+    timing = mapping(result[layout], layout, place)
     if "time" not in timing:
         skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
         return None
-    if timing.get("nwrong") is not None and number(timing["nwrong"], "nwrong", where) != 0:
-        raise TableError(f"{where}: {timing['nwrong']} wrong values {layout}; do not use this run")
-    size = number(result.get("size"), "size", where, 0)
-    time_us = checked_time_us(timing["time"], timing.get("alg_bw"), size, where)
-    row = collective_row(test, options, where, size, text(result.get("type"), "type", where), skipped)
+    if timing.get("nwrong") is not None and number(timing["nwrong"], "nwrong", place) != 0:
+        raise TableError(f"{place}: {timing['nwrong']} wrong values {layout}; do not use this run")
+    size = number(result.get("size"), "size", place, 0)
+    time_us = checked_time_us(timing["time"], timing.get("alg_bw"), size, place)
+    row = collective_row(test, options, place, size, text(result.get("type"), "type", place), skipped)
     if row is None:
         return None
     row["time_us"] = time_us
-    if each := result.get(f"{layout}_per_iter"):
-        per_iteration = mapping(each, f"{layout}_per_iter", where)
-        times_us = listing(per_iteration.get("times_us"), "times_us", where)
+    iterations = result.get(f"{layout}_per_iter")
+    if iterations:
+        # Medians of single iterations are free of the slow first ones that the mean above holds.
+        per_iteration = mapping(iterations, f"{layout}_per_iter", place)
+        times_us = listing(per_iteration.get("times_us"), "times_us", place)
         row |= {
-            "time_us": number(per_iteration.get("p50_us"), "p50_us", where, 1e-9),
-            "time_us_std": number(per_iteration.get("stdev_us"), "stdev_us", where, 0),
+            "time_us": number(per_iteration.get("p50_us"), "p50_us", place, 1e-9),
+            "time_us_std": number(per_iteration.get("stdev_us"), "stdev_us", place, 0),
             "n_repeats": max(len(times_us), 1),
         }
     return row

@@ -45,7 +45,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class NsysFile:
-    """What of one report is used; times in nanoseconds since the session's start."""
+    """Kernels, copies, launches and ranges of one report; times in nanoseconds since the session's start."""
 
     path: Path
     epoch_ns: int | None
@@ -85,13 +85,14 @@ def read_nsys(path: Path) -> NsysFile:
 
 
 def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[tuple[int, int], Activity]]]]:
-    if len(files) > 1 and (old := next((f for f in files if f.epoch_ns is None), None)):
+    without_epoch = [file for file in files if file.epoch_ns is None]
+    if len(files) > 1 and without_epoch:
         raise TableError(
-            f"{old.path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one report, or "
-            "export with a newer Nsight Systems"
+            f"{without_epoch[0].path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one "
+            "report, or export with a newer Nsight Systems"
         )
-    first_ns = min(f.epoch_ns or 0 for f in files)
-    return [(f, _of_file(f, (f.epoch_ns or 0) - first_ns)) for f in files]
+    first_ns = min(file.epoch_ns or 0 for file in files)
+    return [(file, _of_file(file, (file.epoch_ns or 0) - first_ns)) for file in files]
 
 
 def launch_of(file: NsysFile, kernel: Record) -> Record | None:
@@ -126,11 +127,10 @@ class _Reader:
             row | {"name": self._name(row, ("demangledName", "shortName", "name"))}
             for row in self._checked("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId", "streamId")
         ]
-        copies = [
-            row | {"name": table.rsplit("_", 1)[1].lower()}
-            for table in ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
-            for row in self._checked(table, "deviceId", "streamId")
-        ]
+        copies = []
+        for table, name in (("CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memset")):
+            for row in self._checked(table, "deviceId", "streamId"):
+                copies.append(row | {"name": name})
         launches = {
             (_process(row.get("globalTid")), row["correlationId"]): row
             for row in self._checked("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId")
@@ -143,9 +143,14 @@ class _Reader:
         epochs = [row["utcEpochNs"] for row in self._rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))]
         names = {row["id"]: str(row["name"]) for row in self._rows("TARGET_INFO_GPU", ("id", "name"))}
         return NsysFile(
-            self._path, integer(epochs[0], "utcEpochNs", self._path) if epochs else None, names,
-            tuple(kernels), tuple(copies), launches, tuple(self._with_times("NVTX_EVENTS", ranges)),
-        )  # fmt: skip
+            path=self._path,
+            epoch_ns=integer(epochs[0], "utcEpochNs", self._path) if epochs else None,
+            device_names=names,
+            kernels=tuple(kernels),
+            copies=tuple(copies),
+            launches=launches,
+            ranges=tuple(self._with_times("NVTX_EVENTS", ranges)),
+        )
 
     def _rows(self, table: str, needed: tuple[str, ...]) -> Iterator[Record]:
         """Rows of a table; none where the report lacks it."""
@@ -153,7 +158,8 @@ class _Reader:
             return
         cursor = self._connection.execute(f'SELECT * FROM "{table}"')
         columns = [str(column[0]) for column in cursor.description]
-        if missing := [name for name in needed if name not in columns]:
+        missing = [name for name in needed if name not in columns]
+        if missing:
             raise TableError(
                 f"{self._path}: {table} has no column {missing[0]} (schema version {self._version}; it has "
                 f"{', '.join(columns[:8])}); export with another version of Nsight Systems"
@@ -161,25 +167,28 @@ class _Reader:
         for row in cursor:
             yield dict(zip(columns, row, strict=True))
 
-    def _checked(self, table: str, *whole: str) -> Iterator[Record]:
+    def _checked(self, table: str, *integer_columns: str) -> Iterator[Record]:
         """Rows with times, and whole numbers in these columns."""
-        for index, row in enumerate(self._with_times(table, self._rows(table, (*_TIMES, *whole)))):
-            for name in whole:
+        for index, row in enumerate(self._with_times(table, self._rows(table, (*_TIMES, *integer_columns)))):
+            for name in integer_columns:
                 integer(row[name], name, f"{self._path}: {table} row {index}")
             yield row
 
     def _with_times(self, table: str, rows: Iterable[Record]) -> Iterator[Record]:
         for index, row in enumerate(rows):
-            where = f"{self._path}: {table} row {index}"
-            start_ns = integer(row["start"], "start", where)
-            if integer(row["end"], "end", where) < start_ns:
-                raise TableError(f"{where}: it ends at {row['end']} ns, before its start {start_ns}; record it again")
+            place = f"{self._path}: {table} row {index}"
+            start_ns = integer(row["start"], "start", place)
+            if integer(row["end"], "end", place) < start_ns:
+                raise TableError(f"{place}: it ends at {row['end']} ns, before its start {start_ns}; record it again")
             yield row
 
     def _name(self, row: Record, columns: tuple[str, ...]) -> str:
         for column in columns:
-            if (value := row.get(column)) is not None:
-                return self._strings.get(value, str(value)) if isinstance(value, int) else str(value)
+            value = row.get(column)
+            if value is None:
+                continue
+            # Most columns hold the number of a string.
+            return self._strings.get(value, str(value)) if isinstance(value, int) else str(value)
         return "kernel"
 
 
@@ -187,13 +196,14 @@ def _of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activ
     work = [*file.kernels, *file.copies]
     at_s = np.array([launched_ns(file, row)[0] for row in work], float) * 1e-9
     ranges = (Range(row["start"] * 1e-9, row["end"] * 1e-9, parse_tags(str(row["name"]))) for row in file.ranges)
-    found = []
+    keyed_activities = []
     for index, (row, tags) in enumerate(zip(work, tags_at(ranges, at_s), strict=True)):
         kind = ActivityKind.COPY if index >= len(file.kernels) else kind_of(row["name"])
-        start_s, end_s = ((row[name] + shift_ns) * 1e-9 for name in ("start", "end"))
+        start_s = (row["start"] + shift_ns) * 1e-9
+        end_s = (row["end"] + shift_ns) * 1e-9
         activity = Activity(0, int(row["streamId"]), start_s, end_s, row["name"], kind, *tags)
-        found.append(((int(row["deviceId"]), _process(row.get("globalPid"))), activity))
-    return found
+        keyed_activities.append(((int(row["deviceId"]), _process(row.get("globalPid"))), activity))
+    return keyed_activities
 
 
 def _process(global_id: Any) -> int:
@@ -208,7 +218,7 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
     Raises:
         TableError: several reports of which one does not say when it began, or records with impossible times.
     """
-    found: list[tuple[tuple[int, ...], Activity, Detail]] = []
+    keyed_calls: list[tuple[tuple[int, ...], Activity, Detail]] = []
     for number, (file, activities) in enumerate(_on_one_clock(files)):
         calls = _operator_calls(file)
         for position, (row, (key, activity)) in enumerate(zip([*file.kernels, *file.copies], activities, strict=True)):
@@ -221,12 +231,14 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
                 detail = Detail((number, "kernel", position), launched_s=launched_s)
             else:
                 columns = op_row(call[2])
-                if columns is not None and (dtype := _dtype([row["name"]])):
+                # NVTX ranges give sizes only: the element type stands in the kernel's name.
+                dtype = _dtype([row["name"]])
+                if columns is not None and dtype:
                     columns = columns | {"dtype": dtype}
                 detail = Detail((number, id(call)), call[2].name, columns, launched_s)
-            found.append(((number, *key), activity, detail))
-    devices = numbered((key, activity) for key, activity, _ in found)
-    return [(activity, detail) for activity, (_, _, detail) in zip(devices, found, strict=True)]
+            keyed_calls.append(((number, *key), activity, detail))
+    devices = numbered((key, activity) for key, activity, _ in keyed_calls)
+    return [(activity, detail) for activity, (_, _, detail) in zip(devices, keyed_calls, strict=True)]
 
 
 _OPERATOR: Final = re.compile(r"(?P<name>aten::\w+),.*?sizes = (?P<sizes>\[[\[\]\d,\s]*\])")
@@ -235,13 +247,16 @@ _DTYPE_WORD: Final = re.compile(r"bfloat16|bf16|fp16|half|(?<![b\d])f16", re.I)
 
 
 def nsys_rows(files: Sequence[NsysFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
-    """A row per call of an operator: the kernels that it launched."""
-    return [row for file in files for row in _rows_of_file(file, options, skipped)]
+    """A row per call of an operator, whose time is that of the kernels that it launched."""
+    rows: list[Row] = []
+    for file in files:
+        rows += _rows_of_file(file, options, skipped)
+    return rows
 
 
 def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
     calls = _operator_calls(file)
-    of_call: dict[int, tuple[Call, list[Record]]] = {}
+    kernels_by_call: dict[int, tuple[Call, list[Record]]] = {}
     for kernel in file.kernels:
         if is_communication(kernel["name"]):
             skipped["communication kernel: Nsight Systems does not record its size"] += 1
@@ -251,24 +266,25 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
         if call is None:
             skipped["kernel outside of any operator's NVTX range with shapes (emit_nvtx(record_shapes=True))"] += 1
         else:
-            of_call.setdefault(id(call), (call, []))[1].append(kernel)
-    for (_, _, op), kernels in of_call.values():
+            kernels_by_call.setdefault(id(call), (call, []))[1].append(kernel)
+    for (_, _, op), kernels in kernels_by_call.values():
         row = op_row(op)
         time_us = sum(kernel["end"] - kernel["start"] for kernel in kernels) * 1e-3
         if row is None:
             skipped[f"no row for operator {op.name}"] += 1
         elif time_us > 0:
             device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
-            yield {"source": "nsys", "device": device} | row | {
-                "dtype": _dtype([kernel["name"] for kernel in kernels]), "time_us": time_us, "software": "torch",
-                "variant": "nsys kernels",
-            }  # fmt: skip
+            dtype = _dtype([kernel["name"] for kernel in kernels])
+            timing = {"dtype": dtype, "time_us": time_us, "software": "torch", "variant": "nsys kernels"}
+            yield {"source": "nsys", "device": device} | row | timing
 
 
 def _dtype(names: Sequence[str]) -> str:
     """The element type that the names of an operator's kernels agree on."""
-    found = {_DTYPE[word.lower()] for name in names for word in _DTYPE_WORD.findall(name)}
-    return found.pop() if len(found) == 1 else ""
+    dtypes: set[str] = set()
+    for name in names:
+        dtypes |= {_DTYPE[alias.lower()] for alias in _DTYPE_WORD.findall(name)}
+    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 Call = tuple[int, int, TorchOp]
@@ -279,15 +295,17 @@ def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
     """Operators' ranges by thread, sorted by start."""
     calls: dict[int, list[Call]] = defaultdict(list)
     for row in file.ranges:
-        if found := _OPERATOR.search(str(row["name"])):
-            try:
-                shapes: Any = ast.literal_eval(found["sizes"])
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-            op = TorchOp(found["name"], tuple(tuple(s) if isinstance(s, list) else () for s in shapes), ())
-            calls[row.get("globalTid") or 0].append((row["start"], row["end"], op))
-    for of_thread in calls.values():
-        of_thread.sort(key=lambda call: (call[0], -call[1]))
+        operator = _OPERATOR.search(str(row["name"]))
+        if operator is None:
+            continue
+        try:
+            shapes: Any = ast.literal_eval(operator["sizes"])
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        op = TorchOp(operator["name"], tuple(tuple(s) if isinstance(s, list) else () for s in shapes), ())
+        calls[row.get("globalTid") or 0].append((row["start"], row["end"], op))
+    for thread_calls in calls.values():
+        thread_calls.sort(key=lambda call: (call[0], -call[1]))
     return calls
 
 

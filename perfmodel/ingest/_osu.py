@@ -45,70 +45,82 @@ def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str])
     test, software, dtype = "", "", ""
     columns: list[str] = []
     for count, raw in enumerate(text.splitlines(), 1):
-        line, where = raw.strip(), f"{path}: line {count}"
-        if found := _TITLE.match(line):
-            test = found["test"].lower()
-            software, columns, dtype = f"osu-{found['version']}{(found['memory'] or '').lower()}", [], ""
+        line, place = raw.strip(), f"{path}: line {count}"
+        title = _TITLE.match(line)
+        if title:
+            test = title["test"].lower()
+            memory = (title["memory"] or "").lower()
+            software, columns, dtype = f"osu-{title['version']}{memory}", [], ""
         elif line.startswith("#") and "Datatype:" in line:
             dtype = _DTYPES.get(line.split("Datatype:")[1].strip(" ."), "")
         elif re.match(r"#\s*Size\s", line):
-            columns = _columns(line, where)
+            columns = _columns(line, place)
         elif line[:1].isdigit() and columns:
-            words = line.split()
-            if len(words) != len(columns):
-                raise TableError(f"{where}: {len(words)} columns, the header has {len(columns)}; was it cut short?")
-            rows += _row(test, dict(zip(columns, words, strict=True)), where, options, skipped, dtype, software)
+            cells = line.split()
+            if len(cells) != len(columns):
+                raise TableError(f"{place}: {len(cells)} columns, the header has {len(columns)}; was it cut short?")
+            rows += _row(test, dict(zip(columns, cells, strict=True)), place, options, skipped, dtype, software)
     if not rows and not skipped:
         raise TableError(f"{path}: no table of an OSU benchmark in it; give the output of e.g. osu_allreduce")
     return rows
 
 
-def _columns(header: str, where: str) -> list[str]:
+def _columns(header: str, place: str) -> list[str]:
     """Names without units, which must be us and MB/s."""
+    # Names may have blanks; some versions put only one after a unit, so that two columns seem to be one.
+    header = header.lstrip("# ").replace("(us) ", "(us)  ").replace("(MB/s) ", "(MB/s)  ")
     names = []
-    for cell in re.split(r"\s{2,}|\t", header.lstrip("# ").replace("(us) ", "(us)  ").replace("(MB/s) ", "(MB/s)  ")):
-        found = re.fullmatch(r"(.+?)\s*\((.+)\)", cell.strip())
-        name, unit = (found[1], found[2]) if found else (cell.strip(), "")
+    for cell in re.split(r"\s{2,}|\t", header):
+        with_unit = re.fullmatch(r"(.+?)\s*\((.+)\)", cell.strip())
+        name, unit = (with_unit[1], with_unit[2]) if with_unit else (cell.strip(), "")
         expected = "us" if "Lat" in name else "MB/s" if "Bandwidth" in name else unit
         if unit != expected:
-            raise TableError(f"{where}: {name} must be in ({expected}), the header says ({unit}); convert it")
+            raise TableError(f"{place}: {name} must be in ({expected}), the header says ({unit}); convert it")
         names.append(name)
     return names
 
 
 def _row(
-    test: str, cells: dict[str, str], where: str, options: ReadOptions, skipped: Counter[str], dtype: str, software: str
+    test: str, cells: dict[str, str], place: str, options: ReadOptions, skipped: Counter[str], dtype: str, software: str
 ) -> list[Row]:
     if test not in _TESTS:
         skipped[f"no such collective in the tables: OSU {test or 'test without a title'}"] += 1
         return []
     collective, per_pair = _TESTS[test]
-    size = integer(cells["Size"], "size", where)
+    size = integer(cells["Size"], "size", place)
     if size == 0:
         skipped["no bytes"] += 1
         return []
     ranks = 2 if collective == "send_recv" else options.ranks
     if ranks is None:
-        raise TableError(f"{where}: OSU's output does not say how many ranks took part; say it with --ranks N")
+        raise TableError(f"{place}: OSU's output does not say how many ranks took part; say it with --ranks N")
     row: Row = {
-        "source": "osu", "device": options.name_of(""), "collective": collective, "algorithm": "auto",
-        "num_ranks": ranks, "bytes": size * ranks if per_pair else size, "dtype": dtype, "software": software,
+        "source": "osu",
+        "device": options.name_of(""),
+        "collective": collective,
+        "algorithm": "auto",
+        "num_ranks": ranks,
+        "bytes": size * ranks if per_pair else size,
+        "dtype": dtype,
+        "software": software,
         "variant": f"osu {test.removesuffix(' test')}",
-    }  # fmt: skip
+    }
     row |= options.nodes(ranks)
     if "Bandwidth" in cells:
-        bandwidth = number(cells["Bandwidth"], "bandwidth", where, 1e-9)
-        row["time_us"] = size / bandwidth  # MB/s are bytes per us
+        bandwidth = number(cells["Bandwidth"], "bandwidth", place, 1e-9)
+        # MB/s are bytes per us.
+        row["time_us"] = size / bandwidth
     else:
-        of_test = {name: number(cells[name], name, where, 0) for name in cells if name in _TIMES}
-        mean_us = next((v for name, v in of_test.items() if not name.startswith(("Min", "Max"))), None)
+        latencies_us = {name: number(cells[name], name, place, 0) for name in cells if name in _TIMES}
+        mean_us = next((v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None)
         if not mean_us:
-            raise TableError(f"{where}: no latency above zero in it; found columns {', '.join(cells)}")
-        low = next((v for name, v in of_test.items() if name.startswith("Min")), mean_us)
-        high = next((v for name, v in of_test.items() if name.startswith("Max")), mean_us)
+            raise TableError(f"{place}: no latency above zero in it; found columns {', '.join(cells)}")
+        low = next((v for name, v in latencies_us.items() if name.startswith("Min")), mean_us)
+        high = next((v for name, v in latencies_us.items() if name.startswith("Max")), mean_us)
+        # Printed with few digits, equal times may differ in the last one.
         if not low <= mean_us * 1.001 <= high * 1.002:
-            raise TableError(f"{where}: average {mean_us:g} us is not between {low:g} and {high:g} us; repair the line")
+            raise TableError(f"{place}: average {mean_us:g} us is not between {low:g} and {high:g} us; repair the line")
         row["time_us"] = mean_us
     if "Iterations" in cells:
-        row["n_repeats"] = integer(cells["Iterations"], "iterations", where, 1)
+        row["n_repeats"] = integer(cells["Iterations"], "iterations", place, 1)
     return [row]

@@ -38,7 +38,7 @@ class Call:
     start_s: float
     end_s: float
     time_s: float
-    """Of its kernels together."""
+    """Sum over its kernels."""
     launched_s: float
     """When the host launched the first of them; NaN where the profile does not say, or nothing is launched (CPU)."""
     group: str
@@ -72,10 +72,13 @@ class Profile:
         return tuple(int(step[0]) if (step == step[0]).all() else -1 for step in steps)
 
     def step_s(self) -> np.ndarray:
-        """Seconds of each step: to the start of the next one, of the last one to its own end, where it is the only."""
+        """Seconds from each step's start to the next one's; of a single step to its end."""
         parts = self.trace.steps()
-        begins, ends = (np.array([f(p) for p in parts]) for f in (lambda p: p.start_s.min(), lambda p: p.end_s.max()))
-        return np.diff(begins) if len(parts) > 1 else ends - begins
+        begins_s = np.array([part.start_s.min() for part in parts])
+        if len(parts) > 1:
+            return np.diff(begins_s)
+        ends_s = np.array([part.end_s.max() for part in parts])
+        return ends_s - begins_s
 
     def in_steps(self) -> tuple[Call, ...]:
         """Calls of the steps of `step_numbers`."""
@@ -85,7 +88,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Detail:
-    """What a reader knows of an activity besides."""
+    """Call, operator, shape and launch of an activity, as far as a reader knows them."""
 
     call: Any
     """Tells calls apart: kernels of equal ones are one call's."""
@@ -95,22 +98,22 @@ class Detail:
     group: str = ""
 
 
-def profile_of(found: Sequence[tuple[Activity, Detail]], where: object) -> Profile:
-    """Activities with their details as a profile.
+def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Profile:
+    """Join activities of one call into calls, on a clock that starts with the first.
 
     Raises:
         TableError: no activity of a device.
     """
-    if not found:
-        raise TableError(f"{where}: no activity of a device in it; record some steps with the device's events on")
-    origin_s = min(activity.start_s for activity, _ in found)
+    if not detailed:
+        raise TableError(f"{place}: no activity of a device in it; record some steps with the device's events on")
+    origin_s = min(activity.start_s for activity, _ in detailed)
     kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)
-    for activity, detail in found:
+    for activity, detail in detailed:
         kernels[activity.device, detail.call].append((activity, detail))
     unread: Counter[str] = Counter()
-    calls = [_call(of_call, origin_s, unread) for of_call in kernels.values()]
+    calls = [_call(kernels_of_call, origin_s, unread) for kernels_of_call in kernels.values()]
     return Profile(
-        trace_of([activity for activity, _ in found], where),
+        trace_of([activity for activity, _ in detailed], place),
         tuple(sorted(calls, key=lambda call: (call.start_s, call.device))),
         dict(unread.most_common()),
     )
@@ -124,15 +127,23 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
     if kind != ActivityKind.COPY and op is None:
         unread["family, which no name tells" if not family else "shapes (of a collective: kind, size and ranks)"] += 1
     return Call(
-        name=detail.operator or first.name, family=family, op=op, kind=kind, device=first.device, step=first.step,
-        phase=first.phase, start_s=first.start_s - origin_s, end_s=max(a.end_s for a, _ in kernels) - origin_s,
-        time_s=sum(a.end_s - a.start_s for a, _ in kernels),
-        launched_s=min(d.launched_s for _, d in kernels) - origin_s, group=detail.group,
-    )  # fmt: skip
+        name=detail.operator or first.name,
+        family=family,
+        op=op,
+        kind=kind,
+        device=first.device,
+        step=first.step,
+        phase=first.phase,
+        start_s=first.start_s - origin_s,
+        end_s=max(activity.end_s for activity, _ in kernels) - origin_s,
+        time_s=sum(activity.end_s - activity.start_s for activity, _ in kernels),
+        launched_s=min(detail.launched_s for _, detail in kernels) - origin_s,
+        group=detail.group,
+    )
 
 
 def op_of(row: Row) -> Op | None:
-    """The event that a row of the tables is of; None for one that lacks a size."""
+    """The operation that a row of the tables describes; None for one that lacks a size."""
     if "collective" in row:
         ranks = int(row["num_ranks"])
         per_node = int(row.get("ranks_per_node") or ranks)
@@ -141,11 +152,14 @@ def op_of(row: Row) -> Op | None:
             collective=kind, bytes=float(row["bytes"]), num_ranks=ranks, ranks_per_node=per_node, dtype=dtype
         )
     kernel: type[KernelOp] = FAMILIES[row["op_family"]].op
-    known: dict[str, Any] = {"dtype": "fp32"}
-    known |= {f.name: row[f.name] for f in fields(kernel) if row.get(f.name) not in (None, "")}
-    known |= {"pass_": row["pass"]} if row.get("pass") else {}
+    arguments: dict[str, Any] = {"dtype": "fp32"}
+    for field in fields(kernel):
+        if row.get(field.name) not in (None, ""):
+            arguments[field.name] = row[field.name]
+    if row.get("pass"):
+        arguments["pass_"] = row["pass"]
     try:
-        return kernel(**known)
+        return kernel(**arguments)
     except TypeError:
         return None
 
@@ -163,9 +177,13 @@ def _family(op: Op | None, operator: str, activity: Activity) -> str:
 
 
 _COLLECTIVE_NAMES: Final = (
-    ("all_reduce", r"all_?-?reduce"), ("all_gather", r"all_?-?gather"), ("reduce_scatter", r"reduce_?-?scatter"),
-    ("all_to_all", r"all_?-?to_?-?all"), ("send_recv", r"send|recv|collective-permute"), ("broadcast", r"broadcast"),
-)  # fmt: skip
+    ("all_reduce", r"all_?-?reduce"),
+    ("all_gather", r"all_?-?gather"),
+    ("reduce_scatter", r"reduce_?-?scatter"),
+    ("all_to_all", r"all_?-?to_?-?all"),
+    ("send_recv", r"send|recv|collective-permute"),
+    ("broadcast", r"broadcast"),
+)
 _FAMILY_NAMES: Final = (
     ("optimizer", r"adam|adagrad|\blamb(_|\b)|\bsgd\b|multi_tensor_apply|_foreach_"),
     ("embedding", r"embedding|index_?select|indexing_backward"),
@@ -173,22 +191,29 @@ _FAMILY_NAMES: Final = (
     ("conv", r"conv|implicit_?gemm|winograd|cudnn_fft|im2col|miopen.*fwd|miopen.*bwd|\bigemm"),
     ("bmm", r"\bbmm|baddbmm|batched_gemm"),
     ("gemm", r"gemm|cublas|cutlass|xmma|addmm|\bmm\b|_mm\b|matmul|linear|^cijk_|\bdot\b|^dot|^fc-|hipblaslt|nvjet"),
-    ("memory", r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
-     r"pool|fusion|add|mul|sub|div|sum|mean|exp|log|sqrt|where|gather|scatter|transpose|index|zero|broadcast|"
-     r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_"),
-)  # fmt: skip
+    (
+        "memory",
+        r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
+        r"pool|fusion|add|mul|sub|div|sum|mean|exp|log|sqrt|where|gather|scatter|transpose|index|zero|broadcast|"
+        r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_",
+    ),
+)
 """How names of operators, kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen, Triton, and instructions of XLA
 tell what they compute; the first that fits."""
 
 
 @lru_cache(maxsize=65536)
 def family_of(name: str) -> str:
-    """Op family that the name of an operator or kernel tells, or nothing; operators of torch's own that none of the
-    patterns knows are element-wise."""
+    """Op family that the name of an operator or kernel tells, or nothing.
+
+    Torch's own operators that no pattern knows are element-wise.
+    """
     space, colons, operator = name.lower().partition("::")
     plain = operator if colons and space.isidentifier() else name.lower()
-    found = next((family for family, pattern in _FAMILY_NAMES if re.search(pattern, plain)), "")
-    return found or ("memory" if space == "aten" else "")
+    for family, pattern in _FAMILY_NAMES:
+        if re.search(pattern, plain):
+            return family
+    return "memory" if space == "aten" else ""
 
 
 @lru_cache(maxsize=4096)

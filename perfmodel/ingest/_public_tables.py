@@ -19,9 +19,22 @@ from perfmodel.spec import Device
 _EAGER: Final = frozenset({"neusight", "aceso", "sailor_aceso", "pipedream"})
 """Sources timed one eager call at a time: their times hide behind a host-side launch floor."""
 _ORDER: Final = (
-    "estimate_train_time", "simumax", "vllm-0.24.0", "vllm-0.14.0", "vllm", "vidur", "llmservingsim",
-    "sglang", "trtllm", "xla_perf_tables", "neusight", "sailor_aceso", "aceso", "deepbench", "pipedream",
-)  # fmt: skip
+    "estimate_train_time",
+    "simumax",
+    "vllm-0.24.0",
+    "vllm-0.14.0",
+    "vllm",
+    "vidur",
+    "llmservingsim",
+    "sglang",
+    "trtllm",
+    "xla_perf_tables",
+    "neusight",
+    "sailor_aceso",
+    "aceso",
+    "deepbench",
+    "pipedream",
+)
 """Sources and beginnings of software by how closely they stand for a training job on torch with cuBLAS, best first.
 
 Training profilers come first, then torch/cuBLAS routes of serving stacks, own kernels of serving
@@ -59,8 +72,16 @@ _LAYER_NORM_MODEL: Final = "Phi-mini-MoE-instruct"
 """Model of the serving profiler whose norms are LayerNorm, one kernel of torch, though its `norm_unfused` rows call
 them RMSNorm of several: on the same device and shape they take a seventh of the time of those that are."""
 _NOT_KERNELS: Final = (
-    "collective", "moe_alltoall", "suspect_", "composite", "layers", "forward_layers", "e2e", "edges", "rnn",
-)  # fmt: skip
+    "collective",
+    "moe_alltoall",
+    "suspect_",
+    "composite",
+    "layers",
+    "forward_layers",
+    "e2e",
+    "edges",
+    "rnn",
+)
 """File name prefixes of tables that hold no kernels, or rows not to be fitted."""
 _NOT_FITTED: Final = ("alps_gh200", "hopper_blackwell", "published")
 """Folders that are kept from fitting: a source without a stated licence; tables newer than the shipped weights;
@@ -73,8 +94,8 @@ def kernel_table_paths(folder: Path | str) -> list[Path]:
     Raises:
         TableError: if there are none.
     """
-    found = [p for p in sorted(Path(folder).glob("*/*.csv.gz")) if not p.name.startswith(_NOT_KERNELS)]
-    paths = [p for p in found if p.parent.name not in _NOT_FITTED]
+    kernel_tables = [p for p in sorted(Path(folder).glob("*/*.csv.gz")) if not p.name.startswith(_NOT_KERNELS)]
+    paths = [p for p in kernel_tables if p.parent.name not in _NOT_FITTED]
     if not paths:
         raise TableError(f"{folder}: no measurement tables found; name the folder that has one sub-folder per source")
     return paths
@@ -132,7 +153,7 @@ def clean_kernels(table: pd.DataFrame) -> pd.DataFrame:
         "dtype": _dtype_that_ran(table, source),
         "op": _op_that_ran(table, source, variant),
         "flaw": relabel(variant, _flaw),
-        # NeuSight's splits disagree by 2.8x here; the few test rows break the trend of the many
+        # NeuSight's splits disagree by 2.8x here; the few test rows break the trend of the many.
         "contradicted": test_split & (text(table, "op") == "linear"),
         "host_launch": relabel(source, times_host_launch).astype(bool),
         "order": pairs.astype(np.int64),
@@ -166,10 +187,10 @@ def _dtype_that_ran(table: pd.DataFrame, source: np.ndarray) -> np.ndarray:
 
 def _has_tf32(name: str) -> bool:
     try:
-        found: Device = device(name)
+        accelerator: Device = device(name)
     except UnknownNameError:
         return False
-    return found.vendor == "NVIDIA" and found.architecture not in _BEFORE_TF32
+    return accelerator.vendor == "NVIDIA" and accelerator.architecture not in _BEFORE_TF32
 
 
 def _op_that_ran(table: pd.DataFrame, source: np.ndarray, variant: np.ndarray) -> np.ndarray:
@@ -239,14 +260,25 @@ def published_collectives(table: pd.DataFrame) -> pd.DataFrame:
     """
     table = table.loc[~table["id"].str.contains(r"-(?:5|95)th$")]
     ranks, size = table["n_devices"].astype(float), table["size_bytes"].astype(float)
-    moved = np.where(table["collective"] == "all_reduce", 2, 1) * (ranks - 1) / ranks * size
+    # Bus bandwidth is defined by what each rank sends in a ring: an all-reduce goes round twice, the others once.
+    rounds = np.where(table["collective"] == "all_reduce", 2, 1)
+    moved_bytes = rounds * (ranks - 1) / ranks * size
     adapters = table["link"].str.extract(r"(\d+) links per node", expand=False).astype(float)
-    return pd.DataFrame({
-        "source": "published", "device": table["device"], "interconnect": table["link"],
-        "collective": table["collective"], "algorithm": "auto", "num_ranks": ranks, "num_nodes": table["n_nodes"],
-        "ranks_per_node": ranks / table["n_nodes"], "bytes": size, "time_us": moved / table["busbw_GBps"] / 1e3,
-        "nics_per_node": adapters, "variant": table["id"],
-    }).reset_index(drop=True)  # fmt: skip
+    columns = {
+        "source": "published",
+        "device": table["device"],
+        "interconnect": table["link"],
+        "collective": table["collective"],
+        "algorithm": "auto",
+        "num_ranks": ranks,
+        "num_nodes": table["n_nodes"],
+        "ranks_per_node": ranks / table["n_nodes"],
+        "bytes": size,
+        "time_us": moved_bytes / table["busbw_GBps"] / 1e3,
+        "nics_per_node": adapters,
+        "variant": table["id"],
+    }
+    return pd.DataFrame(columns).reset_index(drop=True)
 
 
 def _defective(check: str) -> bool:

@@ -10,6 +10,7 @@ from perfmodel.errors import PerfModelError, TableError, UnknownNameError
 from perfmodel.ingest._chrome import is_own, read_chrome, read_own
 from perfmodel.ingest._files import read_bytes, read_json, read_text
 from perfmodel.ingest._jax_profile import (
+    XplaneFile,
     is_jax_trace,
     read_jax_traces,
     read_xplane,
@@ -36,14 +37,14 @@ Files = list[Path]
 
 @dataclass(frozen=True)
 class Reader:
-    """How the files of a format are read, and what is in them, of which there may be several kinds."""
+    """How the files of a format are read, and the kinds of content that they have."""
 
     read: Callable[[Files], Any]
-    """What the others take."""
+    """Parses the files; the other functions take its result."""
     rows: Callable[[Any, ReadOptions, Counter[str]], list[Row]] | None = None
-    """Of measurement tables."""
+    """Rows of measurement tables."""
     activities: Callable[[Any], list[Activity]] | None = None
-    """Of a timeline."""
+    """Activities of a timeline."""
     calls: Callable[[Any], list[tuple[Activity, Detail]]] | None = None
     """Activities with the calls of operators and collectives that they belong to."""
 
@@ -60,11 +61,35 @@ def _own(files: Files) -> list[Activity]:
     return read_own(files[0])
 
 
+def _osu(path: Path, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+    return read_osu(path, read_text(path), options, skipped)
+
+
+def _rows_of_each(
+    read_rows: Callable[[Path, ReadOptions, Counter[str]], list[Row]],
+) -> Callable[[Files, ReadOptions, Counter[str]], list[Row]]:
+    """A reader of rows of many files, from one of rows of one file."""
+
+    def rows(files: Files, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+        rows_of_files: list[Row] = []
+        for path in files:
+            rows_of_files += read_rows(path, options, skipped)
+        return rows_of_files
+
+    return rows
+
+
+def _xplanes(files: Files) -> list[XplaneFile]:
+    """Profiles of all files; a directory of JAX's profiler holds one for each process."""
+    profiles: list[XplaneFile] = []
+    for file in files:
+        profiles += [read_xplane(path) for path in xplane_paths(file)]
+    return profiles
+
+
 READERS: Final = {
-    "nccl-tests": Reader(list, rows=lambda files, *how: [row for path in files for row in _nccl(path, *how)]),
-    "osu": Reader(
-        list, rows=lambda files, *how: [row for path in files for row in read_osu(path, read_text(path), *how)]
-    ),
+    "nccl-tests": Reader(list, rows=_rows_of_each(_nccl)),
+    "osu": Reader(list, rows=_rows_of_each(_osu)),
     "kineto": Reader(
         lambda files: [read_kineto(path, n) for n, path in enumerate(files)],
         rows=kineto_rows,
@@ -78,7 +103,7 @@ READERS: Final = {
         calls=nsys_calls,
     ),
     "xplane": Reader(
-        lambda files: [read_xplane(path) for file in files for path in xplane_paths(file)],
+        _xplanes,
         rows=xplane_rows,
         activities=xplane_activities,
         calls=xplane_calls,
@@ -110,9 +135,9 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
         UnknownNameError: another format.
         TableError: a file that is missing, damaged, of another format or version, or has impossible values.
     """
-    format, found, rows = _opened(paths, format, "rows", "measurement format")
+    format, contents, rows = _opened(paths, format, "rows", "measurement format")
     skipped: Counter[str] = Counter()
-    return measurements(format, rows(found, options or ReadOptions(), skipped), skipped)
+    return measurements(format, rows(contents, options or ReadOptions(), skipped), skipped)
 
 
 def read_measurements(
@@ -143,8 +168,8 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
         UnknownNameError: another format.
         TableError: as `import_measurements`; or no activity of a device.
     """
-    _, found, activities = _opened(paths, format, "activities", "trace format")
-    return trace_of(activities(found), Path(paths[0]))
+    _, contents, activities = _opened(paths, format, "activities", "trace format")
+    return trace_of(activities(contents), Path(paths[0]))
 
 
 def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
@@ -158,8 +183,8 @@ def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
         UnknownNameError: another format.
         TableError: as `read_trace`.
     """
-    _, found, calls = _opened(paths, format, "calls", "format of profiles")
-    return profile_of(calls(found), Path(paths[0]))
+    _, contents, calls = _opened(paths, format, "calls", "format of profiles")
+    return profile_of(calls(contents), Path(paths[0]))
 
 
 def detect_format(path: Path | str) -> str:
@@ -191,14 +216,24 @@ def detect_format(path: Path | str) -> str:
     raise TableError(f"{path}: of no known format; say which: {', '.join(FORMATS)}")
 
 
-def _opened(paths: Sequence[Path | str], format: str, held: str, kind: str) -> tuple[str, Any, Any]:
-    """The files' format (as it is named, or for `auto` that of the first), what is read from them, and what takes from
-    that what is to be `held`, a field of `Reader`."""
+def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -> tuple[str, Any, Any]:
+    """Read files, and look up the function that takes one kind of content from what was read.
+
+    Args:
+        paths: of one format.
+        format: its name; `auto` takes that of the first file.
+        content: field of `Reader` that has the function.
+        kind: kind of formats, for messages.
+
+    Returns:
+        Name of the format, what its reader made of the files, and the function.
+    """
     if not paths:
         raise PerfModelError("no file given")
     files = [Path(path) for path in paths]
     format = detect_format(files[0]) if format == "auto" else format
-    known = {name: taking for name, reader in READERS.items() if (taking := getattr(reader, held))}
-    if format not in known:
-        raise UnknownNameError(kind, format, (*known, "auto"))
-    return format, READERS[format].read(files), known[format]
+    able = {name: reader for name, reader in READERS.items() if getattr(reader, content)}
+    if format not in able:
+        raise UnknownNameError(kind, format, (*able, "auto"))
+    reader = able[format]
+    return format, reader.read(files), getattr(reader, content)

@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, get_args
 
 import pandas as pd
@@ -71,8 +72,10 @@ _FORMS: Final = (
 
 def _catalog_name(reported: str) -> str:
     for form, name in _FORMS:
-        if found := form.search(reported):
-            return name.format(next((g for g in found.groups() if g), ""))
+        board = form.search(reported)
+        if board:
+            memory_gb = next((group for group in board.groups() if group), "")
+            return name.format(memory_gb)
     plain = re.sub(r"^(NVIDIA|AMD|Tesla)\s+(GeForce\s+|Instinct\s+|Tesla\s+)?", "", reported)
     try:
         return catalog.device(plain).name if plain else ""
@@ -99,22 +102,25 @@ class CollectiveCalls:
 
     def rows(self) -> list[Row]:
         """A row per collective."""
-        found = []
-        for key, of_device in self._calls.items():
-            row, counts = self._row[key], {len(each) for each in of_device.values()}
-            whole = len(of_device) == row["num_ranks"] > 1 == len(counts)
-            if whole:
-                times_us, variant = list(map(min, *of_device.values())), "kernel of the last rank to arrive"
+        rows: list[Row] = []
+        for key, times_by_device in self._calls.items():
+            row = self._row[key]
+            call_counts = {len(times_us) for times_us in times_by_device.values()}
+            all_ranks = len(times_by_device) == row["num_ranks"] > 1
+            # The n-th kernels of all devices are one call only if every device ran as many.
+            if all_ranks and len(call_counts) == 1:
+                variant = "kernel of the last rank to arrive"
+                durations_us = list(map(min, *times_by_device.values()))
             else:
-                times_us = [time_us for each in of_device.values() for time_us in each]
                 variant = "kernel with the wait for other ranks"
-            found += [row | {"time_us": time_us, "variant": variant} for time_us in times_us]
-        return found
+                durations_us = list(chain.from_iterable(times_by_device.values()))
+            rows += [row | {"time_us": time_us, "variant": variant} for time_us in durations_us]
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """What the files of one format hold."""
+    """Kernels and collectives that the files of one format hold."""
 
     format: str
     kernels: pd.DataFrame
@@ -124,25 +130,25 @@ class Measurements:
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Why records were left out -> how many."""
 
-    def tables(self, kind: str, where: object) -> dict[str, pd.DataFrame]:
+    def tables(self, kind: str, place: object) -> dict[str, pd.DataFrame]:
         """The tables that hold rows, by kind.
 
         Args:
             kind: `compute` or `collective` alone; empty: both.
-            where: the files, for messages.
+            place: the files, for messages.
 
         Raises:
             UnknownNameError: another kind.
             TableError: no row; says why records were left out.
         """
-        both = {"compute": self.kernels, "collective": self.collectives}
-        if kind and kind not in both:
-            raise UnknownNameError("kind of table", kind, both)
-        found = {name: table for name, table in both.items() if len(table) and kind in ("", name)}
-        if not found:
+        by_kind = {"compute": self.kernels, "collective": self.collectives}
+        if kind and kind not in by_kind:
+            raise UnknownNameError("kind of table", kind, by_kind)
+        chosen = {name: table for name, table in by_kind.items() if len(table) and kind in ("", name)}
+        if not chosen:
             reasons = "; ".join(f"{reason}: {count}" for reason, count in list(self.skipped.items())[:3])
-            raise TableError(f"{where}: no row for a table in it{f': {reasons}' if reasons else ''}")
-        return found
+            raise TableError(f"{place}: no row for a table in it{f': {reasons}' if reasons else ''}")
+        return chosen
 
     def to_dict(self) -> dict[str, Any]:
         """Counts; JSON types only."""
@@ -152,7 +158,9 @@ class Measurements:
 
 def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
     """Rows of both kinds, repeats joined."""
-    counts, kernels, collectives = Counter(skipped), [], []
+    counts = Counter(skipped)
+    kernels: list[Row] = []
+    collectives: list[Row] = []
     for row in rows:
         if any(isinstance(value, int) and value >= _LARGEST for value in row.values()):
             counts["a size beyond that of any tensor"] += 1
@@ -181,7 +189,8 @@ def _joined(rows: list[Row]) -> pd.DataFrame:
     stated = pd.Series(joined["time_us_std"], dtype=float)
     joined["time_us_std"] = joined["spread"].where(joined["spread"].notna(), stated)
     joined["n_repeats"] = joined["n_repeats"].astype(int)
-    names = [n for n in joined.columns if n != "spread"]
-    order = [n for n in _FIRST if n in names]
-    order += [n for n in names if n not in _FIRST and n not in _LAST] + list(_LAST)
+    names = [name for name in joined.columns if name != "spread"]
+    order = [name for name in _FIRST if name in names]
+    order += [name for name in names if name not in _FIRST and name not in _LAST]
+    order += _LAST
     return joined.loc[:, order]

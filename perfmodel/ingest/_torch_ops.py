@@ -11,10 +11,23 @@ AUTOGRAD: Final = "autograd::engine::evaluate_function"
 """How the names of autograd's own calls begin."""
 
 DTYPES: Final = {
-    "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64", "signed char": "int8",
-    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "Float": "fp32", "Half": "fp16", "BFloat16": "bf16",
-    "Double": "fp64", "Char": "int8", "Byte": "int8", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
-}  # fmt: skip
+    "float": "fp32",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "double": "fp64",
+    "signed char": "int8",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+    "Float": "fp32",
+    "Half": "fp16",
+    "BFloat16": "bf16",
+    "Double": "fp64",
+    "Char": "int8",
+    "Byte": "int8",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+}
 """As the profiler names them -> as the tables do."""
 
 
@@ -106,9 +119,17 @@ def _attention(order: str, head: int = 0, causal_at: int | None = None) -> Calla
     def rule(op: TorchOp) -> Row:
         q, k, v = (dict(zip(order, shape, strict=True)) for shape in op.shapes[head : head + 3])
         row: Row = {
-            "op_family": "attention", "op": "flash_attention", "phase": "training", "batch": q["b"], "heads": q["h"],
-            "kv_heads": k["h"], "seq_q": q["s"], "seq_kv": k["s"], "head_dim": q["d"], "window": 0,
-        }  # fmt: skip
+            "op_family": "attention",
+            "op": "flash_attention",
+            "phase": "training",
+            "batch": q["b"],
+            "heads": q["h"],
+            "kv_heads": k["h"],
+            "seq_q": q["s"],
+            "seq_kv": k["s"],
+            "head_dim": q["d"],
+            "window": 0,
+        }
         if v["d"] != q["d"]:
             row["head_dim_v"] = v["d"]
         if causal_at is not None and len(op.concrete) > causal_at and op.concrete[causal_at] in ("True", "False"):
@@ -141,10 +162,21 @@ def _convolution(padding_at: int, stride_at: int, dilation_at: int, groups_at: i
         if dilation != (1, 1):
             raise ValueError("dilated")
         return {
-            "op_family": "conv", "op": "conv2d", "batch": batch, "c_in": c_in, "h_in": h, "w_in": w, "c_out": c_out,
-            "k_h": k_h, "k_w": k_w, "stride_h": stride[0], "stride_w": stride[1], "pad_h": pad[0], "pad_w": pad[1],
+            "op_family": "conv",
+            "op": "conv2d",
+            "batch": batch,
+            "c_in": c_in,
+            "h_in": h,
+            "w_in": w,
+            "c_out": c_out,
+            "k_h": k_h,
+            "k_w": k_w,
+            "stride_h": stride[0],
+            "stride_w": stride[1],
+            "pad_h": pad[0],
+            "pad_w": pad[1],
             "groups": int(op.concrete[groups_at]),
-        }  # fmt: skip
+        }
 
     return rule
 

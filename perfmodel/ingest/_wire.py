@@ -14,44 +14,46 @@ _VARINT, _I64, _BYTES, _I32 = 0, 1, 2, 5
 _WIDTH: Final = {_I64: 8, _I32: 4}
 
 
-def fields(data: bytes, where: object) -> dict[int, list[Field]]:
+def fields(data: bytes, place: object) -> dict[int, list[Field]]:
     """Values by field number, in order; numbers for varints, bytes for all else.
 
     Raises:
         TableError: bytes that are no message, or end within one.
     """
-    found: dict[int, list[Field]] = defaultdict(list)
-    at, end = 0, len(data)
-    while at < end:
-        key, at = _varint(data, at, where)
+    values: dict[int, list[Field]] = defaultdict(list)
+    position, end = 0, len(data)
+    while position < end:
+        key, position = _varint(data, position, place)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
-            value, at = _varint(data, at, where)
-            found[number].append(value)
+            value, position = _varint(data, position, place)
+            values[number].append(value)
             continue
         if wire == _BYTES:
-            size, at = _varint(data, at, where)
+            size, position = _varint(data, position, place)
         elif wire in _WIDTH:
             size = _WIDTH[wire]
         else:
-            raise TableError(f"{where}: not a protocol buffer (wire type {wire} at byte {at}); record it again")
-        if at + size > end:
-            raise TableError(f"{where}: it ends within a field (byte {end} of {at + size}); was the file cut short?")
-        found[number].append(data[at : at + size])
-        at += size
-    return found
+            raise TableError(f"{place}: not a protocol buffer (wire type {wire} at byte {position}); record it again")
+        if position + size > end:
+            raise TableError(
+                f"{place}: it ends within a field (byte {end} of {position + size}); was the file cut short?"
+            )
+        values[number].append(data[position : position + size])
+        position += size
+    return values
 
 
-def _varint(data: bytes, at: int, where: object) -> tuple[int, int]:
+def _varint(data: bytes, position: int, place: object) -> tuple[int, int]:
     value = shift = 0
     while True:
-        if at >= len(data) or shift > 63:
-            raise TableError(f"{where}: a number is cut short at byte {at}; was the file cut short?")
-        byte = data[at]
-        at += 1
+        if position >= len(data) or shift > 63:
+            raise TableError(f"{place}: a number is cut short at byte {position}; was the file cut short?")
+        byte = data[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, position
         shift += 7
 
 
@@ -78,15 +80,15 @@ def text(message: dict[int, list[Field]], number: int) -> str:
     return values[-1].decode("utf-8", "replace") if values else ""
 
 
-def integers(message: dict[int, list[Field]], number: int, where: object) -> list[int]:
+def integers(message: dict[int, list[Field]], number: int, place: object) -> list[int]:
     """A repeated whole-number field, packed or not."""
-    found: list[int] = []
+    decoded: list[int] = []
     for value in message.get(number, ()):
         if isinstance(value, int):
-            found.append(signed(value))
+            decoded.append(signed(value))
             continue
-        at = 0
-        while at < len(value):
-            one, at = _varint(value, at, where)
-            found.append(signed(one))
-    return found
+        position = 0
+        while position < len(value):
+            varint, position = _varint(value, position, place)
+            decoded.append(signed(varint))
+    return decoded

@@ -86,32 +86,34 @@ def _event(
     origin_ps: int,
     kinds: Mapping[int, tuple[str, Mapping[str, Any]]],
     stat_names: Mapping[int, str],
-    where: str,
+    place: str,
     path: Path,
 ) -> XEvent:
     message = fields(data, path)
     kind = integer(message, 1)
     if kind not in kinds:
-        raise TableError(f"{where}: kind {kind} of event is not described; is the file damaged?")
+        raise TableError(f"{place}: kind {kind} of event is not described; is the file damaged?")
     name, facts = kinds[kind]
     start_ps, duration_ps = origin_ps + integer(message, 2), integer(message, 3)
     if start_ps < 0 or duration_ps < 0:
-        raise TableError(f"{where}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again")
+        raise TableError(f"{place}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again")
     return XEvent(name, start_ps, duration_ps, {**facts, **_stats(submessages(message, 4), stat_names, path)})
 
 
 def _stats(items: list[bytes], names: Mapping[int, str], path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    stats: dict[str, Any] = {}
     for data in items:
         message = fields(data, path)
-        found[names.get(integer(message, 1), "")] = _value(message, names)
-    return found
+        stats[names.get(integer(message, 1), "")] = _value(message, names)
+    return stats
 
 
 def _value(message: dict[int, list[Field]], names: Mapping[int, str]) -> Any:
     """The one value that a statistic holds."""
-    if number := submessages(message, 2):
-        return struct.unpack("<d", number[-1])[0] if len(number[-1]) == 8 else None
+    # Fields of XStat: 2 a double, 3 and 4 integers, 5 text, 6 bytes, 7 the number of a name.
+    doubles = submessages(message, 2)
+    if doubles:
+        return struct.unpack("<d", doubles[-1])[0] if len(doubles[-1]) == 8 else None
     if 7 in message:
         return names.get(integer(message, 7), "")
     if 5 in message:

@@ -21,9 +21,13 @@ _FRAMEWORKS: Final = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "
 _KIND: Final = "distributed_type"
 _HOST: Final = "fsdp_config.fsdp_offload_params"
 _ZERO: Final = (
-    _KIND, "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward",
-    "deepspeed_config.zero_stage", "megatron_lm_config.megatron_lm_use_distributed_optimizer", _HOST,
-)  # fmt: skip
+    _KIND,
+    "fsdp_config.fsdp_sharding_strategy",
+    "fsdp_config.fsdp_reshard_after_forward",
+    "deepspeed_config.zero_stage",
+    "megatron_lm_config.megatron_lm_use_distributed_optimizer",
+    _HOST,
+)
 _DEGREES: Final = "parallelism_config.parallelism_config_"
 """The beginning of the degrees of parallelism."""
 _COPIES: Final = (f"{_DEGREES}dp_replicate_size", f"{_DEGREES}dp_shard_size")
@@ -35,22 +39,22 @@ _DTYPE: Final = "mixed_precision"
 _OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.offload_optimizer_device")
 
 
-def _zero(found: Mapping[str, Any]) -> Fields:
-    if not set(found) - {_DTYPE}:
+def _zero(settings: Mapping[str, Any]) -> Fields:
+    if not set(settings) - {_DTYPE}:
         return {}
-    kind, by_name, again, stage, distributed, on_host = (found.get(name) for name in _ZERO)
+    kind, by_name, again, stage, distributed, on_host = (settings.get(name) for name in _ZERO)
     if kind == "DEEPSPEED":
-        return stage_as_it_runs(WHOLE_OR_NONE.read(2 if stage is None else stage), found.get(_DTYPE, ""))
+        return stage_as_it_runs(WHOLE_OR_NONE.read(2 if stage is None else stage), settings.get(_DTYPE, ""))
     if kind == "MEGATRON_LM":
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
         return {"zero": 0}
     says = _sharded(by_name, again)
-    copies = _whole(found, _COPIES[0])
+    copies = _whole(settings, _COPIES[0])
     if copies > 1:
         # The file's own groups, instead of those of a node.
         says.pop("shard_ranks", None)
-        if _whole(found, _COPIES[1]) == 1:
+        if _whole(settings, _COPIES[1]) == 1:
             return {"zero": 0}
         says["replicate"] = copies
     return says | (fsdp_offload(says["zero"], FLAG.read(on_host or False)) if says["zero"] else {})
@@ -66,26 +70,28 @@ def _sharded(by_name: Any, again: Any) -> Fields:
     return sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else name)
 
 
-def _whole(found: Mapping[str, Any], name: str) -> int:
+def _whole(settings: Mapping[str, Any], name: str) -> int:
     """A degree, which is 1 where the file does not say it."""
-    return WHOLE.read(found.get(name, 1))
+    return WHOLE.read(settings.get(name, 1))
 
 
-def _context(found: Mapping[str, Any]) -> Fields:
+def _context(settings: Mapping[str, Any]) -> Fields:
     """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's Ulysses)."""
-    ranks, by_heads = _whole(found, _CONTEXT[0]), _whole(found, _CONTEXT[1])
+    ranks, by_heads = _whole(settings, _CONTEXT[0]), _whole(settings, _CONTEXT[1])
     if by_heads > 1:
         return {"cp": ranks * by_heads, "cp_kind": "ulysses"}
     says: Fields = {"cp": ranks}
-    exchanged = found.get(_CONTEXT[3])
+    exchanged = settings.get(_CONTEXT[3])
     if ranks > 1 and exchanged is not None:
         says["cp_kind"] = words({"allgather": "all_gather", "alltoall": "ring"}).read(exchanged)
     return says
 
 
-def _no_file(found: Mapping[str, Any]) -> Fields:
-    return {"doubt.deepspeed": "the layout, the precision and memory may be wrong: deepspeed_config_file "
-                               f"{found[DEEPSPEED_FILE]} is not beside the file"}  # fmt: skip
+def _no_file(settings: Mapping[str, Any]) -> Fields:
+    return {
+        "doubt.deepspeed": "the layout, the precision and memory may be wrong: deepspeed_config_file "
+        f"{settings[DEEPSPEED_FILE]} is not beside the file"
+    }
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
@@ -96,9 +102,9 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
     return {_KIND: "FSDP", _ZERO[1]: strategy(fields), **({_HOST: True} if offloads_to_host(fields) else {})}
 
 
-def _offload(found: Mapping[str, Any]) -> Fields:
+def _offload(settings: Mapping[str, Any]) -> Fields:
     """DeepSpeed's states on the host."""
-    weights, optimizer = (words(DEVICES).read(found.get(name, "none")) for name in _OFFLOADS)
+    weights, optimizer = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     return {"offload_states": "weights" if weights else "optimizer"} if weights or optimizer else {}
 
 
@@ -108,10 +114,10 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     return {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"} if fields["zero"] else {}
 
 
-def _recompute(found: Mapping[str, Any]) -> Fields:
-    if found.get("megatron_lm_config.megatron_lm_recompute_activations"):
+def _recompute(settings: Mapping[str, Any]) -> Fields:
+    if settings.get("megatron_lm_config.megatron_lm_recompute_activations"):
         return {"recompute": "selective"}
-    return {"recompute": "full" if found.get("fsdp_config.fsdp_activation_checkpointing") is True else "none"}
+    return {"recompute": "full" if settings.get("fsdp_config.fsdp_activation_checkpointing") is True else "none"}
 
 
 def _framework(fields: Fields, entries: Entries) -> str:
@@ -121,10 +127,13 @@ def _framework(fields: Fields, entries: Entries) -> str:
 
 _WORLD: Final = (
     key("num_processes", "devices"),
-    Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
-    Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(found["num_machines"])},
-         write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])}),
-)  # fmt: skip
+    Rule(keys=("machine_rank",), read=lambda settings: {}, write=lambda fields: {"machine_rank": 0}),
+    Rule(
+        keys=("num_machines",),
+        read=lambda settings: {"nodes": WHOLE.read(settings["num_machines"])},
+        write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])},
+    ),
+)
 
 ACCELERATE: Final = LaunchFormat(
     name="accelerate",
@@ -137,47 +146,88 @@ ACCELERATE: Final = LaunchFormat(
         Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
         Rule(keys=(DEEPSPEED_FILE,), read=_no_file),
         Rule(keys=_OFFLOADS, read=_offload),
-        key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),
-            default="fp32"),
-        Rule(keys=("fsdp_config.fsdp_activation_checkpointing", "megatron_lm_config.megatron_lm_recompute_activations"),
-             read=_recompute, write=_write_recompute),
-        key("gradient_accumulation_steps", "grad_accum",
-            also=("deepspeed_config.gradient_accumulation_steps", "megatron_lm_config.megatron_lm_num_micro_batches")),
-        key("megatron_lm_config.megatron_lm_tp_degree", "tp", also=("parallelism_config.parallelism_config_tp_size",),
-            default=1),
+        key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}), default="fp32"),
+        Rule(
+            keys=("fsdp_config.fsdp_activation_checkpointing", "megatron_lm_config.megatron_lm_recompute_activations"),
+            read=_recompute,
+            write=_write_recompute,
+        ),
+        key(
+            "gradient_accumulation_steps",
+            "grad_accum",
+            also=("deepspeed_config.gradient_accumulation_steps", "megatron_lm_config.megatron_lm_num_micro_batches"),
+        ),
+        key(
+            "megatron_lm_config.megatron_lm_tp_degree",
+            "tp",
+            also=("parallelism_config.parallelism_config_tp_size",),
+            default=1,
+        ),
         key("megatron_lm_config.megatron_lm_pp_degree", "pp", default=1),
         key("megatron_lm_config.megatron_lm_sequence_parallelism", "sequence_parallel", FLAG),
         Rule(keys=_CONTEXT, read=_context, write=lambda fields: {_CONTEXT[0]: fields["cp"]}, defaults={"cp": 1}),
     ),
     elsewhere=("micro_batch",),
     harmless=(
-        "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "main_*", "rdzv_*", "same_network",
-        "tpu_*", "use_cpu", "gpu_ids", "commands", "command_file", "fsdp_config.fsdp_auto_wrap_policy",
-        "fsdp_config.fsdp_backward_prefetch*", "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_version",
-        "fsdp_config.fsdp_forward_prefetch", "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_sync_module_states",
-        "fsdp_config.fsdp_use_orig_params", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-        "deepspeed_config.zero3_*", "deepspeed_config.gradient_clipping",
-        "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
-        "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_exclusion_filter",
-        "megatron_lm_config.megatron_lm_gradient_clipping", "parallelism_config.parallelism_config_sp_*",
+        "compute_environment",
+        "debug",
+        "downcast_bf16",
+        "enable_cpu_affinity",
+        "main_*",
+        "rdzv_*",
+        "same_network",
+        "tpu_*",
+        "use_cpu",
+        "gpu_ids",
+        "commands",
+        "command_file",
+        "fsdp_config.fsdp_auto_wrap_policy",
+        "fsdp_config.fsdp_backward_prefetch*",
+        "fsdp_config.fsdp_cpu_ram_efficient_loading",
+        "fsdp_config.fsdp_version",
+        "fsdp_config.fsdp_forward_prefetch",
+        "fsdp_config.fsdp_state_dict_type",
+        "fsdp_config.fsdp_sync_module_states",
+        "fsdp_config.fsdp_use_orig_params",
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+        "deepspeed_config.zero3_*",
+        "deepspeed_config.gradient_clipping",
+        "deepspeed_config.deepspeed_multinode_launcher",
+        "deepspeed_config.deepspeed_hostfile",
+        "deepspeed_config.deepspeed_inclusion_filter",
+        "deepspeed_config.deepspeed_exclusion_filter",
+        "megatron_lm_config.megatron_lm_gradient_clipping",
+        "parallelism_config.parallelism_config_sp_*",
     ),
     limits={
-        "cp": "context parallelism is set up in the training script", "ep": "it spreads no experts",
+        "cp": "context parallelism is set up in the training script",
+        "ep": "it spreads no experts",
         "vpp": "FSDP has no pipeline",
-        "schedule": "FSDP has no pipeline", "recompute": "FSDP recomputes whole blocks or none",
-        "recompute_full_layers": "it recomputes every block alike", "offload": "it keeps activations on the device",
-        "overlap_grad_reduce": "FSDP always reduces beside backward", "overlap_param_gather": "FSDP always prefetches",
-        "order": "it has no key for it", "partition": "FSDP has no pipeline", "tp_overlap": "FSDP has no tp",
-        "sequence_parallel": "FSDP has no tp", "prefetch": "FSDP gathers one block ahead",
+        "schedule": "FSDP has no pipeline",
+        "recompute": "FSDP recomputes whole blocks or none",
+        "recompute_full_layers": "it recomputes every block alike",
+        "offload": "it keeps activations on the device",
+        "overlap_grad_reduce": "FSDP always reduces beside backward",
+        "overlap_param_gather": "FSDP always prefetches",
+        "order": "it has no key for it",
+        "partition": "FSDP has no pipeline",
+        "tp_overlap": "FSDP has no tp",
+        "sequence_parallel": "FSDP has no tp",
+        "prefetch": "FSDP gathers one block ahead",
         "replicate": "it shards over all replicas or over those of a node",
     },
-)  # fmt: skip
+)
 
 ACCELERATE_AND_DEEPSPEED: Final = replace(
     DEEPSPEED,
     name=ACCELERATE.name,
     syntax="yaml",
-    table=(*DEEPSPEED.table, *_WORLD, Rule(keys=_CONTEXT, read=_context), Rule(keys=(_KIND,), read=lambda found: {})),
+    table=(
+        *DEEPSPEED.table,
+        *_WORLD,
+        Rule(keys=_CONTEXT, read=_context),
+        Rule(keys=(_KIND,), read=lambda settings: {}),
+    ),
     harmless=(*DEEPSPEED.harmless, *ACCELERATE.harmless, "deepspeed_config.*", _DTYPE),
 )
 """A file of Accelerate that names one of DeepSpeed's: processes of the one, all else of the other."""
@@ -194,7 +244,7 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     try:
         of_file = read_json(read_text(path), str(path)).entries
     except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; mend the file that {source.where} names") from None
+        raise LaunchFileError(f"{path}: cannot be read; mend the file that {source.place} names") from None
     merged = dict(source.entries)
     for key_of_file, entry in of_file.items():
         # What DeepSpeed's file leaves open Accelerate fills in from its own keys.

@@ -8,22 +8,43 @@ from perfmodel.spec import AdapterModule
 
 _BY_NAME: Final[dict[str, tuple[AdapterModule, ...]]] = {
     # Megatron-Core, and the generation before it
-    "linear_qkv": ("linear_qkv",), "query_key_value": ("linear_qkv",), "dense": ("linear_proj",),
-    "linear_q": ("q_proj",), "linear_kv": ("k_proj", "v_proj"), "dense_h_to_4h": ("linear_fc1",),
+    "linear_qkv": ("linear_qkv",),
+    "query_key_value": ("linear_qkv",),
+    "dense": ("linear_proj",),
+    "linear_q": ("q_proj",),
+    "linear_kv": ("k_proj", "v_proj"),
+    "dense_h_to_4h": ("linear_fc1",),
     "dense_4h_to_h": ("linear_fc2",),
     # MPT
-    "Wqkv": ("linear_qkv",), "out_proj": ("linear_proj",),
+    "Wqkv": ("linear_qkv",),
+    "out_proj": ("linear_proj",),
     # Hugging Face
-    "o_proj": ("linear_proj",), "down_proj": ("linear_fc2",), "qkv_proj": ("linear_qkv",), "c_attn": ("linear_qkv",),
-    "W_pack": ("linear_qkv",), "gate_up_proj": ("linear_fc1",), "fc1": ("linear_fc1",), "fc2": ("linear_fc2",),
+    "o_proj": ("linear_proj",),
+    "down_proj": ("linear_fc2",),
+    "qkv_proj": ("linear_qkv",),
+    "c_attn": ("linear_qkv",),
+    "W_pack": ("linear_qkv",),
+    "gate_up_proj": ("linear_fc1",),
+    "fc1": ("linear_fc1",),
+    "fc2": ("linear_fc2",),
     # InternLM, and LLaMA's own names
-    "wqkv": ("linear_qkv",), "wo": ("linear_proj",), "w1": ("gate_proj",), "w3": ("up_proj",), "w2": ("linear_fc2",),
+    "wqkv": ("linear_qkv",),
+    "wo": ("linear_proj",),
+    "w1": ("gate_proj",),
+    "w3": ("up_proj",),
+    "w2": ("linear_fc2",),
     # torchtune
     "output_proj": ("linear_proj",),
-}  # fmt: skip
+}
 _ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
-    "q_proj", "k_proj", "v_proj", "linear_proj", "gate_proj", "up_proj", "linear_fc2",
-)  # fmt: skip
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "linear_proj",
+    "gate_proj",
+    "up_proj",
+    "linear_fc2",
+)
 """What peft's `all-linear` and LLaMA-Factory's `all` are in a Llama."""
 
 

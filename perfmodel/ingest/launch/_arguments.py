@@ -27,7 +27,7 @@ FEWEST: Final = 4
 
 def read_arguments(
     text: str,
-    where: str,
+    place: str,
     known: frozenset[str],
     switches: frozenset[str] = frozenset(),
     arguments: Sequence[str] = (),
@@ -40,7 +40,7 @@ def read_arguments(
 
     Args:
         text: the script.
-        where: its path.
+        place: its path.
         known: arguments that say something.
         switches: arguments that take no value.
         arguments: of the script itself.
@@ -48,7 +48,7 @@ def read_arguments(
     """
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
-    script = run_script(text, where, environment, arguments=arguments, variables=slurm_variables(job))
+    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
     programs = [command for command in script.commands if not command.words[0].text.startswith("--")]
     commands = [command for command in programs if command.certain]
     if not any(_known(command, known) for command in commands):
@@ -72,8 +72,8 @@ def read_arguments(
             if number.isdecimal():
                 entries.setdefault(name, Entry(number, 0))
     if "deepspeed-config" in entries and "zero-stage" not in entries:
-        entries |= _of_configuration(entries["deepspeed-config"], where, script.files)
-    return Source(where=where, entries=entries, notes=tuple(notes))
+        entries |= _of_configuration(entries["deepspeed-config"], place, script.files)
+    return Source(place=place, entries=entries, notes=tuple(notes))
 
 
 def _starts_processes_itself(command: Command) -> bool:
@@ -81,10 +81,10 @@ def _starts_processes_itself(command: Command) -> bool:
     return any(Path(word.text).name == "megatron" for word in command.words[:1])
 
 
-def _of_configuration(config: Entry, where: str, written: Mapping[str, str]) -> dict[str, Entry]:
+def _of_configuration(config: Entry, place: str, written: Mapping[str, str]) -> dict[str, Entry]:
     """What DeepSpeed's JSON says of ZeRO, where the script writes it or it lies beside the script."""
     name = Path(str(config.value))
-    path = Path(where).parent / name.name
+    path = Path(place).parent / name.name
     try:
         text = written.get(name.name) or (path.read_text("utf-8") if path.is_file() else "")
         zero = json.loads(text)["zero_optimization"]

@@ -23,41 +23,41 @@ from perfmodel.ingest.launch._trainer import RECOMPUTE_RULE, WORLD_RULE, half_of
 _HALVES: Final = ("bf16", "fp16", "fp8", "bfloat16", "float16")
 
 
-def _dtype(found: Mapping[str, Any]) -> str:
+def _dtype(settings: Mapping[str, Any]) -> str:
     """`bfloat16` and `float16` are the switches without autocast."""
-    if is_on(found.get("bfloat16")):
+    if is_on(settings.get("bfloat16")):
         return "bf16"
-    if is_on(found.get("float16")):
+    if is_on(settings.get("float16")):
         return "fp16"
-    return half_of(found)
+    return half_of(settings)
 
 
-def _states(found: Mapping[str, Any]) -> Fields:
+def _states(settings: Mapping[str, Any]) -> Fields:
     """Optimizer, and the type of what it keeps.
 
     Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies of them; without
     either, weights, gradients and moments are what was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
     """
-    says = optimizer_fields(found.get("optimizer", "adamw_torch_fused"))
-    is_sharded = bool(fsdp_fields({name: found[name] for name in FSDP_KEYS if name in found}))
-    if _dtype(found) != "bf16" or is_sharded or is_on(found.get("deepspeed")):
+    says = optimizer_fields(settings.get("optimizer", "adamw_torch_fused"))
+    is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
+    if _dtype(settings) != "bf16" or is_sharded or is_on(settings.get("deepspeed")):
         return says
-    if says.get("optimizer") == "adam" and not is_on(found.get("adapter")):
+    if says.get("optimizer") == "adam" and not is_on(settings.get("adapter")):
         says["optimizer"] = "adam16bit"
     return says | {"grad_dtype": "bf16"}
 
 
-def _tuning(found: Mapping[str, Any]) -> Fields:
+def _tuning(settings: Mapping[str, Any]) -> Fields:
     """All weights are trained where no adapter is named."""
-    adapter = found.get("adapter")
+    adapter = settings.get("adapter")
     if not is_on(adapter):
         return {}
-    bits = 4 if adapter == "qlora" or is_on(found.get("load_in_4bit")) else 0
+    bits = 4 if adapter == "qlora" or is_on(settings.get("load_in_4bit")) else 0
     adapters = Adapters(
-        rank=found.get("lora_r", 8),
-        targets="all-linear" if is_on(found.get("lora_target_linear")) else found.get("lora_target_modules"),
-        dropout=found.get("lora_dropout", 0),
-        bits=8 if is_on(found.get("load_in_8bit")) else bits,
+        rank=settings.get("lora_r", 8),
+        targets="all-linear" if is_on(settings.get("lora_target_linear")) else settings.get("lora_target_modules"),
+        dropout=settings.get("lora_dropout", 0),
+        bits=8 if is_on(settings.get("load_in_8bit")) else bits,
     )
     return tuning_fields(adapter, "adapter", adapters)
 
@@ -65,9 +65,9 @@ def _tuning(found: Mapping[str, Any]) -> Fields:
 _PACKING: Final = "sample_packing"
 
 
-def _filled(found: Mapping[str, Any]) -> Fields:
+def _filled(settings: Mapping[str, Any]) -> Fields:
     """Packed sequences, or the text of a pre-training, fill what they may."""
-    is_packed = is_on(found.get(_PACKING)) or is_on(found.get("pretraining_dataset"))
+    is_packed = is_on(settings.get(_PACKING)) or is_on(settings.get("pretraining_dataset"))
     return padding_note("sequence_len", is_packed)
 
 
@@ -81,8 +81,8 @@ _KERNELS: Final = {
 """Switches of attention, and whether its kernel is fused."""
 
 
-def _attention(found: Mapping[str, Any]) -> Fields:
-    chosen = next((name for name in _KERNELS if is_on(found.get(name))), None)
+def _attention(settings: Mapping[str, Any]) -> Fields:
+    chosen = next((name for name in _KERNELS if is_on(settings.get(name))), None)
     return {} if chosen is None else {"flash_attention": _KERNELS[chosen]}
 
 
@@ -97,19 +97,19 @@ _LIGER: Final = (
 )
 
 
-def _fused(found: Mapping[str, Any]) -> Fields:
+def _fused(settings: Mapping[str, Any]) -> Fields:
     """Kernels of Liger for norms, rotary embeddings and activations together."""
-    needed = (is_on(found.get("liger_rms_norm")), is_on(found.get("liger_rope")))
+    needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
     return {"eager_kernels": ()} if all(needed) else {}
 
 
-def _further(found: Mapping[str, Any]) -> Fields:
+def _further(settings: Mapping[str, Any]) -> Fields:
     return (
         {
-            "doubt.stage": f"what is trained may be wrong: rl {found['rl']} runs further models or passes; counted "
+            "doubt.stage": f"what is trained may be wrong: rl {settings['rl']} runs further models or passes; counted "
             "as plain fine-tuning"
         }
-        if is_on(found["rl"])
+        if is_on(settings["rl"])
         else {}
     )
 
@@ -129,12 +129,12 @@ AXOLOTL: Final = LaunchFormat(
         Rule(
             keys=("micro_batch_size", "gradient_accumulation_steps"),
             fields=("micro_batch",),
-            read=lambda found: accumulation_fields(found, "micro_batch_size", "gradient_accumulation_steps", 1),
+            read=lambda settings: accumulation_fields(settings, "micro_batch_size", "gradient_accumulation_steps", 1),
         ),
         Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",)),
         Rule(
             keys=_HALVES,
-            read=lambda found: {"dtype": _dtype(found)},
+            read=lambda settings: {"dtype": _dtype(settings)},
             fields=("dtype",),
             auto_keys=("bf16",),
             defaults={"dtype": "bf16"},
@@ -150,10 +150,14 @@ AXOLOTL: Final = LaunchFormat(
         Rule(keys=tuple(_KERNELS), read=_attention, fields=("flash_attention",)),
         read_only("attn_implementation", "flash_attention", ATTENTION),
         Rule(keys=_LIGER, read=_fused),
-        Rule(keys=("torch_compile",), read=lambda found: {}),
+        Rule(keys=("torch_compile",), read=lambda settings: {}),
         Rule(keys=("rl",), read=_further),
         # ring attention of the ring-flash-attn package
-        Rule(keys=_CONTEXT, fields=("cp",), read=lambda found: sharded_sequences(next(iter(found.values())), "ring")),
+        Rule(
+            keys=_CONTEXT,
+            fields=("cp",),
+            read=lambda settings: sharded_sequences(next(iter(settings.values())), "ring"),
+        ),
         read_only("tensor_parallel_size", "tp"),
         read_only("dp_replicate_size", "replicate"),
     ),

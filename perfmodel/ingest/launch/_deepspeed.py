@@ -24,12 +24,21 @@ _WRITTEN: Final = {"adam": "Adam", "adamw": "Adam", "lion": "Lion", "muon": "Muo
 _OFFLOADS: Final = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 _SHARDS: Final = "zero_optimization.mics_shard_size"
 _HALVES: Final = {
-    "bf16.enabled": "bf16", "bfloat16.enabled": "bf16", "fp16.enabled": "fp16", "amp.enabled": "fp16",
-    "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "amp": "fp16",
-}  # fmt: skip
+    "bf16.enabled": "bf16",
+    "bfloat16.enabled": "bf16",
+    "fp16.enabled": "fp16",
+    "amp.enabled": "fp16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "amp": "fp16",
+}
 """Keys that turn 16-bit training on (the short ones by `true` or `auto` alone), and its element type."""
-_STAGE: Final = ("zero_optimization.stage", "zero_optimization.overlap_comm",
-                 "zero_optimization.stage3_prefetch_bucket_size")  # fmt: skip
+_STAGE: Final = (
+    "zero_optimization.stage",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.stage3_prefetch_bucket_size",
+)
 
 
 def stage_as_it_runs(stage: int, dtype: str) -> Fields:
@@ -45,14 +54,14 @@ def stage_as_it_runs(stage: int, dtype: str) -> Fields:
     }
 
 
-def _half(found: Mapping[str, Any]) -> tuple[str, str]:
+def _half(settings: Mapping[str, Any]) -> tuple[str, str]:
     """Element type of a file, and a remark where it is a guess.
 
     `auto` is what Hugging Face's Trainer fills in from its own --bf16 and --fp16: a file that leaves a type to it is
     meant for that type, and one that leaves both for the newer.
     """
     left_open: dict[str, str] = {}
-    for name, value in found.items():
+    for name, value in settings.items():
         if value == AUTO:
             left_open.setdefault(_HALVES[name], name)
         elif FLAG.read(value):
@@ -64,8 +73,8 @@ def _half(found: Mapping[str, Any]) -> tuple[str, str]:
     return dtype, f"dtype={dtype} ({named} {'are' if len(left_open) > 1 else 'is'} auto; give --dtype for another)"
 
 
-def _dtype(found: Mapping[str, Any]) -> Fields:
-    dtype, remark = _half(found)
+def _dtype(settings: Mapping[str, Any]) -> Fields:
+    dtype, remark = _half(settings)
     return {"dtype": dtype} | ({"note.dtype": remark} if remark else {})
 
 
@@ -74,15 +83,15 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     return {f"{dtype}.enabled": True} if dtype in ("bf16", "fp16") else {}
 
 
-def _overlap(found: Mapping[str, Any]) -> Fields:
+def _overlap(settings: Mapping[str, Any]) -> Fields:
     """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
-    stage = WHOLE_OR_NONE.read(found.get("zero_optimization.stage", 0))
-    dtype, _ = _half({name: value for name, value in found.items() if name in _HALVES})
+    stage = WHOLE_OR_NONE.read(settings.get("zero_optimization.stage", 0))
+    dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
     says = stage_as_it_runs(stage, dtype)
-    if stage == 3 or "zero_optimization.overlap_comm" in found:
-        says["overlap_grad_reduce"] = FLAG.read(found.get("zero_optimization.overlap_comm", True))
+    if stage == 3 or "zero_optimization.overlap_comm" in settings:
+        says["overlap_grad_reduce"] = FLAG.read(settings.get("zero_optimization.overlap_comm", True))
     if stage == 3:
-        says["overlap_param_gather"] = found.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
+        says["overlap_param_gather"] = settings.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
     return says
 
 
@@ -94,13 +103,13 @@ def _write_overlap(fields: Fields) -> Mapping[str, Any]:
     return values
 
 
-def _offload(found: Mapping[str, Any]) -> Fields:
+def _offload(settings: Mapping[str, Any]) -> Fields:
     """States that DeepSpeed holds in host memory (or beyond it, which is read as if it were host memory)."""
     says: Fields = {}
-    optimizer, weights = (words(DEVICES).read(found.get(name, "none")) for name in _OFFLOADS)
+    optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     if weights or optimizer:
         says["offload_states"] = "weights" if weights else "optimizer"
-    if "nvme" in found.values():
+    if "nvme" in settings.values():
         says["note.nvme"] = "states on NVMe as in host memory"
     return says
 
@@ -108,9 +117,9 @@ def _offload(found: Mapping[str, Any]) -> Fields:
 _OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_params")
 
 
-def _old_offload(found: Mapping[str, Any]) -> Fields:
+def _old_offload(settings: Mapping[str, Any]) -> Fields:
     """States on the host as DeepSpeed said it before 0.4, and still takes it."""
-    optimizer, weights = (FLAG.read(found.get(name, False)) for name in _OLD_OFFLOADS)
+    optimizer, weights = (FLAG.read(settings.get(name, False)) for name in _OLD_OFFLOADS)
     return {"offload_states": "weights" if weights else "optimizer"} if weights or optimizer else {}
 
 
@@ -118,11 +127,11 @@ _NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_sta
 """Keys that keep the master weights and gradients, and the optimizer's moments, in 16 bits."""
 
 
-def _optimizer(found: Mapping[str, Any]) -> Fields:
+def _optimizer(settings: Mapping[str, Any]) -> Fields:
     """The optimizer; one with masters alone in 16 bits is not described here."""
-    optimizer = OPTIMIZER.read(found["optimizer.type"]) if "optimizer.type" in found else None
+    optimizer = OPTIMIZER.read(settings["optimizer.type"]) if "optimizer.type" in settings else None
     says: Fields = {} if optimizer is None else {"optimizer": optimizer}
-    masters, moments = (FLAG.read(found.get(name, False)) for name in _NARROW)
+    masters, moments = (FLAG.read(settings.get(name, False)) for name in _NARROW)
     if not masters:
         return says
     says["grad_dtype"] = "bf16"
@@ -145,43 +154,45 @@ _USUAL_BUCKET: Final = 500_000_000
 """Elements of a bucket where a file does not say them."""
 
 
-def _buckets(found: Mapping[str, Any]) -> Fields:
+def _buckets(settings: Mapping[str, Any]) -> Fields:
     """Buffers of the sizes that a file states: one of gradients, or two where reductions overlap with backward, and
     below stage 3 one of weights (`runtime/zero/stage_1_and_2.py`, `runtime/zero/stage3.py`)."""
-    if not any(name in found for name in _BUCKETS):
+    if not any(name in settings for name in _BUCKETS):
         return {}
-    stage = WHOLE_OR_NONE.read(found.get(_STAGE[0], 0))
+    stage = WHOLE_OR_NONE.read(settings.get(_STAGE[0], 0))
     if stage == 0:
         return {}
-    reduced, gathered = (NUMBER.read(found.get(name, _USUAL_BUCKET)) for name in _BUCKETS)
+    reduced, gathered = (NUMBER.read(settings.get(name, _USUAL_BUCKET)) for name in _BUCKETS)
     if reduced < 0 or gathered < 0:
         raise BadValue(f"must not be below 0, got {min(reduced, gathered):g}")
-    dtype, _ = _half({name: value for name, value in found.items() if name in _HALVES})
+    dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
     if stage == 3:
         elements = reduced
     else:
-        overlaps = FLAG.read(found.get(_STAGE[1], False))
+        overlaps = FLAG.read(settings.get(_STAGE[1], False))
         elements = (2 if overlaps else 1) * reduced + gathered
     return {"bucket_bytes": elements * (4.0 if dtype == "fp32" else 2.0)}
 
 
 _SECONDARY: Final = (
-    "zero_optimization.zero_hpz_partition_size", "zero_optimization.zero_quantized_weights",
-    "zero_optimization.zero_quantized_gradients", "zero_optimization.zero_quantized_nontrainable_weights",
-)  # fmt: skip
+    "zero_optimization.zero_hpz_partition_size",
+    "zero_optimization.zero_quantized_weights",
+    "zero_optimization.zero_quantized_gradients",
+    "zero_optimization.zero_quantized_nontrainable_weights",
+)
 """Keys of ZeRO++."""
 
 
-def _secondary(found: Mapping[str, Any]) -> Fields:
+def _secondary(settings: Mapping[str, Any]) -> Fields:
     """What ZeRO++ does beside ZeRO, none of which is counted."""
     says: Fields = {}
-    ranks = WHOLE_OR_NONE.read(found.get(_SECONDARY[0], 1))
+    ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:
         says["doubt.secondary"] = (
             f"memory may be wrong: zero_hpz_partition_size {ranks} keeps 16-bit weights once more in every group of "
             f"{ranks} ranks, which is not counted, and gathers them there, which is counted over all ranks"
         )
-    quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if found.get(name) is True]
+    quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
     if quantized:
         says["doubt.quantized"] = (
             f"the layout may be wrong: messages of {' and '.join(quantized)} are counted with 16 bits per element"
@@ -194,9 +205,9 @@ def _write_offload(fields: Fields) -> Mapping[str, Any]:
     return dict.fromkeys(_OFFLOADS[:held], "cpu")
 
 
-def _shards(found: Mapping[str, Any]) -> Fields:
+def _shards(settings: Mapping[str, Any]) -> Fields:
     """MiCS (deepspeed/runtime/zero/mics.py): ranks of a sharding group; -1 where all are one."""
-    ranks = found[_SHARDS]
+    ranks = settings[_SHARDS]
     return {} if ranks == -1 else {"shard_ranks": WHOLE.read(ranks)}
 
 
@@ -228,22 +239,45 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(keys=_SECONDARY, read=_secondary),
         Rule(keys=(*_BUCKETS, _STAGE[0], _STAGE[1], *_HALVES), read=_buckets, auto_keys=tuple(_HALVES)),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
-        Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"},
-             auto_keys=tuple(_HALVES)),
+        Rule(
+            keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}, auto_keys=tuple(_HALVES)
+        ),
         key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
         Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
     ),
     harmless=(
-        "optimizer.params.*", "scheduler.*", "steps_per_print", "wall_clock_breakdown", "gradient_clipping",
-        "prescale_gradients", "gradient_predivide_factor", "fp16.*", "bf16.*", "amp.*", "zero_allow_untested_optimizer",
-        "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*", "comet.*", "flops_profiler.*", "comms_logger.*",
+        "optimizer.params.*",
+        "scheduler.*",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "gradient_clipping",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+        "fp16.*",
+        "bf16.*",
+        "amp.*",
+        "zero_allow_untested_optimizer",
+        "dump_state",
+        "tensorboard.*",
+        "wandb.*",
+        "csv_monitor.*",
+        "comet.*",
+        "flops_profiler.*",
+        "comms_logger.*",
         "zero_optimization.contiguous_gradients",
         "zero_optimization.sub_group_size",
-        "zero_optimization.reduce_scatter", "zero_optimization.stage3_max_*",
-        "zero_optimization.allgather_partitions", "zero_optimization.stage3_param_persistence_threshold",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save", "zero_optimization.round_robin_gradients",
-        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.offload_*",
-        "checkpoint.*", "aio.*", "seed", "zero_force_ds_cpu_optimizer",
+        "zero_optimization.reduce_scatter",
+        "zero_optimization.stage3_max_*",
+        "zero_optimization.allgather_partitions",
+        "zero_optimization.stage3_param_persistence_threshold",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "zero_optimization.round_robin_gradients",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.offload_*",
+        "checkpoint.*",
+        "aio.*",
+        "seed",
+        "zero_force_ds_cpu_optimizer",
     ),
     limits={
         "pp": "a DeepSpeed pipeline is built in the training script, not in this file",
@@ -257,4 +291,4 @@ DEEPSPEED: Final = LaunchFormat(
         "overlap_param_gather": "there is a key for prefetching under stage 3 only",
         "prefetch": "it prefetches by parameters, not by layers",
     },
-)  # fmt: skip
+)

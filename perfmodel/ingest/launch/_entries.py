@@ -49,7 +49,7 @@ Entries = Mapping[str, Entry]
 class Source:
     """What a file says, before anybody knows what it means."""
 
-    where: str
+    place: str
     entries: Entries
     notes: tuple[str, ...] = field(default=())
     """Parts of it that were not read, one sentence each."""
@@ -61,22 +61,22 @@ class Source:
     """The model of such a run, by its own configuration."""
 
 
-def broken_at(where: str, entry: Entry, message: str) -> LaunchFileError:
+def broken_at(place: str, entry: Entry, message: str) -> LaunchFileError:
     """The error of a value: it names the file and line that say it, which may be those of an included file."""
-    return broken(*entry.included, message) if entry.included else broken(where, entry.line, message)
+    return broken(*entry.included, message) if entry.included else broken(place, entry.line, message)
 
 
-def broken(where: str, line: int, message: str) -> LaunchFileError:
+def broken(place: str, line: int, message: str) -> LaunchFileError:
     """The error of a file: one line that names file, line and remedy."""
-    return LaunchFileError(f"{where}, line {line}: {message}" if line else f"{where}: {message}")
+    return LaunchFileError(f"{place}, line {line}: {message}" if line else f"{place}: {message}")
 
 
-def read_toml(text: str, where: str) -> Source:
+def read_toml(text: str, place: str) -> Source:
     """Entries of a TOML file."""
     try:
         data = parse_toml(text)
     except (ValueError, RecursionError) as error:
-        raise LaunchFileError(f"{where}: not valid TOML: {error}; mend that line") from None
+        raise LaunchFileError(f"{place}: not valid TOML: {error}; mend that line") from None
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -84,42 +84,42 @@ def read_toml(text: str, where: str) -> Source:
             section = header[1].replace('"', "") + "."
         elif key := _TOML_KEY.match(line):
             lines.setdefault(section + key[1].replace('"', ""), number)
-    return _plain(_with_lines(data, lines), where)
+    return _plain(_with_lines(data, lines), place)
 
 
-def read_json(text: str, where: str) -> Source:
+def read_json(text: str, place: str) -> Source:
     """Entries of a JSON file that holds one object."""
     try:
         data = parse_json(text)
     except json.JSONDecodeError as error:
-        raise broken(where, error.lineno, f"not valid JSON: {error.msg}; mend this line") from None
+        raise broken(place, error.lineno, f"not valid JSON: {error.msg}; mend this line") from None
     except ValueError as error:
-        raise LaunchFileError(f"{where}: not valid JSON: {error}") from None
+        raise LaunchFileError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
-        raise broken(where, 1, "must hold one JSON object, {...}")
+        raise broken(place, 1, "must hold one JSON object, {...}")
     # JSON is YAML but for its tabs, and the reader of YAML knows lines
     notes: list[str] = []
-    lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), where, notes).items()}
-    return replace(_plain(_with_lines(data, lines), where), notes=tuple(notes))
+    lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), place, notes).items()}
+    return replace(_plain(_with_lines(data, lines), place), notes=tuple(notes))
 
 
-def _plain(entries: dict[str, Entry], where: str) -> Source:
-    return Source(where=where, entries=entries, written={key: entry.value for key, entry in entries.items()})
+def _plain(entries: dict[str, Entry], place: str) -> Source:
+    return Source(place=place, entries=entries, written={key: entry.value for key, entry in entries.items()})
 
 
-def read_yaml(text: str, where: str, folder: Path) -> Source:
+def read_yaml(text: str, place: str, folder: Path) -> Source:
     """Entries of a YAML file, with the files of its Hydra `defaults` (and MaxText's `base_config`) from `folder`, and
     with references as OmegaConf writes them (`${a.b}`, `${.sibling}`, `${oc.env:NAME,default}`) resolved.
 
     A reference that cannot be resolved stays as it is written.
     """
     notes: list[str] = []
-    own = _yaml_entries(text, where, notes)
+    own = _yaml_entries(text, place, notes)
     merged: dict[str, Entry] = {}
     for part in _parts(own, folder, notes):
         merged |= {key.removeprefix(wrapper_of(key)): entry for key, entry in part.items()}
     written = {key: entry.value for key, entry in own.items()}
-    return Source(where=where, entries=_resolved(merged, where), notes=tuple(notes), written=written)
+    return Source(place=place, entries=_resolved(merged, place), notes=tuple(notes), written=written)
 
 
 WRAPPERS: Final = ("ConfigContainer.", "parameters.")
@@ -178,7 +178,7 @@ def _is_template(text: str, line: int) -> bool:
     return bool(_TEMPLATE.search(lines[line - 1] if 0 < line <= len(lines) else text))
 
 
-def _yaml_entries(text: str, where: str, notes: list[str] | None = None) -> dict[str, Entry]:
+def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict[str, Entry]:
     """Entries of a YAML file; of a key that is given twice the last counts, as in every loader in use.
 
     Args:
@@ -187,7 +187,7 @@ def _yaml_entries(text: str, where: str, notes: list[str] | None = None) -> dict
     import yaml
 
     def template(line: int) -> LaunchFileError:
-        return broken(where, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
+        return broken(place, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
 
     try:
         root = compose_yaml(text)
@@ -197,11 +197,11 @@ def _yaml_entries(text: str, where: str, notes: list[str] | None = None) -> dict
         if _is_template(text, line):
             raise template(line) from None
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise broken(where, line, f"not valid YAML: {problem}; mend this line") from None
+        raise broken(place, line, f"not valid YAML: {problem}; mend this line") from None
     except ValueError as error:
-        raise LaunchFileError(f"{where}: {error}; this is no launch file") from None
+        raise LaunchFileError(f"{place}: {error}; this is no launch file") from None
     if not isinstance(root, yaml.MappingNode):
-        raise broken(where, 1, "must hold keys and values, `key: value`")
+        raise broken(place, 1, "must hold keys and values, `key: value`")
     loader = yaml.SafeLoader("")
     found: dict[str, Entry] = {}
 
@@ -218,14 +218,14 @@ def _yaml_entries(text: str, where: str, notes: list[str] | None = None) -> dict
             if not isinstance(key_node, yaml.ScalarNode):
                 if _is_template(text, line):
                     raise template(line)
-                raise broken(where, line, "a key must be a plain word, `key: value`; mend this line")
+                raise broken(place, line, "a key must be a plain word, `key: value`; mend this line")
             if key_node.value in seen and key_node.value != "<<" and notes is not None:
                 notes.append(f"{prefix}{key_node.value} is given twice; the last one counts (line {line})")
             seen.add(key_node.value)
         try:
             loader.flatten_mapping(node)
         except yaml.YAMLError:
-            raise broken(where, node.start_mark.line + 1, "`<<` must name another table; mend it") from None
+            raise broken(place, node.start_mark.line + 1, "`<<` must name another table; mend it") from None
         # what `<<` brings comes first, and what the table itself says replaces it
         last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
         for key, (line, child) in last.items():
@@ -238,7 +238,7 @@ def _yaml_entries(text: str, where: str, notes: list[str] | None = None) -> dict
     return found
 
 
-def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
+def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
     """Entries with their references replaced; raises for those that refer to themselves."""
     looked_at = 0
 
@@ -247,7 +247,7 @@ def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
         looked_at += 1
         if looked_at > MOST_REFERENCES:
             raise broken(
-                where, line, f"its references stand for more than {MOST_REFERENCES:,} values; write the values"
+                place, line, f"its references stand for more than {MOST_REFERENCES:,} values; write the values"
             )
         if isinstance(value, list):
             return [resolve(key, item, line, path) for item in value]
@@ -262,19 +262,19 @@ def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
                 return value
             name, target = found
             if name in path:
-                raise broken(where, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
+                raise broken(place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
             target = resolve(name or key, target, line, (*path, name) if name else path)
             if match[0] == value:
                 return target
             value = value[: match.start()] + str(target) + value[match.end() :]
             if len(value) > MOST_RESOLVED:
-                raise broken(where, line, f"{key} becomes longer than {MOST_RESOLVED:,} characters; write its value")
+                raise broken(place, line, f"{key} becomes longer than {MOST_RESOLVED:,} characters; write its value")
         return value
 
     try:
         return {key: replace(one, value=resolve(key, one.value, one.line, (key,))) for key, one in entries.items()}
     except RecursionError:
-        raise broken(where, 0, "its references are nested too deeply; write the values") from None
+        raise broken(place, 0, "its references are nested too deeply; write the values") from None
 
 
 def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:

@@ -80,11 +80,11 @@ def export_launch(
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
     if kept := {name: getattr(layout, name) for name in form.elsewhere}:
         comments.append("perfmodel: " + ",".join(f"{name}={value}" for name, value in kept.items()))
-    where = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
+    place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
     try:
         if like is not None and form.syntax != "arguments":
             try:
-                return _written(form, merged(form, fields, like, stays=True), comments, where, layout, model, job)
+                return _written(form, merged(form, fields, like, stays=True), comments, place, layout, model, job)
             except LaunchFileError:
                 # what stayed says something else beside the new values
                 values, plain = (merged(form, one, like, stays=False) for one in (fields, without_model(fields)))
@@ -92,11 +92,11 @@ def export_launch(
             values, plain = form.write(fields), form.write(without_model(fields))
     except LaunchFileError as error:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {error}") from None
-    if model is not None and not _holds(form, values, where, layout, model):
+    if model is not None and not _holds(form, values, place, layout, model):
         # a model that would be another one when read back is left to the user
         values = plain
         comments.append(f"model {model.name}: this file does not state it; set it yourself")
-    return _written(form, values, comments, where, layout, model, job)
+    return _written(form, values, comments, place, layout, model, job)
 
 
 def launch_values(
@@ -126,7 +126,7 @@ def _written(
     form: LaunchFormat,
     values: Mapping[str, Any],
     comments: Sequence[str],
-    where: str,
+    place: str,
     layout: Layout,
     model: Model | None,
     job: Job | None,
@@ -134,7 +134,7 @@ def _written(
     """The file's text, which gives the same layout and job when it is read back; raises `LaunchFileError` if not."""
     text = _WRITERS[form.syntax](values, tuple(comments))
     back = parse_launch(
-        text, where, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
+        text, place, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
     )
     if back.layout is not None:
         back = replace(back, layout=_without_own_cut(form, back.layout, model))
@@ -171,8 +171,17 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
     fields: Fields = {name: getattr(same, name) for name in vars(same)}
     fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}
     if job is not None:
-        names = ("global_batch", "seq_len", "dtype", "flash_attention", "grad_dtype", "optimizer", "cuda_graphs",
-                 "recompute_modules", "fp8_activation_inputs")  # fmt: skip
+        names = (
+            "global_batch",
+            "seq_len",
+            "dtype",
+            "flash_attention",
+            "grad_dtype",
+            "optimizer",
+            "cuda_graphs",
+            "recompute_modules",
+            "fp8_activation_inputs",
+        )
         names = (*names, "expert_dispatcher", "expert_capacity_factor") if layout.ep > 1 else names
         fields |= {name: getattr(job, name) for name in names}
     if model is None:
@@ -182,10 +191,10 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
     return fields | model_fields(model)
 
 
-def _holds(form: LaunchFormat, values: Mapping[str, Any], where: str, layout: Layout, model: Model) -> bool:
+def _holds(form: LaunchFormat, values: Mapping[str, Any], place: str, layout: Layout, model: Model) -> bool:
     """Whether the file says this very model."""
     try:
-        back = parse_launch(_WRITERS[form.syntax](values, ()), where, devices=layout.devices)
+        back = parse_launch(_WRITERS[form.syntax](values, ()), place, devices=layout.devices)
     except PerfModelError:
         return False
     return back.model is not None and shape(back.model) == shape(model)
@@ -277,21 +286,21 @@ _NOT_WRITTEN: Final = ("note.", "doubt.", "bucket_bytes")
 """Beginnings of fields that no format writes: a file's keys for them stay as they are."""
 
 
-def _agrees(form: LaunchFormat, key: str, found: Mapping[str, Any], fields: Fields) -> bool:
+def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: Fields) -> bool:
     """Whether a key that the format reads and does not write says nothing else than the fields do."""
     owners = [rule for rule in form.table if key in rule.keys]
     for rule in owners:
-        said = _said(rule, {name: value for name, value in found.items() if name in rule.keys})
+        said = _said(rule, {name: value for name, value in settings.items() if name in rule.keys})
         others = {name: value for name, value in said.items() if not name.startswith(_NOT_WRITTEN)}
         if any(fields.get(name) != value for name, value in others.items()):
             return False
     return bool(owners)
 
 
-def _names_model(form: LaunchFormat, found: Mapping[str, Any], fields: Fields) -> bool:
+def _names_model(form: LaunchFormat, settings: Mapping[str, Any], fields: Fields) -> bool:
     """Whether the file names the model of the fields instead of describing it."""
     for rule in form.table:
-        said = _said(rule, {key: value for key, value in found.items() if key in rule.keys})
+        said = _said(rule, {key: value for key, value in settings.items() if key in rule.keys})
         if "model" in said and _same_model(said["model"], fields):
             return True
     return False

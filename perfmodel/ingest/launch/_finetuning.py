@@ -60,7 +60,7 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
     return says
 
 
-def accumulation_fields(found: Mapping[str, Any], micro: str, passes: str, default_micro: int) -> Fields:
+def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, default_micro: int) -> Fields:
     """Sequences of a device in a pass, and passes of a step.
 
     Args:
@@ -70,8 +70,8 @@ def accumulation_fields(found: Mapping[str, Any], micro: str, passes: str, defau
         default_micro: sequences where nothing says them.
     """
     return {
-        "micro_batch": WHOLE.read(found.get(micro, default_micro)),
-        "grad_accum": WHOLE.read(found.get(passes, 1)),
+        "micro_batch": WHOLE.read(settings.get(micro, default_micro)),
+        "grad_accum": WHOLE.read(settings.get(passes, 1)),
     }
 
 
@@ -114,7 +114,9 @@ def optimizer_fields(name: Any) -> Fields:
 
 def optimizer_rule(*names: str) -> Rule:
     """The rule of an optimizer's name."""
-    return Rule(keys=names, fields=("optimizer",), read=lambda found: optimizer_fields(next(iter(found.values()))))
+    return Rule(
+        keys=names, fields=("optimizer",), read=lambda settings: optimizer_fields(next(iter(settings.values())))
+    )
 
 
 _ATTENTION: Final = {
@@ -165,16 +167,16 @@ FSDP_KEYS: Final = (
 """Keys of PyTorch's FSDP in Hugging Face's Trainer and in axolotl."""
 
 
-def fsdp_fields(found: Mapping[str, Any]) -> Fields:
+def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
     """What PyTorch's FSDP shards, by the keys of `FSDP_KEYS`; nothing where it is off."""
-    options = fsdp_options(found["fsdp"]) if is_on(found.get("fsdp")) else []
+    options = fsdp_options(settings["fsdp"]) if is_on(settings.get("fsdp")) else []
 
     def option(name: str) -> Any:
-        return found.get(f"fsdp_config.{name}", found.get(f"fsdp_config.fsdp_{name}"))
+        return settings.get(f"fsdp_config.{name}", settings.get(f"fsdp_config.fsdp_{name}"))
 
     strategy = next((word for word in options if word in _STRATEGIES), None) or option("sharding_strategy")
     again = option("reshard_after_forward")
-    if strategy is None and not options and again is None and not _is_second(found):
+    if strategy is None and not options and again is None and not _is_second(settings):
         return {}
     if strategy is None and again is not None and str(again).lower() not in ("true", "false"):
         strategy = again
@@ -187,10 +189,10 @@ def fsdp_fields(found: Mapping[str, Any]) -> Fields:
     return says | (fsdp_offload(says["zero"], on_host) if says["zero"] else {})
 
 
-def _is_second(found: Mapping[str, Any]) -> bool:
+def _is_second(settings: Mapping[str, Any]) -> bool:
     """Whether a file asks for the second version of FSDP, which shards everything where nothing else is said."""
     versions = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
-    return any(str(found.get(name)) == "2" for name in versions)
+    return any(str(settings.get(name)) == "2" for name in versions)
 
 
 def torch_framework(fields: Fields, entries: Entries) -> str:

@@ -56,13 +56,13 @@ class _Training:
 
 
 def finetuning_command(
-    text: str, where: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
     """What the command of a script that fine-tunes says, with the file that it names; None of another script.
 
     Args:
         text: the script.
-        where: its path.
+        place: its path.
         arguments: of the script itself.
         variables: set in its environment.
     """
@@ -70,9 +70,9 @@ def finetuning_command(
         return None
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
-    script = run_script(text, where, environment, arguments=arguments, variables=slurm_variables(job))
+    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
     certain = [command for command in script.commands if command.certain]
-    folder = Path(where).parent
+    folder = Path(place).parent
     candidates = [_training(command, folder) for command in certain or script.commands]
     trainings = [training for training in candidates if training is not None]
     if not trainings:
@@ -87,7 +87,7 @@ def finetuning_command(
     if others:
         line = best.command.words[0].line
         remarks.append(f"{others + 1} commands fine-tune; the one on line {line} is read")
-    source = Source(where=where, entries=entries | world, notes=(*script.notes, *notes, *remarks))
+    source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
     return source, best.form
 
 

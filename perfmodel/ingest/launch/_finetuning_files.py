@@ -185,8 +185,8 @@ def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
     return entries
 
 
-def _stage_by_name(found: Mapping[str, Any]) -> Fields:
-    name = str(found[_BY_NAME])
+def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
+    name = str(settings[_BY_NAME])
     stage = _STAGE_IN_NAME.search(Path(name).name)
     if stage is None:
         return {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} is not beside the file"}

@@ -61,13 +61,13 @@ class LaunchFormat:
         return "flag" if self.syntax == "arguments" else "key"
 
     def read(
-        self, entries: Entries, where: str, settled: Callable[[str], bool] = lambda field: False
+        self, entries: Entries, place: str, settled: Callable[[str], bool] = lambda field: False
     ) -> tuple[Stated, tuple[Unread, ...]]:
         """What a file says, and its settings that are neither understood nor harmless, the worst first.
 
         Args:
             entries: settings of the file.
-            where: path of the file, for messages.
+            place: path of the file, for messages.
             settled: whether the caller states a field. A value that only the shell knows is then not needed.
 
         Raises:
@@ -75,13 +75,13 @@ class LaunchFormat:
         """
         fields, defaults = dict(self.always), {}
         understood: set[str] = set()
-        undefined_keys = self._undefined(entries, where, settled)
+        undefined_keys = self._undefined(entries, place, settled)
         for rule in self.table:
             stated = {name: entries[name] for name in rule.keys if name in entries}
             understood |= set(stated)
             defaults |= rule.defaults
             defined = {name: entry for name, entry in stated.items() if name not in undefined_keys}
-            fields |= _read_rule(rule, defined, where)
+            fields |= _read_rule(rule, defined, place)
         unread = []
         for key, entry in entries.items():
             # What a framework's own file of defaults says beside what is read here is what it does anyway.
@@ -94,7 +94,7 @@ class LaunchFormat:
         unread.sort(key=lambda setting: setting.harm)
         return Stated(fields=fields, defaults=defaults), tuple(unread)
 
-    def _undefined(self, entries: Entries, where: str, settled: Callable[[str], bool]) -> set[str]:
+    def _undefined(self, entries: Entries, place: str, settled: Callable[[str], bool]) -> set[str]:
         """Keys whose value the file does not define and whose fields the caller states instead.
 
         Raises:
@@ -113,7 +113,7 @@ class LaunchFormat:
                 if re.search(r"\$\{[1-9]\}", value):
                     remedy = f"write the script's own arguments behind its name, or give {flag}"
                 message = f"{name} is {value!r}, which the file does not define; {remedy}"
-                raise broken_at(where, entries[name], message)
+                raise broken_at(place, entries[name], message)
         return set(keys)
 
     def _is_optional(self, name: str) -> bool:
@@ -147,7 +147,7 @@ def undefined(value: object) -> bool:
     return isinstance(value, str) and ("${" in value or "$(" in value)
 
 
-def _read_rule(rule: Rule, stated: Entries, where: str) -> Fields:
+def _read_rule(rule: Rule, stated: Entries, place: str) -> Fields:
     """Fields that a rule reads from those of its keys that the file has; none where they leave it to the framework."""
     values = rule.said({name: entry.value for name, entry in stated.items()})
     try:
@@ -156,7 +156,7 @@ def _read_rule(rule: Rule, stated: Entries, where: str) -> Fields:
         # Messages end with the value that they are about.
         guilty = (name for name, value in values.items() if str(error).endswith(f"got {value!r}"))
         name = next(guilty, next(iter(values)))
-        raise broken_at(where, stated[name], f"{name} {error}") from None
+        raise broken_at(place, stated[name], f"{name} {error}") from None
 
 
 _FLAGS: Final = {

@@ -38,19 +38,19 @@ def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Sou
     Raises:
         LaunchFileError: of a framework that has no hook, or without settings.
     """
-    where = source.where
+    place = source.place
     kind = source.entries[KIND].value
     if not isinstance(kind, str) or kind not in _READERS:
-        raise LaunchFileError(f"{where}: {KIND} must be one of {', '.join(HOOKS)}, got {kind!r}")
+        raise LaunchFileError(f"{place}: {KIND} must be one of {', '.join(HOOKS)}, got {kind!r}")
     settings = _settings(source.entries)
     if not settings:
-        raise LaunchFileError(f"{where}: holds no settings; write it again with the lines of perfmodel hook {kind}")
+        raise LaunchFileError(f"{place}: holds no settings; write it again with the lines of perfmodel hook {kind}")
     processes = source.entries.get("devices", Entry(None, 0)).value
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise LaunchFileError(f"{where}: devices must be a whole number of at least 1, got {processes!r}")
+        raise LaunchFileError(f"{place}: devices must be a whole number of at least 1, got {processes!r}")
     program = str(source.entries.get("program", Entry("", 0)).value)
     read, form = _READERS[kind](replace(source, entries=settings), program)
-    model = model_from_config(config, where=where) if config else None
+    model = model_from_config(config, where=place) if config else None
     return replace(read, devices=processes, model=model, written={}), form
 
 
@@ -86,7 +86,7 @@ def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
             stated[key] = entry
     arguments = megatron_arguments(replace(source, entries=stated))
     if arguments is None:
-        raise LaunchFileError(f"{source.where}: holds too few arguments of Megatron; write it again behind get_args()")
+        raise LaunchFileError(f"{source.place}: holds too few arguments of Megatron; write it again behind get_args()")
     entries = dict(arguments.entries)
     if program:
         entries[SCRIPT] = Entry(program, 0)
@@ -189,7 +189,7 @@ def _deepspeed(source: Source, program: str) -> tuple[Source, LaunchFormat]:
 
 
 def _trainer(source: Source, program: str) -> tuple[Source, LaunchFormat]:
-    return with_named_files(source, TRAINER, Path(source.where).parent)
+    return with_named_files(source, TRAINER, Path(source.place).parent)
 
 
 def _maxtext(source: Source, program: str) -> tuple[Source, LaunchFormat]:

@@ -15,11 +15,25 @@ from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
 
 JOB_FIELDS: Final = (
-    "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "eager_kernels", "expert_dispatcher",
-    "expert_capacity_factor", "adapter_dropout", "base_weights",
-    "cuda_graphs", "recompute_modules", "fp8_activation_inputs", "fp8_recipe", "frozen", "adapter_rank",
-    "adapter_modules", "bucket_bytes",
-)  # fmt: skip
+    "dtype",
+    "flash_attention",
+    "grad_dtype",
+    "optimizer",
+    "mode",
+    "eager_kernels",
+    "expert_dispatcher",
+    "expert_capacity_factor",
+    "adapter_dropout",
+    "base_weights",
+    "cuda_graphs",
+    "recompute_modules",
+    "fp8_activation_inputs",
+    "fp8_recipe",
+    "frozen",
+    "adapter_rank",
+    "adapter_modules",
+    "bucket_bytes",
+)
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
 _BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
@@ -118,7 +132,7 @@ def settle(
     stated: Stated,
     given: Given,
     *,
-    where: str,
+    place: str,
     form: LaunchFormat,
     framework_name: str,
     unread: tuple[Unread, ...],
@@ -127,7 +141,7 @@ def settle(
     """What the file says, the framework's defaults where it says nothing, and what follows from both.
 
     Args:
-        where: path of the file, after which a model is called that the catalog does not have.
+        place: path of the file, after which a model is called that the catalog does not have.
         form: the file's format.
         framework_name: whose defaults they are, beside those of the format.
         unread: settings that were not understood, the worst first.
@@ -142,15 +156,15 @@ def settle(
     least = usual.pop("micro_batch", 1)
     stated = replace(stated, defaults=stated.defaults | usual)
     known = stated.defaults | stated.fields
-    model = given.model or model_of(known, where, Path(where).name.partition(".")[0])
+    model = given.model or model_of(known, place, Path(place).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
-    own = _degrees(known, given, where)
+    own = _degrees(known, given, place)
     layout = None
     if own.dp is None:
         missing.append(_no_replicas(known, own.devices))
     else:
         own = own if own.micro_batch else replace(own, micro_batch=least)
-        layout = _as_it_runs(_layout(known, given, own, model, where), known, given, model, framework)
+        layout = _as_it_runs(_layout(known, given, own, model, place), known, given, model, framework)
     global_batch = given.global_batch or own.global_batch
     if global_batch is None:
         missing.append("the global batch is not in it; give --global-batch")
@@ -172,7 +186,7 @@ def settle(
     if given.dtype is not None:
         job_fields["dtype"] = given.dtype
     return Launch(
-        path=where,
+        path=place,
         format=form.name,
         framework=framework_name,
         model=model,
@@ -237,7 +251,7 @@ def _has(given: Given, key: str) -> bool:
     return key in stated or (key == "global_batch" and given.global_batch is not None)
 
 
-def _degrees(known: Fields, given: Given, where: str) -> _Degrees:
+def _degrees(known: Fields, given: Given, place: str) -> _Degrees:
     tp, pp, cp = (known.get(name, 1) for name in ("tp", "pp", "cp"))
     group = tp * pp * cp
     devices = given.devices or known.get("devices")
@@ -255,28 +269,28 @@ def _degrees(known: Fields, given: Given, where: str) -> _Degrees:
     if dp is None:
         return _Degrees(None, None, micro, total)
     if local is None and "device_batch" in known:
-        local = _even(known["device_batch"] * group, where, "sequences per replica")
+        local = _even(known["device_batch"] * group, place, "sequences per replica")
     if micro is None and local is not None:
         micro = local
         if pp > 1 and "pipeline_micro_batches" in known:
-            micro = _even(local / known["pipeline_micro_batches"], where, "sequences per micro-batch of the pipeline")
+            micro = _even(local / known["pipeline_micro_batches"], place, "sequences per micro-batch of the pipeline")
     if pp > 1 and "pipeline_micro_batch" in known:
         micro = known["pipeline_micro_batch"]
     per_pass = local or micro
     if total is None and per_pass is not None:
         total = per_pass * dp * (accum or 1)
     if micro is None and total is not None and accum is not None:
-        micro = _even(total / (dp * accum), where, "global batch / (replicas * accumulation)")
+        micro = _even(total / (dp * accum), place, "global batch / (replicas * accumulation)")
     return _Degrees(dp, dp * group, micro, total)
 
 
-def _even(number: float, where: str, what: str) -> int:
+def _even(number: float, place: str, what: str) -> int:
     if number < 1 or not float(number).is_integer():
-        raise LaunchFileError(f"{where}: {what} come to {number:g}, which is no whole number; mend the batch sizes")
+        raise LaunchFileError(f"{place}: {what} come to {number:g}, which is no whole number; mend the batch sizes")
     return int(number)
 
 
-def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, where: str) -> Layout:
+def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, place: str) -> Layout:
     values = {name: known[name] for name in _LAYOUT if name in known}
     values |= {"dp": own.dp} | ({"micro_batch": own.micro_batch} if own.micro_batch else {})
     if per_chunk := known.get("layers_per_chunk"):
@@ -284,7 +298,7 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, whe
         pp = values.get("pp", 1)
         if layers is None or layers % (pp * per_chunk):
             raise LaunchFileError(
-                f"{where}: {layers or 'unknown'} layers are not chunks of {per_chunk} on {pp} pipeline stages; "
+                f"{place}: {layers or 'unknown'} layers are not chunks of {per_chunk} on {pp} pipeline stages; "
                 "give --layout vpp=N"
             )
         values["vpp"] = layers // (pp * per_chunk)
@@ -293,7 +307,7 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, whe
     if "ep_most" in known and own.dp:
         values["ep"] = min(known["ep_most"], own.dp * values.get("cp", 1))
     if "shard_ranks" in known and own.dp:
-        values["replicate"] = _copies(known, own.dp, where)
+        values["replicate"] = _copies(known, own.dp, place)
     try:
         if not given.layout:
             return Layout(**values)
@@ -304,16 +318,16 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, whe
         devices = own.devices or group
         if devices % group:
             raise LaunchFileError(
-                f"{where}: {devices} devices are no multiple of tp*cp*pp = {group} of --layout; give dp or --devices"
+                f"{place}: {devices} devices are no multiple of tp*cp*pp = {group} of --layout; give dp or --devices"
             )
         return Layout.parse(given.layout, **(values | {"dp": devices // group}))
     except LaunchFileError:
         raise
     except PerfModelError as error:
-        raise LaunchFileError(f"{where}: {error}") from None
+        raise LaunchFileError(f"{place}: {error}") from None
 
 
-def _copies(known: Fields, dp: int, where: str) -> int:
+def _copies(known: Fields, dp: int, place: str) -> int:
     """Groups of replicas that shard states among themselves, by the replicas of one."""
     ranks = known["shard_ranks"]
     if ranks == "node":
@@ -321,7 +335,7 @@ def _copies(known: Fields, dp: int, where: str) -> int:
         per_node = known["devices"] // known["nodes"] if told else catalog.DEVICES_PER_NODE
         ranks = max(1, per_node // known.get("tp", 1))
     if ranks < dp and dp % ranks:
-        raise LaunchFileError(f"{where}: {dp} replicas are no groups of {ranks} that shard weights; mend the degrees")
+        raise LaunchFileError(f"{place}: {dp} replicas are no groups of {ranks} that shard weights; mend the degrees")
     return max(1, dp // ranks)
 
 

@@ -25,33 +25,33 @@ STRATEGIES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID
 _ATTENTION: Final = {"flash": True, "triton": True, "flex": True, "torch": False}
 
 
-def _model(found: Mapping[str, Any]) -> Fields:
+def _model(settings: Mapping[str, Any]) -> Fields:
     """MPT's own sizes, or a model of Hugging Face by name."""
-    kind = found.get("model.name", "mpt_causal_lm")
-    if kind != "mpt_causal_lm" and "model.pretrained_model_name_or_path" in found:
-        return {"model": TEXT.read(found["model.pretrained_model_name_or_path"])}
+    kind = settings.get("model.name", "mpt_causal_lm")
+    if kind != "mpt_causal_lm" and "model.pretrained_model_name_or_path" in settings:
+        return {"model": TEXT.read(settings["model.pretrained_model_name_or_path"])}
     names = ("model.n_layers", "model.d_model", "model.n_heads")
-    if not all(name in found for name in names):
+    if not all(name in settings for name in names):
         return {}
-    layers, hidden, heads = (WHOLE.read(found[name]) for name in names)
+    layers, hidden, heads = (WHOLE.read(settings[name]) for name in names)
     says: Fields = {"model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.dropout": False}
-    says["model.ffn_hidden"] = round(hidden * NUMBER.read(found.get("model.expansion_ratio", 4)))
-    if found.get("model.attn_config.alibi"):
+    says["model.ffn_hidden"] = round(hidden * NUMBER.read(settings.get("model.expansion_ratio", 4)))
+    if settings.get("model.attn_config.alibi"):
         says["model.positions"] = "alibi"
-    elif found.get("model.attn_config.rope"):
+    elif settings.get("model.attn_config.rope"):
         says["model.positions"] = "rope"
-    kv_heads = found.get("model.attn_config.kv_n_heads")
-    if kv_heads is not None or found.get("model.attn_config.attn_type") == "multiquery_attention":
+    kv_heads = settings.get("model.attn_config.kv_n_heads")
+    if kv_heads is not None or settings.get("model.attn_config.attn_type") == "multiquery_attention":
         says["model.kv_heads"] = WHOLE.read(kv_heads or 1)
-    says["model.bias"] = not found.get("model.no_bias", True)
-    if (inner := found.get("model.ffn_config.ffn_hidden_size")) is not None:
+    says["model.bias"] = not settings.get("model.no_bias", True)
+    if (inner := settings.get("model.ffn_config.ffn_hidden_size")) is not None:
         says["model.ffn_hidden"] = WHOLE.read(inner)
-    kind = found.get("model.ffn_config.ffn_type", "mptmlp")
+    kind = settings.get("model.ffn_config.ffn_type", "mptmlp")
     if kind in _MIXTURES:
-        says["experts.count"] = WHOLE.read(found.get("model.ffn_config.moe_num_experts", 1))
-        says["experts.topk"] = WHOLE.read(found.get("model.ffn_config.moe_top_k", 1))
+        says["experts.count"] = WHOLE.read(settings.get("model.ffn_config.moe_num_experts", 1))
+        says["experts.topk"] = WHOLE.read(settings.get("model.ffn_config.moe_top_k", 1))
         says["experts.ffn_hidden"] = says["model.ffn_hidden"]
-    says["model.gated_ffn"] = kind in _GATED or bool(found.get("model.ffn_config.mlp_type") == "glu")
+    says["model.gated_ffn"] = kind in _GATED or bool(settings.get("model.ffn_config.mlp_type") == "glu")
     return says
 
 
@@ -60,10 +60,10 @@ _GATED: Final = ("mptglu", "te_ln_glu")
 """Kinds of feed-forward (`llmfoundry/models/layers/ffn.py`): experts in every layer, with a gate."""
 
 
-def _adapters(found: Mapping[str, Any]) -> Fields:
+def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA by the peft library (`peft_config`): all other weights are frozen."""
-    rank = WHOLE.read(found.get("model.peft_config.r", 8))
-    return {"frozen": True, "adapter_rank": rank} | adapter_modules(found.get("model.peft_config.target_modules"))
+    rank = WHOLE.read(settings.get("model.peft_config.r", 8))
+    return {"frozen": True, "adapter_rank": rank} | adapter_modules(settings.get("model.peft_config.target_modules"))
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
@@ -71,13 +71,18 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
         return {}
     hidden, heads = fields["model.hidden"], fields["model.heads"]
     values: dict[str, Any] = {
-        "model.name": "mpt_causal_lm", "model.d_model": hidden, "model.n_heads": heads,
-        "model.n_layers": fields["model.layers"], "model.expansion_ratio": fields["model.ffn_hidden"] / hidden,
+        "model.name": "mpt_causal_lm",
+        "model.d_model": hidden,
+        "model.n_heads": heads,
+        "model.n_layers": fields["model.layers"],
+        "model.expansion_ratio": fields["model.ffn_hidden"] / hidden,
         "model.no_bias": not fields["model.bias"],
-    }  # fmt: skip
+    }
     if fields["model.kv_heads"] != heads:
-        values |= {"model.attn_config.attn_type": "grouped_query_attention",
-                   "model.attn_config.kv_n_heads": fields["model.kv_heads"]}  # fmt: skip
+        values |= {
+            "model.attn_config.attn_type": "grouped_query_attention",
+            "model.attn_config.kv_n_heads": fields["model.kv_heads"],
+        }
     if (positions := fields["model.positions"]) in ("alibi", "rope"):
         values[f"model.attn_config.{positions}"] = True
     return values
@@ -101,10 +106,10 @@ def offloads_to_host(fields: Fields) -> bool:
     Raises:
         LaunchFileError: it cannot.
     """
-    where = fields["offload_states"]
-    if where != "none" and {"offload_states": where} != fsdp_offload(fields["zero"], on_host=True):
-        raise LaunchFileError(f"offload_states={where}: with zero=3 FSDP offloads weights too; take the other")
-    return where != "none"
+    place = fields["offload_states"]
+    if place != "none" and {"offload_states": place} != fsdp_offload(fields["zero"], on_host=True):
+        raise LaunchFileError(f"offload_states={place}: with zero=3 FSDP offloads weights too; take the other")
+    return place != "none"
 
 
 def strategy(fields: Fields) -> str:
@@ -138,50 +143,133 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key("device_train_microbatch_size", "micro_batch"),
         read_only("device_train_grad_accum", "grad_accum"),
         key("max_seq_len", "seq_len", also=("model.max_seq_len",)),
-        key("precision", "dtype",
-            words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}), default="bf16"),
-        Rule(keys=("fsdp_config.sharding_strategy",), write=_zero,
-             read=lambda found: sharding(stated_value(found))),
+        key(
+            "precision",
+            "dtype",
+            words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}),
+            default="bf16",
+        ),
+        Rule(
+            keys=("fsdp_config.sharding_strategy",), write=_zero, read=lambda settings: sharding(stated_value(settings))
+        ),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
         key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"})),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
-        key("fsdp_config.mixed_precision", "grad_dtype", words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"}),
-            default="fp32"),
+        key(
+            "fsdp_config.mixed_precision",
+            "grad_dtype",
+            words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"}),
+            default="fp32",
+        ),
         key("tp_config.tensor_parallel_degree", "tp", default=1),
         key("model.attn_config.attn_impl", "flash_attention", words(_ATTENTION)),
-        Rule(keys=("model.name", "model.pretrained_model_name_or_path", "model.d_model", "model.n_heads",
-                   "model.n_layers", "model.expansion_ratio", "model.no_bias", "model.attn_config.alibi",
-                   "model.attn_config.rope", "model.attn_config.kv_n_heads", "model.attn_config.attn_type",
-                   "model.ffn_config.ffn_type", "model.ffn_config.ffn_hidden_size", "model.ffn_config.moe_num_experts",
-                   "model.ffn_config.moe_top_k", "model.ffn_config.mlp_type"),
-             read=_model, write=_write_model),
-        Rule(keys=("model.peft_config.peft_type", "model.peft_config.r", "model.peft_config.target_modules"),
-             fields=("adapter_rank",), read=_adapters),
+        Rule(
+            keys=(
+                "model.name",
+                "model.pretrained_model_name_or_path",
+                "model.d_model",
+                "model.n_heads",
+                "model.n_layers",
+                "model.expansion_ratio",
+                "model.no_bias",
+                "model.attn_config.alibi",
+                "model.attn_config.rope",
+                "model.attn_config.kv_n_heads",
+                "model.attn_config.attn_type",
+                "model.ffn_config.ffn_type",
+                "model.ffn_config.ffn_hidden_size",
+                "model.ffn_config.moe_num_experts",
+                "model.ffn_config.moe_top_k",
+                "model.ffn_config.mlp_type",
+            ),
+            read=_model,
+            write=_write_model,
+        ),
+        Rule(
+            keys=("model.peft_config.peft_type", "model.peft_config.r", "model.peft_config.target_modules"),
+            fields=("adapter_rank",),
+            read=_adapters,
+        ),
         key("model.vocab_size", "model.vocab", default=50368),
     ),
     always={"overlap_grad_reduce": True, "overlap_param_gather": True, "model.tied_embeddings": True},
     harmless=(
-        "variables.*", "data_local", "data_remote", "run_name", "name", "image", "integrations", "command", "compute.*",
-        "tokenizer.*", "train_loader.*", "eval_loader.*", "scheduler.*", "optimizer.*", "algorithms.*", "max_duration",
-        "eval_*", "global_seed", "seed", "device_eval_batch_size", "progress_bar", "log_*", "console_log_interval",
-        "callbacks.*", "loggers.*", "save_*", "load_*", "autoresume", "dist_timeout", "python_log_level",
-        "fsdp_config.limit_all_gathers", "fsdp_config.backward_prefetch", "fsdp_config.forward_prefetch",
-        "fsdp_config.activation_checkpointing_reentrant", "fsdp_config.state_dict_type", "fsdp_config.verbose",
-        "fsdp_config.sharded_ckpt_prefix_dir", "fsdp_config.sync_module_states", "fsdp_config.use_orig_params",
-        "fsdp_config.keep_low_precision_grads", "model.init_*", "model.emb_*", "model.use_auth_token",
-        "model.pretrained", "model.config_overrides.*", "model.use_flash_attention_2", "expandable_segments",
-        "model.attn_config.clip_qkv", "model.attn_config.attn_pdrop", "model.attn_config.rope_*", "icl_*",
-        "model.ffn_config.moe_*", "model.ffn_config.uniform_expert_assignment", "model.ffn_config.mlp_impl",
-        "model.peft_config.*", "model.attn_config.qk_ln", "model.attn_config.softmax_scale", "model.resid_pdrop",
+        "variables.*",
+        "data_local",
+        "data_remote",
+        "run_name",
+        "name",
+        "image",
+        "integrations",
+        "command",
+        "compute.*",
+        "tokenizer.*",
+        "train_loader.*",
+        "eval_loader.*",
+        "scheduler.*",
+        "optimizer.*",
+        "algorithms.*",
+        "max_duration",
+        "eval_*",
+        "global_seed",
+        "seed",
+        "device_eval_batch_size",
+        "progress_bar",
+        "log_*",
+        "console_log_interval",
+        "callbacks.*",
+        "loggers.*",
+        "save_*",
+        "load_*",
+        "autoresume",
+        "dist_timeout",
+        "python_log_level",
+        "fsdp_config.limit_all_gathers",
+        "fsdp_config.backward_prefetch",
+        "fsdp_config.forward_prefetch",
+        "fsdp_config.activation_checkpointing_reentrant",
+        "fsdp_config.state_dict_type",
+        "fsdp_config.verbose",
+        "fsdp_config.sharded_ckpt_prefix_dir",
+        "fsdp_config.sync_module_states",
+        "fsdp_config.use_orig_params",
+        "fsdp_config.keep_low_precision_grads",
+        "model.init_*",
+        "model.emb_*",
+        "model.use_auth_token",
+        "model.pretrained",
+        "model.config_overrides.*",
+        "model.use_flash_attention_2",
+        "expandable_segments",
+        "model.attn_config.clip_qkv",
+        "model.attn_config.attn_pdrop",
+        "model.attn_config.rope_*",
+        "icl_*",
+        "model.ffn_config.moe_*",
+        "model.ffn_config.uniform_expert_assignment",
+        "model.ffn_config.mlp_impl",
+        "model.peft_config.*",
+        "model.attn_config.qk_ln",
+        "model.attn_config.softmax_scale",
+        "model.resid_pdrop",
         "tags",
     ),
     limits={
-        "pp": "it has no pipeline", "cp": "it has no context parallelism", "ep": "experts are not spread by this file",
-        "vpp": "it has no pipeline", "schedule": "it has no pipeline", "sequence_parallel": "it shards no norms",
-        "recompute": "FSDP recomputes whole blocks or none", "recompute_full_layers": "it recomputes every block alike",
-        "overlap_grad_reduce": "FSDP always reduces beside backward", "overlap_param_gather": "FSDP always prefetches",
-        "tp_overlap": "it has no key for it", "order": "it has no key for it", "partition": "it has no pipeline",
-        "replicate": "it shards over all replicas or over those of a node", "prefetch": "it has no key for it",
+        "pp": "it has no pipeline",
+        "cp": "it has no context parallelism",
+        "ep": "experts are not spread by this file",
+        "vpp": "it has no pipeline",
+        "schedule": "it has no pipeline",
+        "sequence_parallel": "it shards no norms",
+        "recompute": "FSDP recomputes whole blocks or none",
+        "recompute_full_layers": "it recomputes every block alike",
+        "overlap_grad_reduce": "FSDP always reduces beside backward",
+        "overlap_param_gather": "FSDP always prefetches",
+        "tp_overlap": "it has no key for it",
+        "order": "it has no key for it",
+        "partition": "it has no pipeline",
+        "replicate": "it shards over all replicas or over those of a node",
+        "prefetch": "it has no key for it",
         "offload_states": "Composer keeps states on the device",
     },
-)  # fmt: skip
+)

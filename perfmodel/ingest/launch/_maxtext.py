@@ -23,49 +23,84 @@ from perfmodel.ingest.launch._table import (
 )
 
 AXES: Final = {
-    "data": "data", "fsdp": "fsdp", "fsdp_transpose": "fsdp", "expert": "ep", "context": "cp", "sequence": "cp",
-    "tensor": "tp", "tensor_transpose": "tp", "tensor_sequence": "tp", "pipeline": "pp", "autoregressive": "",
+    "data": "data",
+    "fsdp": "fsdp",
+    "fsdp_transpose": "fsdp",
+    "expert": "ep",
+    "context": "cp",
+    "sequence": "cp",
+    "tensor": "tp",
+    "tensor_transpose": "tp",
+    "tensor_sequence": "tp",
+    "pipeline": "pp",
+    "autoregressive": "",
     "context_autoregressive": "",
-}  # fmt: skip
+}
 """Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as `ep` of `dp` here."""
 _WHERE: Final = ("ici", "dcn")
 _SEQUENCE: Final = "ici_tensor_sequence_parallelism"
 """Tensor parallelism that shards norms along the sequence."""
 _POLICIES: Final = {
-    "full": "full", "minimal": "selective", "minimal_with_context": "none", "minimal_flash": "none", "none": "none",
-    "save_dot_except_mlpwi": "selective", "save_dot_except_mlp": "full", "save_dot_with_context_except_mlp": "full",
-    "save_qkv_proj": "full", "save_out_proj": "full", "qkv_proj_offloaded": "full", "minimal_offloaded": "selective",
-    "minimal_with_quantization": "selective", "minimal_with_context_and_quantization": "none",
-}  # fmt: skip
+    "full": "full",
+    "minimal": "selective",
+    "minimal_with_context": "none",
+    "minimal_flash": "none",
+    "none": "none",
+    "save_dot_except_mlpwi": "selective",
+    "save_dot_except_mlp": "full",
+    "save_dot_with_context_except_mlp": "full",
+    "save_qkv_proj": "full",
+    "save_out_proj": "full",
+    "qkv_proj_offloaded": "full",
+    "minimal_offloaded": "selective",
+    "minimal_with_quantization": "selective",
+    "minimal_with_context_and_quantization": "none",
+}
 """The nearest kind of recompute."""
 _EXACT: Final = ("full", "minimal", "minimal_with_context", "minimal_flash", "none")
 """`minimal` keeps what products of weights give and runs attention again, `full` keeps each layer's input."""
 _KEPT_BY_CHOICE: Final = (
-    "decoder_layer_input", "context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "query_proj", "key_proj", "value_proj",
-    "qkv_proj", "out_proj", "attention_out", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo", "query_wa_proj", "kv_wa_proj",
-    "mla_q", "mla_kv",
-)  # fmt: skip
+    "decoder_layer_input",
+    "context",
+    "mlpwi",
+    "mlpwi_0",
+    "mlpwi_1",
+    "mlpwo",
+    "query_proj",
+    "key_proj",
+    "value_proj",
+    "qkv_proj",
+    "out_proj",
+    "attention_out",
+    "moe_mlpwi_0",
+    "moe_mlpwi_1",
+    "moe_mlpwo",
+    "query_wa_proj",
+    "kv_wa_proj",
+    "mla_q",
+    "mla_kv",
+)
 """Tensors of which `remat_policy: custom` says whether they are kept (`device`), offloaded or computed again."""
 
 
-def _recompute(found: Mapping[str, Any]) -> Fields:
-    if "remat_policy" not in found:
+def _recompute(settings: Mapping[str, Any]) -> Fields:
+    if "remat_policy" not in settings:
         return {}
-    name = TEXT.read(found["remat_policy"]).lower()
+    name = TEXT.read(settings["remat_policy"]).lower()
     if name == "custom":
         wide = [tensor for tensor in _KEPT_BY_CHOICE if "mlpw" in tensor]
-        kind = "selective" if any(found.get(tensor) == "device" for tensor in wide) else "full"
+        kind = "selective" if any(settings.get(tensor) == "device" for tensor in wide) else "full"
     else:
         kind = words(_POLICIES | {"custom": "full"}).read(name)
     return {"recompute": kind} | ({} if name in _EXACT else {"note.remat": f"remat_policy {name} as recompute={kind}"})
 
 
-def _mesh(found: Mapping[str, Any]) -> Fields:
+def _mesh(settings: Mapping[str, Any]) -> Fields:
     """Degrees of all axes; the one that is -1 takes the devices that are left."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     left: set[str] = set()
-    stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(found)
-    if found.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in found:
+    stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(settings)
+    if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
     for name, size in stated.items():
         axis = AXES.get(name.split("_", 1)[1].removesuffix("_parallelism"), "")
@@ -80,7 +115,7 @@ def _mesh(found: Mapping[str, Any]) -> Fields:
             sizes[axis] *= size
     left.discard("")
     says: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
-    says["sequence_parallel"] = any(found.get(f"{where}_tensor_sequence_parallelism", 1) > 1 for where in _WHERE)
+    says["sequence_parallel"] = any(settings.get(f"{place}_tensor_sequence_parallelism", 1) > 1 for place in _WHERE)
     if sizes["pp"] > 1:
         says["schedule"] = "gpipe"  # forwards of all micro-batches, then what differentiation makes of them
     if not left:
@@ -92,7 +127,7 @@ def _mesh(found: Mapping[str, Any]) -> Fields:
         says["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
     elif sharded and sizes["data"] > 1:
         says["replicate"] = sizes["data"]  # the data axis holds copies of what the others shard
-    return says | {"zero": 3 if sharded else 1 if found.get("shard_optimizer_over_data") is True else 0}
+    return says | {"zero": 3 if sharded else 1 if settings.get("shard_optimizer_over_data") is True else 0}
 
 
 def _write_mesh(fields: Fields) -> Mapping[str, Any]:
@@ -124,12 +159,12 @@ def _write_mesh(fields: Fields) -> Mapping[str, Any]:
 _BATCH: Final = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
 
 
-def _batch(found: Mapping[str, Any]) -> Fields:
-    says: Fields = {"device_batch": NUMBER.read(found.get(_BATCH[0], 12))}
-    if _BATCH[1] in found:
-        says["grad_accum"] = WHOLE.read(found[_BATCH[1]])
-    if found.get(_BATCH[2], -1) != -1:
-        says["pipeline_micro_batches"] = WHOLE.read(found[_BATCH[2]])
+def _batch(settings: Mapping[str, Any]) -> Fields:
+    says: Fields = {"device_batch": NUMBER.read(settings.get(_BATCH[0], 12))}
+    if _BATCH[1] in settings:
+        says["grad_accum"] = WHOLE.read(settings[_BATCH[1]])
+    if settings.get(_BATCH[2], -1) != -1:
+        says["pipeline_micro_batches"] = WHOLE.read(settings[_BATCH[2]])
     return says
 
 
@@ -141,8 +176,8 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     return {_BATCH[0]: fields["micro_batch"] * fields["dp"] / devices, _BATCH[1]: passes}
 
 
-def _stages(found: Mapping[str, Any]) -> Fields:
-    return {"layers_per_chunk": WHOLE.read(found["num_layers_per_pipeline_stage"])}
+def _stages(settings: Mapping[str, Any]) -> Fields:
+    return {"layers_per_chunk": WHOLE.read(settings["num_layers_per_pipeline_stage"])}
 
 
 def _write_stages(fields: Fields) -> Mapping[str, Any]:
@@ -165,10 +200,10 @@ _QUANTIZED: Final = {
 """Products that are quantized, by the names that say how."""
 
 
-def _dtype(found: Mapping[str, Any]) -> Fields:
+def _dtype(settings: Mapping[str, Any]) -> Fields:
     """Element type of the products: of a quantization, else of activations."""
-    plain = {"dtype": _DTYPES.read(found.get("dtype", "bfloat16"))}
-    name = str(found.get("quantization", "")).lower()
+    plain = {"dtype": _DTYPES.read(settings.get("dtype", "bfloat16"))}
+    name = str(settings.get("quantization", "")).lower()
     if name in ("", "none"):
         return plain
     known = next((says for start, says in _QUANTIZED.items() if name == start or name.startswith(f"{start}_")), None)
@@ -179,9 +214,9 @@ def _dtype(found: Mapping[str, Any]) -> Fields:
     return plain | {"doubt.quantization": f"the precision may be wrong: quantization {name} is not read"}
 
 
-def _weights(found: Mapping[str, Any]) -> Fields:
+def _weights(settings: Mapping[str, Any]) -> Fields:
     """Element type of weights and so of their optimizer states; 32 bits unless a file says otherwise."""
-    name = TEXT.read(found["weight_dtype"])
+    name = TEXT.read(settings["weight_dtype"])
     if name == "float32":
         return {}
     return {"doubt.weights": f"memory may be wrong: weights and optimizer states are {name}, and counted as float32"}
@@ -195,7 +230,7 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     return {"dtype": _DTYPES.write(fields.get("dtype"))}
 
 
-_NAMES: Final = tuple(f"{where}_{axis}_parallelism" for where in _WHERE for axis in AXES)
+_NAMES: Final = tuple(f"{place}_{axis}_parallelism" for place in _WHERE for axis in AXES)
 
 MAXTEXT: Final = LaunchFormat(
     name="maxtext",
@@ -212,36 +247,110 @@ MAXTEXT: Final = LaunchFormat(
         Rule(keys=("weight_dtype",), read=_weights),
         read_only("opt_type", "optimizer", OPTIMIZER),
         key("grad_dtype", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
-        Rule(keys=("remat_policy", *_KEPT_BY_CHOICE), read=_recompute,
-             write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])}),
-        key("attention", "flash_attention",
-            words({"autoselected": True, "flash": True, "cudnn_flash_te": True, "dot_product": False,
-                   "cudnn_flash_jax": True})),
+        Rule(
+            keys=("remat_policy", *_KEPT_BY_CHOICE),
+            read=_recompute,
+            write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])},
+        ),
+        key(
+            "attention",
+            "flash_attention",
+            words(
+                {
+                    "autoselected": True,
+                    "flash": True,
+                    "cudnn_flash_te": True,
+                    "dot_product": False,
+                    "cudnn_flash_jax": True,
+                }
+            ),
+        ),
         *MODEL,
     ),
     always={
-        "model.norm": "rms_norm", "model.positions": "rope", "model.bias": False, "model.dropout": False,
-        "model.gated_ffn": True, "model.activation": "silu", "overlap_grad_reduce": True,
+        "model.norm": "rms_norm",
+        "model.positions": "rope",
+        "model.bias": False,
+        "model.dropout": False,
+        "model.gated_ffn": True,
+        "model.activation": "silu",
+        "overlap_grad_reduce": True,
         "overlap_param_gather": True,
     },
     harmless=(
-        "run_name", "base_config", "base_output_directory", "dataset_*", "tokenizer_*", "steps", "learning_rate*",
-        "enable_checkpointing", "async_checkpointing", "checkpoint_*", "save_*", "load_*", "profiler*", "log_*", "hf_*",
-        "enable_goodput_recording", "monitor_goodput", "gcs_metrics", "metrics_file", "reuse_example_batch",
-        "use_iota_embed", "jax_cache_dir", "adam_*", "gradient_clipping_threshold", "grain_*", "hardware",
-        "eval_*", "enable_*", "skip_*", "cosine_*", "warmup_*", "data_shuffle_seed", "init_weights_seed",
-        "normalization_layer_epsilon", "rope_*", "mesh_axes", "logical_axis_rules", "data_sharding", "scan_layers",
-        "param_scan_axis", "max_prefill_predict_length", "prompt", "sa_block_*",
-        "collect_stack_trace", "stack_trace_*", "use_vertex_tensorboard", "vertex_*", "max_corpus_chars", "upload_*",
-        "compile_topology*", "compiled_trainstep_file", "dropout_rate", "logits_dot_in_fp32", "packing", "num_slices",
-        "normalize_embedding_logits", "override_model_config", "megablox", "sparse_matmul",
-        "load_balance_loss_weight", "add_bos", "add_eos", "hide_profiler_step_metric", "num_pipeline_repeats",
+        "run_name",
+        "base_config",
+        "base_output_directory",
+        "dataset_*",
+        "tokenizer_*",
+        "steps",
+        "learning_rate*",
+        "enable_checkpointing",
+        "async_checkpointing",
+        "checkpoint_*",
+        "save_*",
+        "load_*",
+        "profiler*",
+        "log_*",
+        "hf_*",
+        "enable_goodput_recording",
+        "monitor_goodput",
+        "gcs_metrics",
+        "metrics_file",
+        "reuse_example_batch",
+        "use_iota_embed",
+        "jax_cache_dir",
+        "adam_*",
+        "gradient_clipping_threshold",
+        "grain_*",
+        "hardware",
+        "eval_*",
+        "enable_*",
+        "skip_*",
+        "cosine_*",
+        "warmup_*",
+        "data_shuffle_seed",
+        "init_weights_seed",
+        "normalization_layer_epsilon",
+        "rope_*",
+        "mesh_axes",
+        "logical_axis_rules",
+        "data_sharding",
+        "scan_layers",
+        "param_scan_axis",
+        "max_prefill_predict_length",
+        "prompt",
+        "sa_block_*",
+        "collect_stack_trace",
+        "stack_trace_*",
+        "use_vertex_tensorboard",
+        "vertex_*",
+        "max_corpus_chars",
+        "upload_*",
+        "compile_topology*",
+        "compiled_trainstep_file",
+        "dropout_rate",
+        "logits_dot_in_fp32",
+        "packing",
+        "num_slices",
+        "normalize_embedding_logits",
+        "override_model_config",
+        "megablox",
+        "sparse_matmul",
+        "load_balance_loss_weight",
+        "add_bos",
+        "add_eos",
+        "hide_profiler_step_metric",
+        "num_pipeline_repeats",
     ),
     limits={
         "schedule": "its pipeline is gpipe, and breadth-first with vpp > 1",
-        "overlap_grad_reduce": "XLA decides on overlap", "overlap_param_gather": "XLA decides on overlap",
-        "tp_overlap": "XLA decides on overlap", "recompute_full_layers": "its policies hold for every layer alike",
-        "partition": "its stages have equal numbers of layers", "offload": "offloading policies are not written",
+        "overlap_grad_reduce": "XLA decides on overlap",
+        "overlap_param_gather": "XLA decides on overlap",
+        "tp_overlap": "XLA decides on overlap",
+        "recompute_full_layers": "its policies hold for every layer alike",
+        "partition": "its stages have equal numbers of layers",
+        "offload": "offloading policies are not written",
         "order": "its mesh has an order of its own",
     },
-)  # fmt: skip
+)

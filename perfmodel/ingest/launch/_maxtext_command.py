@@ -19,13 +19,13 @@ _SETTING: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 def maxtext_command(
-    text: str, where: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Source | None:
     """Settings of the command of a shell script that trains with MaxText; None of a script without one.
 
     Args:
         text: the script.
-        where: its path.
+        place: its path.
         arguments: of the script itself.
         variables: set in its environment.
     """
@@ -33,7 +33,7 @@ def maxtext_command(
         return None
     environment = {**os.environ, **(variables or {})}
     job = slurm_variables(requested(text))
-    script = run_script(text, where, environment, arguments=arguments, variables=job)
+    script = run_script(text, place, environment, arguments=arguments, variables=job)
     best: dict[str, Entry] = {}
     base = ""
     for command in script.commands:
@@ -44,8 +44,8 @@ def maxtext_command(
                 best, base = settings, file
     if not best:
         return None
-    entries, notes = _of_file(base, Path(where).parent)
-    return Source(where=where, entries=entries | best, notes=(*script.notes, *notes))
+    entries, notes = _of_file(base, Path(place).parent)
+    return Source(place=place, entries=entries | best, notes=(*script.notes, *notes))
 
 
 def _commands_within(words: list[str]) -> list[list[str]]:
@@ -89,8 +89,10 @@ def _of_file(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]]:
     for path in (folder / name, folder / Path(name).name):
         if path.is_file():
             source = read_yaml(read_text(path), str(path), path.parent)
-            named = {key: Entry(entry.value, 0, entry.included or (str(path), entry.line))
-                     for key, entry in source.entries.items()}  # fmt: skip
+            named = {
+                key: Entry(entry.value, 0, entry.included or (str(path), entry.line))
+                for key, entry in source.entries.items()
+            }
             return named, list(source.notes)
     if Path(name).name == MAXTEXT.defaults_file:
         return {}, []

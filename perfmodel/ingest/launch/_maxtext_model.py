@@ -30,13 +30,13 @@ _CATALOG_NAMES: Final = {
 """MaxText's names of models that the catalog has under another."""
 
 
-def _named(found: Mapping[str, Any]) -> Fields:
-    name = TEXT.read(found["model_name"])
+def _named(settings: Mapping[str, Any]) -> Fields:
+    name = TEXT.read(settings["model_name"])
     return {} if name == "default" else {"model": _CATALOG_NAMES.get(name, name)}
 
 
-def _activations(found: Mapping[str, Any]) -> Fields:
-    names = stated_value(found)
+def _activations(settings: Mapping[str, Any]) -> Fields:
+    names = stated_value(settings)
     if not isinstance(names, list) or not names:
         raise BadValue(f"must be a list like [silu, linear], got {names!r}")
     # The gate of GPT-OSS is a sigmoid times its input, as SiLU is.
@@ -50,39 +50,52 @@ def _write_activations(fields: Fields) -> Mapping[str, Any]:
     return {"mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]}
 
 
-def _size(found: Mapping[str, Any], name: str, default: int) -> int:
+def _size(settings: Mapping[str, Any], name: str, default: int) -> int:
     """A size that -1 or 0 leaves to its default, as `base.yml` writes it."""
-    value = found.get(name)
+    value = settings.get(name)
     return default if value in (None, -1, 0) else WHOLE.read(value)
 
 
-def _layers(found: Mapping[str, Any]) -> Fields:
+def _layers(settings: Mapping[str, Any]) -> Fields:
     """Layers of the stack; a block of gemma2 is two of them, one of attention in a window and one in full."""
-    if "base_num_decoder_layers" not in found:
+    if "base_num_decoder_layers" not in settings:
         return {}
-    layers = WHOLE.read(found["base_num_decoder_layers"])
-    return {"model.layers": 2 * layers if found.get("decoder_block") == "gemma2" else layers}
+    layers = WHOLE.read(settings["base_num_decoder_layers"])
+    return {"model.layers": 2 * layers if settings.get("decoder_block") == "gemma2" else layers}
 
 
 _PLAIN_BLOCKS: Final = (
-    "default", "llama2", "mistral", "mixtral", "gemma", "simple", "simple_mlp", "qwen2", "qwen3", "qwen3_moe",
+    "default",
+    "llama2",
+    "mistral",
+    "mixtral",
+    "gemma",
+    "simple",
+    "simple_mlp",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
     "deepseek",
-)  # fmt: skip
+)
 """Blocks of which other keys say everything."""
 _WINDOW: Final = "sliding_window_size"
 
 
-def _block(found: Mapping[str, Any]) -> Fields:
+def _block(settings: Mapping[str, Any]) -> Fields:
     """What the kind of block says beside its sizes (`layers/decoders.py` and the module of each kind)."""
-    kind = TEXT.read(found.get("decoder_block", "llama2"))
+    kind = TEXT.read(settings.get("decoder_block", "llama2"))
     if kind in _PLAIN_BLOCKS:
-        window = _size(found, _WINDOW, 0)
-        return {"model.window": window} if window and found.get("attention_type") == "local_sliding" else {}
+        window = _size(settings, _WINDOW, 0)
+        return {"model.window": window} if window and settings.get("attention_type") == "local_sliding" else {}
     if kind == "gemma2":
-        return {"model.window": _size(found, _WINDOW, 4096), "model.full_attention_every": 2, "model.norm_at": "both"}
+        return {
+            "model.window": _size(settings, _WINDOW, 4096),
+            "model.full_attention_every": 2,
+            "model.norm_at": "both",
+        }
     if kind == "gemma3":
         return {
-            "model.window": _size(found, _WINDOW, 1024),
+            "model.window": _size(settings, _WINDOW, 1024),
             "model.full_attention_every": 6,
             "model.norm_at": "both",
             "model.qk_norm": True,
@@ -91,8 +104,8 @@ def _block(found: Mapping[str, Any]) -> Fields:
         return {"model.norm": "layer_norm", "model.positions": "learned", "model.bias": True}
     if kind == "gpt_oss":
         return {
-            "model.window": _size(found, _WINDOW, 128),
-            "model.full_attention_every": _size(found, "inhomogeneous_layer_cycle_interval", 2),
+            "model.window": _size(settings, _WINDOW, 128),
+            "model.full_attention_every": _size(settings, "inhomogeneous_layer_cycle_interval", 2),
             "model.attention_sinks": True,
             "model.clamped_glu": True,
             "model.bias": True,
@@ -100,56 +113,78 @@ def _block(found: Mapping[str, Any]) -> Fields:
         }
     if kind == "llama4":
         says: Fields = {}
-        chunk = _size(found, "chunk_attn_window_size", 0)
+        chunk = _size(settings, "chunk_attn_window_size", 0)
         if chunk:
             says["model.window"] = chunk
             says["model.chunked_window"] = True
-            says["model.full_attention_every"] = _size(found, "nope_layer_interval", 4)
+            says["model.full_attention_every"] = _size(settings, "nope_layer_interval", 4)
         return says
     return {"doubt.block": f"the model may be wrong: blocks of decoder_block {kind} are not read, only their sizes"}
 
 
 _BLOCK: Final = (
-    "decoder_block", _WINDOW, "attention_type", "inhomogeneous_layer_cycle_interval", "chunk_attn_window_size",
-    "nope_layer_interval", "trainable_position_size", "attention_sink", "mlp_bias", "use_post_attn_norm",
-    "use_post_ffw_norm", "routed_bias", "layers_to_repeat", "mlp_activations_limit",
-)  # fmt: skip
+    "decoder_block",
+    _WINDOW,
+    "attention_type",
+    "inhomogeneous_layer_cycle_interval",
+    "chunk_attn_window_size",
+    "nope_layer_interval",
+    "trainable_position_size",
+    "attention_sink",
+    "mlp_bias",
+    "use_post_attn_norm",
+    "use_post_ffw_norm",
+    "routed_bias",
+    "layers_to_repeat",
+    "mlp_activations_limit",
+)
 _LATENT_SIZES: Final = {
-    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-}  # fmt: skip
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 """Sizes of latent attention in `base.yml`, beside the rank of queries, which is 0."""
 
 
-def _latent(found: Mapping[str, Any]) -> Fields:
+def _latent(settings: Mapping[str, Any]) -> Fields:
     """Latent attention; its sizes stand in every file that is based on `base.yml` and count where it is asked for."""
-    if found.get("attention_type") != "mla":
+    if settings.get("attention_type") != "mla":
         return {}
-    says: Fields = {f"latent.{name}": _size(found, name, default) for name, default in _LATENT_SIZES.items()}
-    return says | {"latent.q_lora_rank": _size(found, "q_lora_rank", 0)}
+    says: Fields = {f"latent.{name}": _size(settings, name, default) for name, default in _LATENT_SIZES.items()}
+    return says | {"latent.q_lora_rank": _size(settings, "q_lora_rank", 0)}
 
 
 _EXPERT_KEYS: Final = (
-    "num_experts", "num_experts_per_tok", "base_moe_mlp_dim", "base_moe_dim", "base_mlp_dim", "shared_experts",
-    "first_num_dense_layers", "interleave_moe_layer_step", "n_routing_groups", "topk_routing_group",
-)  # fmt: skip
+    "num_experts",
+    "num_experts_per_tok",
+    "base_moe_mlp_dim",
+    "base_moe_dim",
+    "base_mlp_dim",
+    "shared_experts",
+    "first_num_dense_layers",
+    "interleave_moe_layer_step",
+    "n_routing_groups",
+    "topk_routing_group",
+)
 
 
-def _experts(found: Mapping[str, Any]) -> Fields:
+def _experts(settings: Mapping[str, Any]) -> Fields:
     """A mixture of experts; one expert is a dense feed-forward."""
-    count = _size(found, "num_experts", 1)
+    count = _size(settings, "num_experts", 1)
     if count == 1:
         return {}
-    says: Fields = {"experts.count": count, "experts.topk": _size(found, "num_experts_per_tok", 1)}
-    width = _size(found, "base_moe_mlp_dim", _size(found, "base_moe_dim", _size(found, "base_mlp_dim", 7168)))
+    says: Fields = {"experts.count": count, "experts.topk": _size(settings, "num_experts_per_tok", 1)}
+    width = _size(settings, "base_moe_mlp_dim", _size(settings, "base_moe_dim", _size(settings, "base_mlp_dim", 7168)))
     says["experts.ffn_hidden"] = width
-    shared = _size(found, "shared_experts", 0)
+    shared = _size(settings, "shared_experts", 0)
     if shared:
         says["experts.shared_ffn_hidden"] = shared * width
-    says["experts.first_dense_layers"] = _size(found, "first_num_dense_layers", 0)
-    says["experts.every"] = _size(found, "interleave_moe_layer_step", 1)
-    groups = _size(found, "n_routing_groups", 1)
+    says["experts.first_dense_layers"] = _size(settings, "first_num_dense_layers", 0)
+    says["experts.every"] = _size(settings, "interleave_moe_layer_step", 1)
+    groups = _size(settings, "n_routing_groups", 1)
     if groups > 1:
-        says |= {"experts.groups": groups, "experts.groups_kept": _size(found, "topk_routing_group", groups)}
+        says |= {"experts.groups": groups, "experts.groups_kept": _size(settings, "topk_routing_group", groups)}
     return says
 
 
@@ -166,8 +201,8 @@ def _write_experts(fields: Fields) -> Mapping[str, Any]:
     return written
 
 
-def _scaled(found: Mapping[str, Any]) -> Fields:
-    scale = found["global_parameter_scale"]
+def _scaled(settings: Mapping[str, Any]) -> Fields:
+    scale = settings["global_parameter_scale"]
     if scale == 1:
         return {}
     return {"doubt.scale": f"the model may be wrong: global_parameter_scale {scale} makes its sizes larger"}

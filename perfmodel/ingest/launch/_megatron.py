@@ -47,22 +47,21 @@ SCHEDULED: Final = (*NUMBERED, "gres-gpus")
 """Numbers that a scheduler is asked for, entries `sbatch-NAME`."""
 
 
-def world_of(found: Mapping[str, Any]) -> Fields:
+def world_of(settings: Mapping[str, Any]) -> Fields:
     """Devices of the job: those of a launcher (torchrun, DeepSpeed's, Accelerate's), else those of the scheduler."""
     scheduled = {}
     for name in SCHEDULED:
-        if str(found.get(f"sbatch-{name}", "")).isdecimal():
-            scheduled[name] = int(found[f"sbatch-{name}"])
-    nodes = _number(found, "nnodes", "num-nodes") or scheduled.get("nodes")
-    each = _number(found, "nproc-per-node", "num-gpus")
-    if each is not None and nodes is None and found.get("hostfile"):
-        guess = (
-            f"{each} devices are a guess: the nodes are those of {found['hostfile']}, which is not read; give --devices"
-        )
+        if str(settings.get(f"sbatch-{name}", "")).isdecimal():
+            scheduled[name] = int(settings[f"sbatch-{name}"])
+    nodes = _number(settings, "nnodes", "num-nodes") or scheduled.get("nodes")
+    each = _number(settings, "nproc-per-node", "num-gpus")
+    if each is not None and nodes is None and settings.get("hostfile"):
+        hostfile = settings["hostfile"]
+        guess = f"{each} devices are a guess: the nodes are those of {hostfile}, which is not read; give --devices"
         return {"devices": each, "note.devices": guess}
     if each is not None:
         return {"devices": (nodes or 1) * each}
-    if (processes := _number(found, "num-processes")) is not None:
+    if (processes := _number(settings, "num-processes")) is not None:
         return {"devices": processes}
     # Without a launcher the scheduler starts a process for every device, unless it starts one alone on each node.
     if scheduled.get("ntasks", 1) > (nodes or 1):
@@ -79,10 +78,10 @@ def world_of(found: Mapping[str, Any]) -> Fields:
     return {}
 
 
-def _number(found: Mapping[str, Any], *names: str) -> int | None:
+def _number(settings: Mapping[str, Any], *names: str) -> int | None:
     """The first of several arguments that is a number; of a range of nodes (`1:4`) the largest."""
     for name in names:
-        match = re.fullmatch(r"(?:\d+:)?(\d+)", str(found.get(name, "")))
+        match = re.fullmatch(r"(?:\d+:)?(\d+)", str(settings.get(name, "")))
         if match:
             return int(match[1])
     return None
@@ -93,16 +92,16 @@ def _write_world(fields: Fields) -> Mapping[str, Any]:
     return {"nproc-per-node": each, "nnodes": nodes}
 
 
-def _zero(found: Mapping[str, Any]) -> Fields:
-    if "zero-stage" in found:  # Megatron-DeepSpeed
-        return stage_as_it_runs(WHOLE_OR_NONE.read(found["zero-stage"]), "bf16" if found.get("bf16") else "")
-    if not set(found) - {"bf16"}:
+def _zero(settings: Mapping[str, Any]) -> Fields:
+    if "zero-stage" in settings:  # Megatron-DeepSpeed
+        return stage_as_it_runs(WHOLE_OR_NONE.read(settings["zero-stage"]), "bf16" if settings.get("bf16") else "")
+    if not set(settings) - {"bf16"}:
         return {}
-    if found.get("use-torch-fsdp2"):
+    if settings.get("use-torch-fsdp2"):
         return {"zero": 3}
-    sharded = any(found.get(name) for name in ("use-megatron-fsdp", "use-custom-fsdp"))
-    distributed = found.get("use-distributed-optimizer") is True
-    return zero_of(sharded, distributed, found.get("data-parallel-sharding-strategy"))
+    sharded = any(settings.get(name) for name in ("use-megatron-fsdp", "use-custom-fsdp"))
+    distributed = settings.get("use-distributed-optimizer") is True
+    return zero_of(sharded, distributed, settings.get("data-parallel-sharding-strategy"))
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
@@ -110,9 +109,10 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] < 2:
         return {"use-distributed-optimizer": True if fields["zero"] else None}
     return {
-        "use-distributed-optimizer": True, "use-megatron-fsdp": True,
+        "use-distributed-optimizer": True,
+        "use-megatron-fsdp": True,
         "data-parallel-sharding-strategy": [*SHARDING][fields["zero"]],
-    }  # fmt: skip
+    }
 
 
 _RECOMPUTE: Final = ("recompute-granularity", "recompute-method", "recompute-num-layers")
@@ -149,22 +149,22 @@ _OLD_RECOMPUTE: Final = (*_RECOMPUTE_BEFORE_CORE, "recompute-activations", "acti
 """Names of earlier versions, some of which Core still takes."""
 
 
-def _recompute(found: Mapping[str, Any]) -> Fields:
-    if found.get("recompute-activations"):
+def _recompute(settings: Mapping[str, Any]) -> Fields:
+    if settings.get("recompute-activations"):
         return {"recompute": "selective"}
-    if found.get("checkpoint-activations") or (
-        "activations-checkpoint-method" in found and "activations-checkpoint-granularity" not in found
+    if settings.get("checkpoint-activations") or (
+        "activations-checkpoint-method" in settings and "activations-checkpoint-granularity" not in settings
     ):
         return {"recompute": "full"}
-    granularity = found.get("recompute-granularity", found.get("activations-checkpoint-granularity"))
-    method = found.get("recompute-method", found.get("activations-checkpoint-method"))
-    return recompute_of(granularity, method, found.get("recompute-num-layers"))
+    granularity = settings.get("recompute-granularity", settings.get("activations-checkpoint-granularity"))
+    method = settings.get("recompute-method", settings.get("activations-checkpoint-method"))
+    return recompute_of(granularity, method, settings.get("recompute-num-layers"))
 
 
-def _dtype(found: Mapping[str, Any]) -> Fields:
-    if found.get("fp8-format") or found.get("fp8-hybrid"):
+def _dtype(settings: Mapping[str, Any]) -> Fields:
+    if settings.get("fp8-format") or settings.get("fp8-hybrid"):
         return {"dtype": "fp8"}
-    return {"dtype": next((name for name in ("bf16", "fp16") if found.get(name)), "fp32")}
+    return {"dtype": next((name for name in ("bf16", "fp16") if settings.get(name)), "fp32")}
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
@@ -182,11 +182,11 @@ def _write_chunks(fields: Fields) -> Mapping[str, Any]:
 _FLASH: Final = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton")
 
 
-def _attention(found: Mapping[str, Any]) -> Fields:
-    if "attention-backend" in found:
-        return {"flash_attention": found["attention-backend"] not in ("unfused", "local")}
-    asked = any(found.get(name) for name in _FLASH)
-    return {"flash_attention": asked or found.get("transformer-impl") != "local"}
+def _attention(settings: Mapping[str, Any]) -> Fields:
+    if "attention-backend" in settings:
+        return {"flash_attention": settings["attention-backend"] not in ("unfused", "local")}
+    asked = any(settings.get(name) for name in _FLASH)
+    return {"flash_attention": asked or settings.get("transformer-impl") != "local"}
 
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:
@@ -221,7 +221,10 @@ _FP8_RECIPES: Final = {"delayed": "delayed", "tensorwise": "current", "mxfp8": "
 _TABLE: Final = (
     Rule(
         keys=(*LAUNCHING, *(f"sbatch-{name}" for name in SCHEDULED)),
-        read=world_of, write=_write_world, fields=("devices",), optional=("hostfile",),
+        read=world_of,
+        write=_write_world,
+        fields=("devices",),
+        optional=("hostfile",),
     ),
     key("tensor-model-parallel-size", "tp", default=1, also=("model-parallel-size",)),
     key("pipeline-model-parallel-size", "pp", default=1),
@@ -239,9 +242,19 @@ _TABLE: Final = (
     read_only("gradient-accumulation-steps", "grad_accum"),
     key("seq-length", "seq_len"),
     write_only("max-position-embeddings", lambda fields: fields.get("seq_len") or None),
-    Rule(keys=("use-distributed-optimizer", "use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "zero-stage",
-               "data-parallel-sharding-strategy", "bf16"),
-         read=_zero, write=_write_zero),
+    Rule(
+        keys=(
+            "use-distributed-optimizer",
+            "use-megatron-fsdp",
+            "use-custom-fsdp",
+            "use-torch-fsdp2",
+            "zero-stage",
+            "data-parallel-sharding-strategy",
+            "bf16",
+        ),
+        read=_zero,
+        write=_write_zero,
+    ),
     replace(recompute_rule(_RECOMPUTE), keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute),
     modules_rule("recompute-modules", " ".join),
     offloaded_layers_rule(argument, switch=False),
@@ -250,11 +263,15 @@ _TABLE: Final = (
     key("overlap-param-gather", "overlap_param_gather", SWITCH),
     degree("num-distributed-optimizer-instances", "replicate"),
     key("tp-comm-overlap", "tp_overlap", SWITCH),
-    partition_rule(("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"), "num-layers",
-                   "pipeline-model-parallel-size"),
+    partition_rule(
+        ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+        "num-layers",
+        "pipeline-model-parallel-size",
+    ),
     key("use-tp-pp-dp-mapping", "order", words({True: "tp-cp-pp-ep-dp"})),
-    Rule(keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype,
-         defaults={"dtype": "fp32"}),
+    Rule(
+        keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}
+    ),
     Rule(keys=("attention-backend", *_FLASH, "transformer-impl"), read=_attention, write=_write_attention),
     read_only("fp8-recipe", "fp8_recipe", words(_FP8_RECIPES)),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
@@ -262,7 +279,7 @@ _TABLE: Final = (
     key("optimizer", "optimizer", OPTIMIZER),
     *FORKS,
     *(replace(rule, fields=rule.fields or ("model.",)) for rule in MODEL),
-)  # fmt: skip
+)
 
 MEGATRON: Final = LaunchFormat(
     name="megatron",
@@ -273,9 +290,10 @@ MEGATRON: Final = LaunchFormat(
     table=_TABLE,
     framework=_framework,
     harmless=HARMLESS,
-    limits=LIMITS | {
+    limits=LIMITS
+    | {
         "schedule": "Megatron runs 1f1b, and interleaved 1f1b with vpp > 1",
         "offload": "it has no flag for all activations in host memory",
         "order": "ranks are numbered tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, tp-cp-ep-pp-dp",
     },
-)  # fmt: skip
+)

@@ -47,9 +47,12 @@ def _offloaded_optimizer(arguments: Mapping[str, Any]) -> Fields:
 
 
 _STAGES: Final = (
-    "noop-layers", "num-layers", "num-layer-list", "pipeline-model-parallel-size",
+    "noop-layers",
+    "num-layers",
+    "num-layer-list",
+    "pipeline-model-parallel-size",
     "num-layers-per-virtual-pipeline-stage",
-)  # fmt: skip
+)
 
 
 def _stages(arguments: Mapping[str, Any]) -> Fields:
@@ -148,18 +151,27 @@ _TORCH_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 FORKS: Final = (
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
-    Rule(keys=("context-parallel-algo", "context-parallel-size"), fields=("cp_kind",),
-         read=lambda arguments: _context_algorithm(arguments) if "context-parallel-algo" in arguments else {}),
+    Rule(
+        keys=("context-parallel-algo", "context-parallel-size"),
+        fields=("cp_kind",),
+        read=lambda arguments: _context_algorithm(arguments) if "context-parallel-algo" in arguments else {},
+    ),
     read_only("moe-expert-parallel-size", "ep_most"),
     Rule(keys=("no-pipeline-parallel",), read=_no_pipeline, fields=("pp",)),
     Rule(keys=("cpu-optimizer", "optimizer-cpu-offload"), read=_offloaded_optimizer, fields=("offload_states",)),
     Rule(keys=_STAGES, read=_stages, fields=("partition",)),
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
-    Rule(keys=("lora-r", "lora-alpha", "lora-target-modules"), fields=("adapter_rank",),
-         read=lambda arguments: _adapters(arguments) if "lora-r" in arguments else {}),
+    Rule(
+        keys=("lora-r", "lora-alpha", "lora-target-modules"),
+        fields=("adapter_rank",),
+        read=lambda arguments: _adapters(arguments) if "lora-r" in arguments else {},
+    ),
     Rule(keys=_SWIFT, read=_swift, fields=("model",), optional=("model", "load", "mcore-model")),
     Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),
-    Rule(keys=("moe-train-capacity-factor", "disable-moe-token-dropping"), fields=("expert_capacity_factor",),
-         read=lambda arguments: _capacity(arguments) if "moe-train-capacity-factor" in arguments else {}),
-)  # fmt: skip
+    Rule(
+        keys=("moe-train-capacity-factor", "disable-moe-token-dropping"),
+        fields=("expert_capacity_factor",),
+        read=lambda arguments: _capacity(arguments) if "moe-train-capacity-factor" in arguments else {},
+    ),
+)
 """Rules of arguments of forks, read and never written."""

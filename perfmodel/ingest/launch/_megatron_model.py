@@ -131,9 +131,17 @@ def idle_layers(value: Any) -> set[int]:
 
 
 _EXPERT_LAYERS: Final = (
-    "moe-layer-freq", "first-k-dense-replace", "expert-interval", "num-layers", "noop-layers", "num-experts",
-    "moe-expert-parallel-size", "deepspeed", "deepspeed-config", "hybrid-override-pattern",
-)  # fmt: skip
+    "moe-layer-freq",
+    "first-k-dense-replace",
+    "expert-interval",
+    "num-layers",
+    "noop-layers",
+    "num-experts",
+    "moe-expert-parallel-size",
+    "deepspeed",
+    "deepspeed-config",
+    "hybrid-override-pattern",
+)
 
 
 def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
@@ -218,10 +226,20 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
 
 
 _EXPERTS: Final = (
-    "num-experts", "topk", "moe-router-topk", "n-shared-experts", "moe-intermediate-size", "moe-ffn-hidden-size",
-    "ffn-hidden-size", "moe-expert-parallel-size", "deepspeed", "deepspeed-config", "expert-interval", "mlp-type",
+    "num-experts",
+    "topk",
+    "moe-router-topk",
+    "n-shared-experts",
+    "moe-intermediate-size",
+    "moe-ffn-hidden-size",
+    "ffn-hidden-size",
+    "moe-expert-parallel-size",
+    "deepspeed",
+    "deepspeed-config",
+    "expert-interval",
+    "mlp-type",
     "hidden-size",
-)  # fmt: skip
+)
 
 
 def _latent(arguments: Mapping[str, Any]) -> Fields:
@@ -231,10 +249,21 @@ def _latent(arguments: Mapping[str, Any]) -> Fields:
 
 
 _HYBRID: Final = (
-    "hybrid-override-pattern", "hybrid-layer-pattern", "hybrid-attention-ratio", "hybrid-mlp-ratio", "is-hybrid-model",
-    SCRIPT, "spec", "num-layers", "hidden-size", "mamba-state-dim", "mamba-head-dim", "mamba-num-groups",
-    "mamba-num-heads", "num-attention-heads",
-)  # fmt: skip
+    "hybrid-override-pattern",
+    "hybrid-layer-pattern",
+    "hybrid-attention-ratio",
+    "hybrid-mlp-ratio",
+    "is-hybrid-model",
+    SCRIPT,
+    "spec",
+    "num-layers",
+    "hidden-size",
+    "mamba-state-dim",
+    "mamba-head-dim",
+    "mamba-num-groups",
+    "mamba-num-heads",
+    "num-attention-heads",
+)
 _PLAIN_SPECS: Final = ("qwen3_spec", "deepseek_spec", "gpt_layer_specs", "llama")
 """Specifications of layers that have nothing but what other arguments say."""
 
@@ -282,9 +311,15 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
 
 
 _KINDS: Final = (
-    SCRIPT, "encoder-num-layers", "decoder-num-layers", "num-layers", "encoder-seq-length", "decoder-seq-length",
-    "seq-length", "bert-no-binary-head",
-)  # fmt: skip
+    SCRIPT,
+    "encoder-num-layers",
+    "decoder-num-layers",
+    "num-layers",
+    "encoder-seq-length",
+    "decoder-seq-length",
+    "seq-length",
+    "bert-no-binary-head",
+)
 _NO_DECODERS: Final = (
     "vision",
     "vit",
@@ -362,8 +397,12 @@ NAMED_MODEL: Final = "<model>"
 _PARALLEL_BLOCKS: Final = words({"none": "none", "one_norm": "one_norm", "two_norms": "two_norms"})
 _SINKS: Final = {"vanilla": False, "off-by-one": False, "learnable": True}
 MODEL: Final = (
-    Rule(keys=("num-layers", "noop-layers"), read=_layers, fields=("model.layers",),
-         write=lambda fields: {"num-layers": fields.get("model.layers")}),
+    Rule(
+        keys=("num-layers", "noop-layers"),
+        read=_layers,
+        fields=("model.layers",),
+        write=lambda fields: {"num-layers": fields.get("model.layers")},
+    ),
     key("hidden-size", "model.hidden"),
     key("num-attention-heads", "model.heads"),
     Rule(keys=("group-query-attention", "num-query-groups", "num-key-value-heads"), read=_heads, write=_write_heads),
@@ -384,18 +423,30 @@ MODEL: Final = (
     Rule(keys=("window-size", "window-attn-skip-freq", "sliding-window"), read=_window),
     dropout_rule("hidden-dropout", "attention-dropout"),
     vocabulary_rule(
-        "vocab-size", ("padded-vocab-size", "pad-vocab-size-to", "vocab-size"), ("tokenizer-type",),
+        "vocab-size",
+        ("padded-vocab-size", "pad-vocab-size-to", "vocab-size"),
+        ("tokenizer-type",),
         ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "hf-tokenizer-path", "vocab-file"),
         ("vocab-extra-ids",),
     ),
     *mixture_rules(argument, "num_experts")[2:],
-    Rule(keys=_EXPERTS, read=_experts, optional=_OF_DEEPSPEED, write=lambda fields: {
-        "num-experts": fields.get("experts.count"), "moe-router-topk": fields.get("experts.topk")}),
+    Rule(
+        keys=_EXPERTS,
+        read=_experts,
+        optional=_OF_DEEPSPEED,
+        write=lambda fields: {
+            "num-experts": fields.get("experts.count"),
+            "moe-router-topk": fields.get("experts.topk"),
+        },
+    ),
     key("shared-expert-gate", "experts.shared_gate", SWITCH, also=("moe-shared-expert-gate",)),
     key("moe-latent-size", "experts.latent", SOME),
     Rule(keys=_EXPERT_LAYERS, read=_layers_with_experts, write=_write_dense_layers, optional=_OF_DEEPSPEED),
-    Rule(keys=("multi-latent-attention", "multi-head-latent-attention"), read=_latent,
-         write=lambda fields: {"multi-latent-attention": True if "latent.kv_lora_rank" in fields else None}),
+    Rule(
+        keys=("multi-latent-attention", "multi-head-latent-attention"),
+        read=_latent,
+        write=lambda fields: {"multi-latent-attention": True if "latent.kv_lora_rank" in fields else None},
+    ),
     *latent_rules(argument),
     read_only("qk-nope-head-dim", "latent.qk_nope_head_dim"),
     read_only("qk-rope-head-dim", "latent.qk_rope_head_dim"),
@@ -403,5 +454,5 @@ MODEL: Final = (
     read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
     Rule(keys=_HYBRID, read=_hybrid, optional=(SCRIPT, "spec")),
-)  # fmt: skip
+)
 """Rules of all arguments that say the model; of several that say the same field the last wins."""

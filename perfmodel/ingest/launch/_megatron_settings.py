@@ -42,8 +42,10 @@ def require_no_pipeline(fields: Fields) -> None:
     """Megatron's FSDP shards gradients and weights of a stage that keeps them for all micro-batches: not with a
     pipeline."""
     if fields["zero"] >= 2 and fields["pp"] > 1:
-        raise LaunchFileError(f"zero={fields['zero']} with pp={fields['pp']}: Megatron shards gradients and weights "
-                              "only without a pipeline; take zero=1 or pp=1")  # fmt: skip
+        raise LaunchFileError(
+            f"zero={fields['zero']} with pp={fields['pp']}: Megatron shards gradients and weights "
+            "only without a pipeline; take zero=1 or pp=1"
+        )
 
 
 def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
@@ -70,12 +72,13 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
         joined: several modules as one value of the file.
     """
 
-    def read(found: Mapping[str, Any]) -> Fields:
-        value = found[name]
+    def read(settings: Mapping[str, Any]) -> Fields:
+        value = settings[name]
         modules = value if isinstance(value, list) else str(value).split()
         if unknown := [one for one in modules if one not in _MODULES]:
-            raise BadValue(f"has no modules {', '.join(map(str, unknown))}; there are "
-                           f"{', '.join(_MODULES)}; got {value!r}")  # fmt: skip
+            raise BadValue(
+                f"has no modules {', '.join(map(str, unknown))}; there are {', '.join(_MODULES)}; got {value!r}"
+            )
         return {"recompute_modules": tuple(modules)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
@@ -122,12 +125,12 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         stages: key of the pipeline's stages.
     """
 
-    def read(found: Mapping[str, Any]) -> Fields:
-        pp = WHOLE.read(found.get(stages, 1))
-        if not any(name in found for name in ends) or layers not in found or pp < 2:
+    def read(settings: Mapping[str, Any]) -> Fields:
+        pp = WHOLE.read(settings.get(stages, 1))
+        if not any(name in settings for name in ends) or layers not in settings or pp < 2:
             return {}
-        stated = [WHOLE_OR_NONE.read(found[name]) if name in found else None for name in ends]
-        all_layers, middle = WHOLE.read(found[layers]), stated.count(None) + pp - 2
+        stated = [WHOLE_OR_NONE.read(settings[name]) if name in settings else None for name in ends]
+        all_layers, middle = WHOLE.read(settings[layers]), stated.count(None) + pp - 2
         rest = all_layers - sum(one or 0 for one in stated)
         if rest < 0 or (middle and rest % middle) or (not middle and rest):
             raise BadValue(f"leaves {rest} of {all_layers} layers to {middle} stages, which do not divide")
@@ -183,11 +186,11 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
         name(f"cpu_offloading{part}") for part in ("", "_num_layers", "_activations", "_weights")
     )
 
-    def read(found: Mapping[str, Any]) -> Fields:
-        if found.get(weights) and (found.get(on) or not switch):
+    def read(settings: Mapping[str, Any]) -> Fields:
+        if settings.get(weights) and (settings.get(on) or not switch):
             raise BadValue("offloads weights too, which no layout does; leave it out for activations alone")
-        off = (switch and not found.get(on)) or found.get(activations) is False
-        return {"offload_layers": 0 if off else WHOLE_OR_NONE.read(found.get(layers, 0))}
+        off = (switch and not settings.get(on)) or settings.get(activations) is False
+        return {"offload_layers": 0 if off else WHOLE_OR_NONE.read(settings.get(layers, 0))}
 
     def write(fields: Fields) -> Mapping[str, Any]:
         n = fields.get("offload_layers") or None
@@ -199,17 +202,19 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
 def dropout_rule(*names: str) -> Rule:
     """Dropout, which a model has or has not."""
     return Rule(
-        keys=names, read=lambda found: {"model.dropout": any(NUMBER.read(value) > 0 for value in found.values())},
+        keys=names,
+        read=lambda settings: {"model.dropout": any(NUMBER.read(value) > 0 for value in settings.values())},
         write=lambda fields: {} if fields.get("model.dropout", True) else dict.fromkeys(names, 0.0),
-    )  # fmt: skip
+    )
 
 
 def recompute_rule(names: tuple[str, str, str]) -> Rule:
     """Granularity, method and number of layers."""
     return Rule(
-        keys=names, read=lambda found: recompute_of(*(found.get(name) for name in names)),
+        keys=names,
+        read=lambda settings: recompute_of(*(settings.get(name) for name in names)),
         write=lambda fields: dict(zip(names, recompute_settings(fields), strict=True)),
-    )  # fmt: skip
+    )
 
 
 _CONTEXT: Final = words({"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "ulysses"})
@@ -228,14 +233,15 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
     Args:
         name: key of a field of Megatron-Core's configuration.
     """
-    own, external, kind, scope = map(name, ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl",
-                                            "cuda_graph_scope"))  # fmt: skip
+    own, external, kind, scope = map(
+        name, ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope")
+    )
 
-    def read(found: Mapping[str, Any]) -> Fields:
-        on = any(str(found.get(flag)).lower() == "true" for flag in (own, external))
-        if not on and str(found.get(kind, "none")).lower() == "none":
+    def read(settings: Mapping[str, Any]) -> Fields:
+        on = any(str(settings.get(flag)).lower() == "true" for flag in (own, external))
+        if not on and str(settings.get(kind, "none")).lower() == "none":
             return {"cuda_graphs": "none"}
-        parts = found.get(scope) or "full"
+        parts = settings.get(scope) or "full"
         named = {str(part) for part in (parts if isinstance(parts, list) else [parts])}
         if "full_iteration" in named:
             return {"cuda_graphs": "step"}
@@ -262,11 +268,14 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
     kind, deepep, backend = map(name, ("moe_token_dispatcher_type", "moe_enable_deepep", "moe_flex_dispatcher_backend"))
     factor, padded = map(name, ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"))
 
-    def read(found: Mapping[str, Any]) -> Fields:
-        if found.get(kind, "flex") == "flex" and (found.get(backend) or found.get(deepep)):
-            return {"expert_dispatcher": words({"deepep": "deepep", "hybridep": "hybridep"}).read(
-                found.get(backend) or "deepep")}  # fmt: skip
-        return {"expert_dispatcher": "alltoall"} if found.get(kind) == "alltoall" else {}
+    def read(settings: Mapping[str, Any]) -> Fields:
+        if settings.get(kind, "flex") == "flex" and (settings.get(backend) or settings.get(deepep)):
+            return {
+                "expert_dispatcher": words({"deepep": "deepep", "hybridep": "hybridep"}).read(
+                    settings.get(backend) or "deepep"
+                )
+            }
+        return {"expert_dispatcher": "alltoall"} if settings.get(kind) == "alltoall" else {}
 
     def write(fields: Fields) -> Mapping[str, Any]:
         dispatcher = fields.get("expert_dispatcher", "alltoall")
@@ -274,9 +283,9 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
             return {kind: dispatcher if fields.get("experts.count") else None}
         return {kind: "flex", backend: dispatcher}
 
-    def read_capacity(found: Mapping[str, Any]) -> Fields:
-        holds = found.get(padded) in (True, "true", "True") and factor in found
-        return {"expert_capacity_factor": NUMBER.read(found[factor])} if holds else {}
+    def read_capacity(settings: Mapping[str, Any]) -> Fields:
+        holds = settings.get(padded) in (True, "true", "True") and factor in settings
+        return {"expert_capacity_factor": NUMBER.read(settings[factor])} if holds else {}
 
     def write_capacity(fields: Fields) -> Mapping[str, Any]:
         value = fields.get("expert_capacity_factor")

@@ -31,8 +31,10 @@ _OPPOSITES: Final = {
 }
 """Names under which Megatron's parser keeps a switch turned off, and the switch."""
 _SYNONYMS: Final = {
-    "fp8": "fp8-format", "num-moe-experts": "num-experts", "rotary-pos-emb": "use-rotary-position-embeddings",
-}  # fmt: skip
+    "fp8": "fp8-format",
+    "num-moe-experts": "num-experts",
+    "rotary-pos-emb": "use-rotary-position-embeddings",
+}
 """Names of Megatron-Core's configuration, and the argument for each."""
 
 
@@ -135,13 +137,37 @@ _NEOX_NORMS: Final = {
 _NEOX_POSITIONS: Final = {"sinusoidal": "none", "rpe": "relative"}
 _NEOX_GATES: Final = ("swiglu", "geglu", "reglu")
 _NEOX_HARMLESS: Final = (
-    "zero-optimization.", "optimizer.params.", "fp16.", "bf16.", "scheduler.", "activation", "mlp-type", "norm",
-    "precision", "attention-config", "gpt-j-residual", "init-method", "output-layer-init-method", "steps-per-print",
-    "wall-clock-breakdown", "rotary-pct", "rotary-emb-base", "scaled-", "data-types.", "checkpoint-num-layers",
-    "synchronize-each-layer", "distribute-saved-activations", "gradient-clipping", "zero-allow-untested-optimizer",
-    "keep-last-n-checkpoints", "checkpoint-factor", "checkpoint-scale", "extra-save-iters", "checkpoint.",
+    "zero-optimization.",
+    "optimizer.params.",
+    "fp16.",
+    "bf16.",
+    "scheduler.",
+    "activation",
+    "mlp-type",
+    "norm",
+    "precision",
+    "attention-config",
+    "gpt-j-residual",
+    "init-method",
+    "output-layer-init-method",
+    "steps-per-print",
+    "wall-clock-breakdown",
+    "rotary-pct",
+    "rotary-emb-base",
+    "scaled-",
+    "data-types.",
+    "checkpoint-num-layers",
+    "synchronize-each-layer",
+    "distribute-saved-activations",
+    "gradient-clipping",
+    "zero-allow-untested-optimizer",
+    "keep-last-n-checkpoints",
+    "checkpoint-factor",
+    "checkpoint-scale",
+    "extra-save-iters",
+    "checkpoint.",
     "output-layer-parallelism",
-)  # fmt: skip
+)
 """Beginnings of keys that say nothing of time or memory, or that are read here."""
 
 

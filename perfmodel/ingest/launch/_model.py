@@ -18,7 +18,7 @@ LATENT_DEFAULTS: Final = {
 """Sizes of latent attention where nobody says them (Megatron-Core `MLATransformerConfig`)."""
 
 
-def model_of(known: Fields, where: str, name: str) -> Model | None:
+def model_of(known: Fields, place: str, name: str) -> Model | None:
     """The model of `model.*` fields, as the catalog has it if it has one of this shape; None where none is stated.
 
     Raises:
@@ -43,11 +43,11 @@ def model_of(known: Fields, where: str, name: str) -> Model | None:
             own |= {"kv_heads": own["heads"], "head_dim": own["latent_attention"].v_head_dim}
         if mamba := _of(known, "mamba."):
             own["mamba"] = Mamba(**mamba)
-        model = Transformer(name=name, source=f"launch file {where}", **own)
+        model = Transformer(name=name, source=f"launch file {place}", **own)
     except PerfModelError as error:
-        raise LaunchFileError(f"{where}: {error}") from None
+        raise LaunchFileError(f"{place}: {error}") from None
     except TypeError:
-        raise LaunchFileError(f"{where}: sizes of the model are missing; give --model") from None
+        raise LaunchFileError(f"{place}: sizes of the model are missing; give --model") from None
     return _of_catalog(model) or model
 
 

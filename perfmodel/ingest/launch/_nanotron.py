@@ -28,15 +28,15 @@ def _accumulation(fields: Fields) -> Mapping[str, Any]:
     return {"tokens.batch_accumulation_per_replica": passes}
 
 
-def _replicas(found: Mapping[str, Any]) -> Fields:
+def _replicas(settings: Mapping[str, Any]) -> Fields:
     """Experts have an axis of the mesh of their own (`nanotron/parallel/context.py`): the world is dp * tp * pp * ep.
     For the other layers the ranks of that axis are replicas."""
-    experts = WHOLE.read(found.get(_EXPERT_AXIS, 1))
+    experts = WHOLE.read(settings.get(_EXPERT_AXIS, 1))
     says: Fields = {"ep": experts}
-    if "parallelism.dp" in found:
-        says["dp"] = WHOLE.read(found["parallelism.dp"]) * experts
-    whole_inputs = found.get("parallelism.tp_mode") == "ALL_REDUCE"
-    if experts > 1 and whole_inputs and WHOLE.read(found.get("parallelism.tp", 1)) > 1:
+    if "parallelism.dp" in settings:
+        says["dp"] = WHOLE.read(settings["parallelism.dp"]) * experts
+    whole_inputs = settings.get("parallelism.tp_mode") == "ALL_REDUCE"
+    if experts > 1 and whole_inputs and WHOLE.read(settings.get("parallelism.tp", 1)) > 1:
         says["sequence_parallel"] = True
         says["note.experts"] = "experts beside tp_mode ALL_REDUCE as with REDUCE_SCATTER"
     return says
@@ -69,8 +69,11 @@ NANOTRON: Final = LaunchFormat(
         key("parallelism.pp_engine", "schedule", words({"1f1b": "1f1b", "afab": "gpipe"}), default="1f1b"),
         key("parallelism.tp_mode", "sequence_parallel", words({"REDUCE_SCATTER": True, "ALL_REDUCE": False})),
         # after the mode of tensor parallelism, which experts may change
-        Rule(keys=("parallelism.dp", _EXPERT_AXIS, "parallelism.tp", "parallelism.tp_mode"),
-             read=_replicas, write=_write_replicas),
+        Rule(
+            keys=("parallelism.dp", _EXPERT_AXIS, "parallelism.tp", "parallelism.tp_mode"),
+            read=_replicas,
+            write=_write_replicas,
+        ),
         key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG),
         key("parallelism.recompute_layer", "recompute", words({True: "full", False: "none"})),
         key("tokens.micro_batch_size", "micro_batch"),
@@ -79,8 +82,12 @@ NANOTRON: Final = LaunchFormat(
         key("optimizer.zero_stage", "zero", WHOLE_OR_NONE, write=_zero),
         read_only("optimizer.optimizer_factory.name", "optimizer", OPTIMIZER),
         key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
-        key("model.dtype", "dtype", words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
-            default="bf16"),
+        key(
+            "model.dtype",
+            "dtype",
+            words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
+            default="bf16",
+        ),
         key(f"{_CONFIG}num_hidden_layers", "model.layers"),
         key(f"{_CONFIG}hidden_size", "model.hidden"),
         key(f"{_CONFIG}intermediate_size", "model.ffn_hidden"),
@@ -93,24 +100,58 @@ NANOTRON: Final = LaunchFormat(
         key(f"{_CONFIG}hidden_act", "model.activation", words({"silu": "silu", "gelu": "gelu", "relu": "relu"})),
         # forks of 2024 have them beside the other sizes
         key(f"{_MIXTURE}num_experts", "experts.count", also=(f"{_CONFIG}moe_num_experts", f"{_CONFIG}num_experts")),
-        key(f"{_MIXTURE}top_k", "experts.topk",
-            also=(f"{_CONFIG}num_experts_per_tok", f"{_CONFIG}num_experts_per_token")),
+        key(
+            f"{_MIXTURE}top_k",
+            "experts.topk",
+            also=(f"{_CONFIG}num_experts_per_tok", f"{_CONFIG}num_experts_per_token"),
+        ),
         key(f"{_MIXTURE}moe_intermediate_size", "experts.ffn_hidden"),
     ),
     always={
-        "model.gated_ffn": True, "model.activation": "silu", "model.norm": "rms_norm", "model.positions": "rope",
-        "model.bias": False, "model.dropout": False,
+        "model.gated_ffn": True,
+        "model.activation": "silu",
+        "model.norm": "rms_norm",
+        "model.positions": "rope",
+        "model.bias": False,
+        "model.dropout": False,
     },
     harmless=(
-        "checkpoints.*", "data_stages", "data_stages.*", "data.*", "general.*", "lighteval", "lighteval.*", "logging.*",
-        "metrics_logging", "metrics_logging.*", "optimizer.*", "profiler", "profiler.*", "tokenizer.*",
-        "s3_upload", "tokens.train_steps", "tokens.val_check_interval", "tokens.limit_*", "model.init_method.*",
-        "model.ddp_bucket_cap_mb", "model.make_vocab_size_divisible_by", "model.model_config.bos_token_id",
-        "model.model_config.eos_token_id", "model.model_config.pad_token_id", "model.model_config.initializer_range",
-        "model.model_config.is_*_config", "model.model_config.rms_norm_eps", "model.model_config.rope_*",
-        "model.model_config.use_cache", "model.model_config.pretraining_tp", "model.model_config._attn_implementation",
-        "model.model_config.*_fused_*", "model.model_config.flex_attention_mask", "model.model_config.log_attn_probs",
-        "parallelism.moe_layer_recompute", "parallelism.tp_recompute_allgather",
+        "checkpoints.*",
+        "data_stages",
+        "data_stages.*",
+        "data.*",
+        "general.*",
+        "lighteval",
+        "lighteval.*",
+        "logging.*",
+        "metrics_logging",
+        "metrics_logging.*",
+        "optimizer.*",
+        "profiler",
+        "profiler.*",
+        "tokenizer.*",
+        "s3_upload",
+        "tokens.train_steps",
+        "tokens.val_check_interval",
+        "tokens.limit_*",
+        "model.init_method.*",
+        "model.ddp_bucket_cap_mb",
+        "model.make_vocab_size_divisible_by",
+        "model.model_config.bos_token_id",
+        "model.model_config.eos_token_id",
+        "model.model_config.pad_token_id",
+        "model.model_config.initializer_range",
+        "model.model_config.is_*_config",
+        "model.model_config.rms_norm_eps",
+        "model.model_config.rope_*",
+        "model.model_config.use_cache",
+        "model.model_config.pretraining_tp",
+        "model.model_config._attn_implementation",
+        "model.model_config.*_fused_*",
+        "model.model_config.flex_attention_mask",
+        "model.model_config.log_attn_probs",
+        "parallelism.moe_layer_recompute",
+        "parallelism.tp_recompute_allgather",
     ),
     limits={
         "vpp": "it has no virtual stages",
@@ -123,4 +164,4 @@ NANOTRON: Final = LaunchFormat(
         "offload": "it has no key for activations in host memory",
         "order": "its ranks are numbered tp, cp, dp, pp",
     },
-)  # fmt: skip
+)

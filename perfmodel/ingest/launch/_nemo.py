@@ -98,8 +98,11 @@ _MODEL: Final = (
     graph_rule(_name),
     offloaded_layers_rule(_name, switch=True),
     key("model.sequence_parallel", "sequence_parallel", FLAG),
-    partition_rule(("model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage"),
-                   "model.num_layers", "model.pipeline_model_parallel_size"),
+    partition_rule(
+        ("model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage"),
+        "model.num_layers",
+        "model.pipeline_model_parallel_size",
+    ),
     key("model.num_layers", "model.layers"),
     key("model.hidden_size", "model.hidden"),
     key("model.num_attention_heads", "model.heads"),
@@ -111,15 +114,15 @@ _MODEL: Final = (
     key("model.qk_layernorm", "model.qk_norm", FLAG),
     key("model.mtp_num_layers", "model.mtp_layers", SOME),
     key("model.add_qkv_bias", "model.qkv_bias", FLAG),
-)  # fmt: skip
+)
 """What both call alike: parallelism and architecture, as Megatron-Core's `TransformerConfig` has them."""
 
 
-def _nemo_world(found: Mapping[str, Any]) -> Fields:
-    each = found.get("trainer.devices")
+def _nemo_world(settings: Mapping[str, Any]) -> Fields:
+    each = settings.get("trainer.devices")
     if not isinstance(each, int):
         return {}
-    return {"devices": each * WHOLE.read(found.get("trainer.num_nodes", 1))}
+    return {"devices": each * WHOLE.read(settings.get("trainer.num_nodes", 1))}
 
 
 def _write_nemo_world(fields: Fields) -> Mapping[str, Any]:
@@ -130,8 +133,8 @@ def _write_nemo_world(fields: Fields) -> Mapping[str, Any]:
 _SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
 
 
-def _nemo_zero(found: Mapping[str, Any]) -> Fields:
-    return zero_of(bool(found.get("model.fsdp")), found.get("model.optim.name") in _SHARDED_OPTIMIZERS, None)
+def _nemo_zero(settings: Mapping[str, Any]) -> Fields:
+    return zero_of(bool(settings.get("model.fsdp")), settings.get("model.optim.name") in _SHARDED_OPTIMIZERS, None)
 
 
 def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
@@ -141,10 +144,10 @@ def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
     return {"model.optim.name": _SHARDED_OPTIMIZERS[0] if fields["zero"] == 1 else None}
 
 
-def _nemo_dtype(found: Mapping[str, Any]) -> Fields:
-    precision = found.get("trainer.precision")
+def _nemo_dtype(settings: Mapping[str, Any]) -> Fields:
+    precision = settings.get("trainer.precision")
     says: Fields = {"optimizer": "adam16bit"} if precision in _TRUE_16_BITS else {}
-    if found.get("model.fp8"):
+    if settings.get("model.fp8"):
         return says | {"dtype": "fp8"}
     return says if precision is None else says | {"dtype": words(_PRECISIONS).read(precision)}
 
@@ -155,8 +158,8 @@ def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:
     return {"trainer.precision": name, "model.fp8": True if dtype == "fp8" else None}
 
 
-def _activation(found: Mapping[str, Any]) -> Fields:
-    kind, gated = words(_ACTIVATIONS).read(stated_value(found))
+def _activation(settings: Mapping[str, Any]) -> Fields:
+    kind, gated = words(_ACTIVATIONS).read(stated_value(settings))
     return {"model.activation": kind, "model.gated_ffn": gated}
 
 
@@ -168,11 +171,11 @@ def _write_activation(fields: Fields) -> Mapping[str, Any]:
 _KINDS: Final = ("model.bert_binary_head", "model.bert_type", "model.patch_dim", "model.img_h", "model.num_classes")
 
 
-def _nemo_kind(found: Mapping[str, Any]) -> Fields:
+def _nemo_kind(settings: Mapping[str, Any]) -> Fields:
     """What is trained where that is no causal decoder: BERT, or an encoder of images, which is not described here."""
-    if any(name.startswith("model.bert") for name in found):
+    if any(name.startswith("model.bert") for name in settings):
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
-    named = ", ".join(name.removeprefix("model.") for name in found)
+    named = ", ".join(name.removeprefix("model.") for name in settings)
     return {"doubt.model": f"the model may be wrong: it is an encoder of images ({named}), and is read as a decoder"}
 
 
@@ -201,44 +204,92 @@ NEMO: Final = LaunchFormat(
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
         key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
         key("model.ub_tp_comm_overlap", "tp_overlap", FLAG),
-        recompute_rule(("model.activations_checkpoint_granularity", "model.activations_checkpoint_method",
-                    "model.activations_checkpoint_num_layers")),
+        recompute_rule(
+            (
+                "model.activations_checkpoint_granularity",
+                "model.activations_checkpoint_method",
+                "model.activations_checkpoint_num_layers",
+            )
+        ),
         Rule(keys=("trainer.precision", "model.fp8"), read=_nemo_dtype, write=_write_nemo_dtype),
         key("model.use_flash_attention", "flash_attention", FLAG),
         Rule(keys=("model.activation",), read=_activation, write=_write_activation),
-        key("model.normalization", "model.norm",
-            words({"layernorm": "layer_norm", "layernorm1p": "layer_norm", "rmsnorm": "rms_norm"})),
+        key(
+            "model.normalization",
+            "model.norm",
+            words({"layernorm": "layer_norm", "layernorm1p": "layer_norm", "rmsnorm": "rms_norm"}),
+        ),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.bias", "model.bias", FLAG),
         Rule(keys=_KINDS, read=_nemo_kind),
-        vocabulary_rule("model.tokenizer.vocab_size", ("model.override_vocab_size", "model.tokenizer.vocab_size"),
-                        ("model.tokenizer.library",),
-                        ("model.tokenizer.type", "model.tokenizer.model", "model.tokenizer.vocab_file")),
+        vocabulary_rule(
+            "model.tokenizer.vocab_size",
+            ("model.override_vocab_size", "model.tokenizer.vocab_size"),
+            ("model.tokenizer.library",),
+            ("model.tokenizer.type", "model.tokenizer.model", "model.tokenizer.vocab_file"),
+        ),
     ),
     harmless=(
-        "name", "restore_from_path", "trainer.*", "exp_manager.*", "run.*", "hydra.*", "model.init_method_std",
-        "model.use_scaled_init_method", "model.tokenizer.*", "model.data.*", "model.optim.*", "model.nsys_profile.*",
-        "model.layernorm_epsilon", "model.resume_from_checkpoint", "model.max_position_embeddings", "model.seed",
-        "model.make_vocab_size_divisible_by", "model.pre_process", "model.post_process", "model.native_amp_*",
-        "model.hysteresis", "model.megatron_amp_O2", "model.grad_*", "model.mcore_gpt", "model.use_cpu_initialization",
-        "model.onnx_safe", "model.apex_*", "model.gradient_as_bucket_view", "model.apply_query_key_layer_scaling",
-        "model.fp8_*", "model.transformer_engine", "model.persist_layer_norm", "model.rotary_*", "model.gc_interval",
-        "model.gradient_accumulation_fusion", "model.transformer_block_type", "model.openai_gelu",
+        "name",
+        "restore_from_path",
+        "trainer.*",
+        "exp_manager.*",
+        "run.*",
+        "hydra.*",
+        "model.init_method_std",
+        "model.use_scaled_init_method",
+        "model.tokenizer.*",
+        "model.data.*",
+        "model.optim.*",
+        "model.nsys_profile.*",
+        "model.layernorm_epsilon",
+        "model.resume_from_checkpoint",
+        "model.max_position_embeddings",
+        "model.seed",
+        "model.make_vocab_size_divisible_by",
+        "model.pre_process",
+        "model.post_process",
+        "model.native_amp_*",
+        "model.hysteresis",
+        "model.megatron_amp_O2",
+        "model.grad_*",
+        "model.mcore_gpt",
+        "model.use_cpu_initialization",
+        "model.onnx_safe",
+        "model.apex_*",
+        "model.gradient_as_bucket_view",
+        "model.apply_query_key_layer_scaling",
+        "model.fp8_*",
+        "model.transformer_engine",
+        "model.persist_layer_norm",
+        "model.rotary_*",
+        "model.gc_interval",
+        "model.gradient_accumulation_fusion",
+        "model.transformer_block_type",
+        "model.openai_gelu",
         "model.do_layer_norm*",
-        "model.normalize_attention_scores", "model.headscale", "model.attention_type", "model.precision",
-        "model.batch_p2p_comm", "model.bias_*_fusion", "model.masked_softmax_fusion", "model.rampup_batch_size",
+        "model.normalize_attention_scores",
+        "model.headscale",
+        "model.attention_type",
+        "model.precision",
+        "model.batch_p2p_comm",
+        "model.bias_*_fusion",
+        "model.masked_softmax_fusion",
+        "model.rampup_batch_size",
     ),
     limits=_LIMITS | {"zero": "NeMo shards optimizer states (1) or, by FSDP, weights (3)"},
-)  # fmt: skip
+)
 
 
-def _bridge_zero(found: Mapping[str, Any]) -> Fields:
-    sharded = any(found.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
-    if found.get("dist.use_torch_fsdp2"):
+def _bridge_zero(settings: Mapping[str, Any]) -> Fields:
+    sharded = any(settings.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
+    if settings.get("dist.use_torch_fsdp2"):
         return {"zero": 3}
-    distributed = found.get("ddp.use_distributed_optimizer", found.get("optimizer.use_distributed_optimizer", True))
-    return zero_of(sharded, bool(distributed), found.get("ddp.data_parallel_sharding_strategy"))
+    distributed = settings.get(
+        "ddp.use_distributed_optimizer", settings.get("optimizer.use_distributed_optimizer", True)
+    )
+    return zero_of(sharded, bool(distributed), settings.get("ddp.data_parallel_sharding_strategy"))
 
 
 def _write_bridge_zero(fields: Fields) -> Mapping[str, Any]:
@@ -273,24 +324,43 @@ BRIDGE: Final = LaunchFormat(
         key("train.micro_batch_size", "micro_batch"),
         key("train.global_batch_size", "global_batch"),
         key("model.seq_length", "seq_len", also=("dataset.sequence_length", "dataset.seq_length")),
-        Rule(keys=("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp",
-                   "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2", "ddp.data_parallel_sharding_strategy"),
-             read=_bridge_zero, write=_write_bridge_zero),
+        Rule(
+            keys=(
+                "ddp.use_distributed_optimizer",
+                "optimizer.use_distributed_optimizer",
+                "dist.use_megatron_fsdp",
+                "ddp.use_megatron_fsdp",
+                "dist.use_torch_fsdp2",
+                "ddp.data_parallel_sharding_strategy",
+            ),
+            read=_bridge_zero,
+            write=_write_bridge_zero,
+        ),
         key("ddp.overlap_grad_reduce", "overlap_grad_reduce", FLAG),
-        key("ddp.overlap_param_gather", "overlap_param_gather", FLAG,
-            also=("comm_overlap.overlap_param_gather",)),
+        key("ddp.overlap_param_gather", "overlap_param_gather", FLAG, also=("comm_overlap.overlap_param_gather",)),
         degree("ddp.num_distributed_optimizer_instances", "replicate"),
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
-        key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap", SWITCH,
-            also=("model.overlap_moe_expert_parallel_comm",)),
+        key(
+            "comm_overlap.overlap_moe_expert_parallel_comm",
+            "ep_overlap",
+            SWITCH,
+            also=("model.overlap_moe_expert_parallel_comm",),
+        ),
         recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         modules_rule("model.recompute_modules", list),
         key("optimizer.optimizer", "optimizer", OPTIMIZER),
         key("mixed_precision", "dtype", words(_PRECISIONS)),
-        key("ddp.grad_reduce_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"}),
-            also=("mixed_precision.grad_reduce_in_fp32",)),
-        key("model.attention_backend", "flash_attention",
-            words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False})),
+        key(
+            "ddp.grad_reduce_in_fp32",
+            "grad_dtype",
+            words({True: "fp32", False: "bf16"}),
+            also=("mixed_precision.grad_reduce_in_fp32",),
+        ),
+        key(
+            "model.attention_backend",
+            "flash_attention",
+            words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False}),
+        ),
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
         key("model.activation_func", "model.activation", _FUNCTION),
         key("model.activation_func_fp8_input_store", "fp8_activation_inputs", FLAG),
@@ -298,20 +368,54 @@ BRIDGE: Final = LaunchFormat(
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.add_bias_linear", "model.bias", FLAG),
-        vocabulary_rule("model.vocab_size", ("model.vocab_size", "tokenizer.vocab_size"), ("tokenizer.tokenizer_type",),
-                        ("tokenizer.tokenizer_model", "tokenizer.hf_tokenizer_path", "tokenizer.vocab_file")),
+        vocabulary_rule(
+            "model.vocab_size",
+            ("model.vocab_size", "tokenizer.vocab_size"),
+            ("tokenizer.tokenizer_type",),
+            ("tokenizer.tokenizer_model", "tokenizer.hf_tokenizer_path", "tokenizer.vocab_file"),
+        ),
         *latent_rules(_name),
     ),
     harmless=(
-        "rng.*", "train.*", "scheduler.*", "optimizer.*", "dataset.*", "logger.*", "checkpoint.*", "tokenizer.*",
-        "profiling.*", "validation.*", "rerun_state_machine.*", "straggler.*", "nvrx_straggler.*", "ft.*", "dist.*",
-        "inprocess_restart.*", "ddp.check_for_*", "ddp.average_in_collective", "ddp.bucket_size", "*_target_",
-        "model.rotary_*", "model.layernorm_epsilon", "model.init_method*", "model.make_vocab_size_divisible_by",
-        "model.init_model_with_meta_device", "model.seq_len_interpolation_factor", "model.masked_softmax_fusion",
-        "model.bias_*_fusion", "model.gradient_accumulation_fusion", "model.apply_rope_fusion", "model.deallocate_*",
-        "model.*_dtype", "model.should_pad_vocab", "model.moe_router_*", "model.moe_aux_loss_coeff",
+        "rng.*",
+        "train.*",
+        "scheduler.*",
+        "optimizer.*",
+        "dataset.*",
+        "logger.*",
+        "checkpoint.*",
+        "tokenizer.*",
+        "profiling.*",
+        "validation.*",
+        "rerun_state_machine.*",
+        "straggler.*",
+        "nvrx_straggler.*",
+        "ft.*",
+        "dist.*",
+        "inprocess_restart.*",
+        "ddp.check_for_*",
+        "ddp.average_in_collective",
+        "ddp.bucket_size",
+        "*_target_",
+        "model.rotary_*",
+        "model.layernorm_epsilon",
+        "model.init_method*",
+        "model.make_vocab_size_divisible_by",
+        "model.init_model_with_meta_device",
+        "model.seq_len_interpolation_factor",
+        "model.masked_softmax_fusion",
+        "model.bias_*_fusion",
+        "model.gradient_accumulation_fusion",
+        "model.apply_rope_fusion",
+        "model.deallocate_*",
+        "model.*_dtype",
+        "model.should_pad_vocab",
+        "model.moe_router_*",
+        "model.moe_aux_loss_coeff",
         "mixed_precision.*",
-        "model.cross_entropy_*", "model.bf16", "model.fp16",
+        "model.cross_entropy_*",
+        "model.bf16",
+        "model.fp16",
     ),
     limits=_LIMITS,
-)  # fmt: skip
+)

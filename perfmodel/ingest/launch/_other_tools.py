@@ -29,14 +29,14 @@ _MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
 """Keys of a model's `config.json`, which is no launch file."""
 
 
-def refuse_other_tools(entries: Entries, where: str) -> None:
+def refuse_other_tools(entries: Entries, place: str) -> None:
     """Raises `LaunchFileError`, which names the tool, for a configuration of one that is not read."""
     if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
-        raise LaunchFileError(f"{where}: looks like a model's config of Hugging Face; give it with --model instead")
+        raise LaunchFileError(f"{place}: looks like a model's config of Hugging Face; give it with --model instead")
     for tool, patterns in _TOOLS:
         if all(_has(entries, pattern) for pattern in patterns):
             message = f"looks like {tool}, which is not read; give --model, --layout and so on instead"
-            raise LaunchFileError(f"{where}: {message}")
+            raise LaunchFileError(f"{place}: {message}")
 
 
 def _has(entries: Entries, pattern: str) -> bool:

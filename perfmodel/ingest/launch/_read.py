@@ -128,7 +128,7 @@ def _called(text: str) -> _Call:
 
 def parse_launch(
     text: str,
-    where: str,
+    place: str,
     *,
     devices: int | None = None,
     global_batch: int | None = None,
@@ -146,7 +146,7 @@ def parse_launch(
         arguments: of a shell script, `$1` and those after it.
         variables: that are set when a shell script starts.
     """
-    source, form = recognised(text, where, arguments, variables)
+    source, form = recognised(text, place, arguments, variables)
     given = Given(
         devices=source.devices if devices is None else devices,
         global_batch=global_batch,
@@ -156,15 +156,15 @@ def parse_launch(
         dtype=dtype,
         needs_layout=needs_layout,
     )
-    stated, unread = form.read(source.entries, where, given.states)
+    stated, unread = form.read(source.entries, place, given.states)
     if kept := _COMMENT.search(text):
         kept_layout = Layout.parse(kept[1])
         if kept_layout.schedule.startswith("file:"):
-            raise LaunchFileError(f"{where}: {kept_layout.schedule}: a launch file may not name a file; give --layout")
+            raise LaunchFileError(f"{place}: {kept_layout.schedule}: a launch file may not name a file; give --layout")
         fields = {name: getattr(kept_layout, name) for name in form.elsewhere}
         stated = replace(stated, fields=stated.fields | fields)
     framework = form.framework_of(stated, source.entries)
-    return settle(stated, given, where=where, form=form, framework_name=framework, unread=unread, notes=source.notes)
+    return settle(stated, given, place=place, form=form, framework_name=framework, unread=unread, notes=source.notes)
 
 
 def launch_format(name: str) -> LaunchFormat:
@@ -209,34 +209,34 @@ def format_of_path(path: Path) -> LaunchFormat:
 
 
 def recognised(
-    text: str, where: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat]:
     """What a file says, and its format; raises `LaunchFileError` for a file of no format that is known."""
-    path = Path(where)
+    path = Path(place)
     syntax = _SYNTAXES.get(path.suffix.lower())
     if syntax is None:
         syntax = "json" if text.lstrip().startswith("{") else "arguments"
     if syntax == "json":
-        source = read_json(text, where)
+        source = read_json(text, place)
         if KIND in source.entries:
             return hook_settings(source, _model_config(text))
     elif syntax == "toml":
-        source = read_toml(text, where)
+        source = read_toml(text, place)
     elif syntax == "yaml":
-        source = read_yaml(text, where, path.parent)
+        source = read_yaml(text, place, path.parent)
     elif syntax == "python":
-        source = read_python(text, where)
+        source = read_python(text, place)
     else:
-        of_front_end = finetuning_command(text, where, arguments, variables)
+        of_front_end = finetuning_command(text, place, arguments, variables)
         if of_front_end is not None:
             return with_named_files(*of_front_end, path.parent)
-        of_maxtext = maxtext_command(text, where, arguments, variables)
+        of_maxtext = maxtext_command(text, place, arguments, variables)
         if of_maxtext is not None:
             return of_maxtext, MAXTEXT
         known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
-        source = read_arguments(text, where, known, MEGATRON.switches, arguments, variables)
+        source = read_arguments(text, place, known, MEGATRON.switches, arguments, variables)
     if syntax != "arguments":
-        refuse_other_tools(source.entries, where)
+        refuse_other_tools(source.entries, place)
         front_end = finetuning_format(source.entries)
         if front_end is not None:
             return with_named_files(source, front_end, path.parent)
@@ -252,7 +252,7 @@ def recognised(
         return in_table, MEGATRON
     known = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in known)
-    raise LaunchFileError(f"{where}: no launch file that is known: {needed}; give --model, --layout and so on instead")
+    raise LaunchFileError(f"{place}: no launch file that is known: {needed}; give --model, --layout and so on instead")
 
 
 def _model_config(text: str) -> dict[str, Any]:

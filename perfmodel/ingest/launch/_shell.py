@@ -71,7 +71,7 @@ class _Unknown(Exception):
 
 def run_script(
     text: str,
-    where: str,
+    place: str,
     environment: Mapping[str, str],
     *,
     arguments: Sequence[str] = (),
@@ -84,7 +84,7 @@ def run_script(
 
     Args:
         text: the script.
-        where: its path; files that it sources are looked for beside it.
+        place: its path; files that it sources are looked for beside it.
         environment: variables that are set outside.
         arguments: the script's own, `$1` and so on.
         variables: set before it starts, as a scheduler does.
@@ -93,16 +93,16 @@ def run_script(
         LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
     """
     try:
-        script_tree = syntax.parse(text, where)
-        state = _run_tree(script_tree, where, environment, arguments, variables or {}, obeys_exit=True)
+        script_tree = syntax.parse(text, place)
+        state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=True)
         launched = any(word.text.startswith("--") for command in state.commands for word in command.words)
         if state.stopped_at and not launched:
             # A script that refuses to run without its arguments still says the rest.
             line = state.stopped_at
-            state = _run_tree(script_tree, where, environment, arguments, variables or {}, obeys_exit=False)
+            state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=False)
             state.notes.append(f"line {line}: the script stops there; it is read on as if it did not")
     except RecursionError:
-        raise broken(where, 0, "nested too deeply to be a launch script") from None
+        raise broken(place, 0, "nested too deeply to be a launch script") from None
     taken = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
     return Script(
         commands=tuple(state.commands),
@@ -114,14 +114,14 @@ def run_script(
 
 def _run_tree(
     script_tree: tree.Sequence,
-    where: str,
+    place: str,
     environment: Mapping[str, str],
     arguments: Sequence[str],
     variables: Mapping[str, str],
     *,
     obeys_exit: bool,
 ) -> State:
-    state = State(where, environment, where, [Word(text, 0) for text in arguments])
+    state = State(place, environment, place, [Word(text, 0) for text in arguments])
     for name, value in variables.items():
         state.variables[name] = {"0": Word(value, 0)}
     interpreter = _Interpreter(state, obeys_exit)
@@ -251,7 +251,7 @@ class _Interpreter(Builtins):
     def run(self, node: tree.Node) -> bool | None:
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
-            raise broken(self.state.where, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
+            raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
         match node:
             case tree.Simple():
                 return self.simple(node)
@@ -464,7 +464,7 @@ class _Interpreter(Builtins):
         """Run a function; what it declares local is forgotten after."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.where, 0, f"the function {name} calls itself without an end; mend the script")
+            raise broken(self.state.place, 0, f"the function {name} calls itself without an end; mend the script")
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(words[1:])
         self.locals.append({})
@@ -485,9 +485,9 @@ class _Interpreter(Builtins):
         """Run a text in this very shell."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.where, line, "the script runs itself without an end; mend it")
+            raise broken(self.state.place, line, "the script runs itself without an end; mend it")
         try:
-            return self.sequence(syntax.parse(text, self.state.where, line, counts=counts))
+            return self.sequence(syntax.parse(text, self.state.place, line, counts=counts))
         finally:
             self.depth -= 1
 

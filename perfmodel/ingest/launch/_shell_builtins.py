@@ -83,7 +83,7 @@ class Builtins(Expander):
                 value = {at: word} if assignment.index is None else {**before, at: word}
             if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
                 raise broken(
-                    self.state.where, assignment.line, f"{name} grows beyond measure; this is no launch script"
+                    self.state.place, assignment.line, f"{name} grows beyond measure; this is no launch script"
                 )
             self.state.variables[name] = value
 
@@ -195,9 +195,9 @@ class Builtins(Expander):
 
     def beside(self, name: str) -> Path | None:
         """The file of this name in the script's folder, in that above it, or below; None for those elsewhere."""
-        if not name or self.state.where in ("", "-"):
+        if not name or self.state.place in ("", "-"):
             return None
-        folder = Path(self.state.where).parent
+        folder = Path(self.state.place).parent
         outermost = folder.resolve().parent
         # A part that is not known may be the folder itself, as in `$(git rev-parse --show-toplevel)/sizes.sh`.
         known = re.sub(r"^.*[})]/", "", name) if unknown(name) else name

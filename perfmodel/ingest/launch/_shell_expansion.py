@@ -52,7 +52,7 @@ Value = dict[str, Word]
 class State:
     """What a script has set so far, and what it has run."""
 
-    where: str
+    place: str
     environment: Mapping[str, str]
     name: str
     """`$0`."""
@@ -127,7 +127,7 @@ class Expander:
         self.state.expanded_chars += sum(len(word.text) + _WORD_CHARS for word in words or ())
         if self.state.expanded_chars > MOST_EXPANDED:
             message = f"the script's variables expand to more than {MOST_EXPANDED:,} characters; write their values"
-            raise broken(self.state.where, part.line, message)
+            raise broken(self.state.place, part.line, message)
         return words
 
     def _values(self, part: tree.Part) -> list[Word] | None:
@@ -157,7 +157,7 @@ class Expander:
         if name == "#":
             return {"0": Word(str(len(self.state.arguments)), line)}
         if name == "0" or (name == "BASH_SOURCE" and "BASH_SOURCE" not in self.state.variables):
-            return {"0": Word(self.state.name if name == "0" else self.state.where, line)}
+            return {"0": Word(self.state.name if name == "0" else self.state.place, line)}
         if name.isdecimal():
             number = int(name)
             return {"0": self.state.arguments[number - 1]} if number <= len(self.state.arguments) else None
@@ -200,7 +200,7 @@ class Expander:
 
     def index(self, text: str) -> str:
         """The index of an array's element: a number, or the key of an associative array."""
-        word = self.joined(syntax.parse_word(text.strip("\"'"), self.state.where, 0, quoted=True))
+        word = self.joined(syntax.parse_word(text.strip("\"'"), self.state.place, 0, quoted=True))
         number = self.arithmetic(word.text, 0) if not word.text.isidentifier() else None
         return word.text if number is None else str(number)
 
@@ -255,7 +255,7 @@ class Expander:
 
     def default(self, text: str, line: int) -> Word:
         """The text behind `:-` and its like, with the variables in it."""
-        raw = syntax.parse_word(text, self.state.where, line, quoted=False)
+        raw = syntax.parse_word(text, self.state.place, line, quoted=False)
         return Word(self.joined(raw).text, line)
 
     def arithmetic(self, text: str, line: int) -> int | None:
@@ -267,7 +267,7 @@ class Expander:
             assigned = _ASSIGNED.fullmatch(text)
             if assigned:
                 return self.assigned(assigned[1], assigned[2], assigned[3], line)
-            raw = syntax.parse_word(text.strip('"'), self.state.where, line, quoted=True)
+            raw = syntax.parse_word(text.strip('"'), self.state.place, line, quoted=True)
             plain = self.joined(raw).text
             if unknown(plain):
                 return None
@@ -301,7 +301,7 @@ class Expander:
             return self.joined(here.word).text
         if here.literal:
             return here.text
-        return self.joined(syntax.parse_word(here.text, self.state.where, here.line, quoted=True)).text
+        return self.joined(syntax.parse_word(here.text, self.state.place, here.line, quoted=True)).text
 
 
 def pieces(word: Word) -> list[Word]:

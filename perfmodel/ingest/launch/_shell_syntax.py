@@ -59,27 +59,27 @@ DEEPEST: Final = 60
 """Levels of nesting, beyond which a text is no launch script."""
 
 
-def parse(text: str, where: str, line: int = 1, *, counts: bool = True) -> Sequence:
+def parse(text: str, place: str, line: int = 1, *, counts: bool = True) -> Sequence:
     """The tree of a script.
 
     Args:
         text: the script, or a part of it.
-        where: path of the file, for messages.
+        place: path of the file, for messages.
         line: number of the text's first line.
         counts: whether lines are counted; otherwise all stand on the one line that brought them in.
 
     Raises:
         LaunchFileError: a quote, bracket or block that is never closed.
     """
-    parser = _Parser(text.replace("\r\n", "\n"), where, line, counts=counts)
+    parser = _Parser(text.replace("\r\n", "\n"), place, line, counts=counts)
     tree = parser.sequence(())
     parser.require_end()
     return tree
 
 
-def parse_word(text: str, where: str, line: int, *, quoted: bool) -> RawWord:
+def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
     """A text as one word, whatever blanks are in it: the default of a parameter, the text of a here-document."""
-    parser = _Parser(text, where, line)
+    parser = _Parser(text, place, line)
     parser.in_text(quoted)
     return RawWord(tuple(parser.parts), line)
 
@@ -87,8 +87,8 @@ def parse_word(text: str, where: str, line: int, *, quoted: bool) -> RawWord:
 class _Parser:
     """One pass over a text by recursive descent; a method each for what the grammar has."""
 
-    def __init__(self, text: str, where: str, line: int, *, counts: bool = True) -> None:
-        self.text, self.where = text, where
+    def __init__(self, text: str, place: str, line: int, *, counts: bool = True) -> None:
+        self.text, self.place = text, place
         self.only_line = None if counts else line
         self.line = line
         self.at = 0
@@ -139,7 +139,7 @@ class _Parser:
     def here_text(self, here: HereText) -> None:
         end = re.compile(rf"^\s*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
         if end is None:
-            raise broken(self.where, here.line, f"the here-document is never closed; add its {here.delimiter}")
+            raise broken(self.place, here.line, f"the here-document is never closed; add its {here.delimiter}")
         here.text, here.line = self.text[self.at : end.start()], self.line
         self.line += self.text.count("\n", self.at, end.end() + 1)
         self.at = min(len(self.text), end.end() + 1)
@@ -152,9 +152,9 @@ class _Parser:
     def require_end(self) -> None:
         word = self.reserved()
         if word in _CLOSERS:
-            raise broken(self.where, self.line, f"{word!r} without {_CLOSERS[word]!r}; mend the script")
+            raise broken(self.place, self.line, f"{word!r} without {_CLOSERS[word]!r}; mend the script")
         if self.at < len(self.text):
-            raise broken(self.where, self.line, f"{self.char()!r} closes nothing here; mend the script")
+            raise broken(self.place, self.line, f"{self.char()!r} closes nothing here; mend the script")
 
     def expect(self, word: str, opened_by: str, opened: int) -> None:
         self.newlines()
@@ -162,7 +162,7 @@ class _Parser:
             self.at += 1
             self.newlines()
         if self.reserved() != word and not (word in "()" and self.char() == word):
-            raise broken(self.where, opened, f"{opened_by!r} is opened here and never closed; add its {word!r}")
+            raise broken(self.place, opened, f"{opened_by!r} is opened here and never closed; add its {word!r}")
         self.at += len(word)
 
     # Lists of commands.
@@ -171,7 +171,7 @@ class _Parser:
         """Commands up to one of the closing words, or to the end."""
         self.depth += 1
         if self.depth > DEEPEST:
-            raise broken(self.where, self.line, "nested too deeply to be a launch script")
+            raise broken(self.place, self.line, "nested too deeply to be a launch script")
         items: list[AndOr] = []
         while True:
             self.newlines()
@@ -286,7 +286,7 @@ class _Parser:
             return CountingFor(self.body(kind, line), line)
         match = _NAME.match(self.text, self.at)
         if match is None:
-            raise broken(self.where, line, f"{kind!r} has no variable; mend the script")
+            raise broken(self.place, line, f"{kind!r} has no variable; mend the script")
         self.at = match.end()
         self.newlines()
         words = None
@@ -313,7 +313,7 @@ class _Parser:
         self.newlines()
         while self.reserved() != "esac":
             if self.at >= len(self.text):
-                raise broken(self.where, line, "'case' is opened here and never closed; add its 'esac'")
+                raise broken(self.place, line, "'case' is opened here and never closed; add its 'esac'")
             if self.char() == "(":
                 self.at += 1
             patterns = [self.word()]
@@ -324,7 +324,7 @@ class _Parser:
                 patterns.append(self.word())
                 self.blanks()
             if self.char() != ")":
-                raise broken(self.where, self.line, "a pattern of 'case' has no ')'; mend the script")
+                raise broken(self.place, self.line, "a pattern of 'case' has no ')'; mend the script")
             self.at += 1
             body = self.sequence(("esac",))
             clauses.append((tuple(patterns), body))
@@ -347,7 +347,7 @@ class _Parser:
         while True:
             self.newlines()
             if self.at >= len(self.text):
-                raise broken(self.where, line, "'[[' is opened here and never closed; add its ']]'")
+                raise broken(self.place, line, "'[[' is opened here and never closed; add its ']]'")
             if re.match(r"\]\](?![\w\]])", self.text[self.at : self.at + 3]):
                 self.at += 2
                 return Test(tuple(words), line)
@@ -402,7 +402,7 @@ class _Parser:
         if match[1].startswith("<<"):
             delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
             if delimiter is None:
-                raise broken(self.where, self.line, "a here-document has no end word; mend the script")
+                raise broken(self.place, self.line, "a here-document has no end word; mend the script")
             literal = bool(delimiter[1]) or delimiter[0].startswith("\\")
             here = HereText(delimiter[2], literal, line=self.line)
             self.at = delimiter.end()
@@ -423,7 +423,7 @@ class _Parser:
         while True:
             self.newlines()
             if self.at >= len(self.text):
-                raise broken(self.where, line, f"the array {name} is never closed; add its `)`")
+                raise broken(self.place, line, f"the array {name} is never closed; add its `)`")
             if self.char() == ")":
                 self.at += 1
                 return Assignment(name, index, plus, None, tuple(elements), line)
@@ -499,7 +499,7 @@ class _Parser:
     def single_quoted(self) -> None:
         end = self.text.find("'", self.at + 1)
         if end < 0:
-            raise broken(self.where, self.line, "a quote is opened here and never closed; add its '")
+            raise broken(self.place, self.line, "a quote is opened here and never closed; add its '")
         self.literal(self.text[self.at + 1 : end], quoted=True)
         self.line += lines_in(self.text[self.at : end])
         self.at = end + 1
@@ -513,7 +513,7 @@ class _Parser:
                 self.at += 1
                 return
             self.quoted_piece()
-        raise broken(self.where, opened, 'a quote is opened here and never closed; add its "')
+        raise broken(self.place, opened, 'a quote is opened here and never closed; add its "')
 
     def quoted_piece(self) -> None:
         """One step through a text in double quotes, or a here-document."""
@@ -573,7 +573,7 @@ class _Parser:
     def backticks(self, *, quoted: bool) -> None:
         line, end = self.line, self.text.find("`", self.at + 1)
         if end < 0:
-            raise broken(self.where, line, "a ` is opened here and never closed; add its `")
+            raise broken(self.place, line, "a ` is opened here and never closed; add its `")
         self.parts.append(Part("output", self.text[self.at + 1 : end], quoted, line))
         self.line += self.text.count("\n", self.at, end)
         self.at = end + 1
@@ -598,4 +598,4 @@ class _Parser:
             if depth == 0:
                 return self.text[start : self.at]
         message = f"a `{opening}` is opened here and never closed; add its `{closing}`"
-        raise broken(self.where, opened, message)
+        raise broken(self.place, opened, message)

@@ -135,9 +135,11 @@ PRESENT: Final = Values(lambda value: True)
 _OPTIMIZERS: Final = {
     "adam": "adam fusedadam adamw decoupledadamw onebitadam cpuadam adampax distributedfusedadam adamwtorchfused",
     "adam8bit": "adam8bit adamw8bit adamwbnb8bit pagedadamw8bit",
-    "adafactor": "adafactor", "lion": "lion fusedlion decoupledlionw lion32bit", "muon": "muon distmuon",
+    "adafactor": "adafactor",
+    "lion": "lion fusedlion decoupledlionw lion32bit",
+    "muon": "muon distmuon",
     "sgd": "sgd decoupledsgdw fusedsgd",
-}  # fmt: skip
+}
 """Names that frameworks have for optimizers, without case and marks; AdamW costs what Adam does."""
 
 
@@ -168,9 +170,9 @@ def words(meanings: Mapping[Any, Any]) -> Values:
     return Values(read, lambda meaning: written.get(meaning))
 
 
-def stated_value(found: Mapping[str, Any]) -> Any:
+def stated_value(settings: Mapping[str, Any]) -> Any:
     """What the file says for a rule of one key, or of several names for one."""
-    return next(iter(found.values()))
+    return next(iter(settings.values()))
 
 
 def accumulated(fields: Fields, unstated: str) -> int:
@@ -196,17 +198,22 @@ def layers_per_stage(fields: Fields, who: str, remedy: str) -> int:
 
 
 def key(
-    name: str, into: str, values: Values = WHOLE, *, default: Any = None, also: tuple[str, ...] = (),
+    name: str,
+    into: str,
+    values: Values = WHOLE,
+    *,
+    default: Any = None,
+    also: tuple[str, ...] = (),
     write: Callable[[Fields], Mapping[str, Any]] | None = None,
-) -> Rule:  # fmt: skip
+) -> Rule:
     """The rule of one key that means one field; names `also` are read, not written.
 
     Args:
         write: how it is written, where that takes more than this field.
     """
 
-    def read(found: Mapping[str, Any]) -> Fields:
-        value = values.read(stated_value(found))
+    def read(settings: Mapping[str, Any]) -> Fields:
+        value = values.read(stated_value(settings))
         return {} if value is None else {into: value}
 
     def write_field(fields: Fields) -> Mapping[str, Any]:
@@ -223,7 +230,7 @@ def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:
 
 def write_only(name: str, value: Callable[[Fields], Any]) -> Rule:
     """The rule of a key that follows from others: it is understood, says nothing by itself and is written."""
-    return Rule(keys=(name,), read=lambda found: {}, write=lambda fields: {name: value(fields)})
+    return Rule(keys=(name,), read=lambda settings: {}, write=lambda fields: {name: value(fields)})
 
 
 def degree(name: str, into: str) -> Rule:

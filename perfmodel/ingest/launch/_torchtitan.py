@@ -24,9 +24,13 @@ from perfmodel.ingest.launch._table import (
 )
 
 SCHEDULES: Final = {
-    "1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2),
-    "LoopedBFS": ("breadth-first", 2), "ZBVZeroBubble": ("zb-v", 1), "DualPipeV": ("dualpipe-v", 1),
-}  # fmt: skip
+    "1F1B": ("1f1b", 1),
+    "GPipe": ("gpipe", 1),
+    "Interleaved1F1B": ("interleaved", 2),
+    "LoopedBFS": ("breadth-first", 2),
+    "ZBVZeroBubble": ("zb-v", 1),
+    "DualPipeV": ("dualpipe-v", 1),
+}
 """Names in `torch.distributed.pipelining` -> ours, and the virtual stages that it takes where nothing says more."""
 _FAMILIES: Final = {"llama3": "llama3-", "deepseek_v3": "deepseek-v3-", "qwen3": "qwen3-", "llama2": "llama2-"}
 _FLAVORS: Final = {
@@ -47,8 +51,11 @@ _ON_HOST: Final = "training.enable_cpu_offload"
 _ONE_DEGREE: Final = "training.data_parallel_degree"
 
 
-def _model(found: Mapping[str, Any]) -> Fields:
-    family, flavor = TEXT.read(found.get("model.name", "llama3")), TEXT.read(found.get("model.flavor", "debugmodel"))
+def _model(settings: Mapping[str, Any]) -> Fields:
+    family, flavor = (
+        TEXT.read(settings.get("model.name", "llama3")),
+        TEXT.read(settings.get("model.flavor", "debugmodel")),
+    )
     return {"model": _FLAVORS.get((family, flavor), _FAMILIES.get(family, f"{family}-") + flavor)}
 
 
@@ -66,27 +73,27 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
     return {}
 
 
-def _stated(found: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+def _stated(settings: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     """A setting of parallelism, whose section was another one in 2024."""
     keys = (f"{section}.{name}" for section in ("parallelism", "training", "experimental"))
-    return next((found[key] for key in keys if key in found), otherwise)
+    return next((settings[key] for key in keys if key in settings), otherwise)
 
 
-def _data(found: Mapping[str, Any]) -> Fields:
+def _data(settings: Mapping[str, Any]) -> Fields:
     """Replicas times shards. Weights are gathered again for backward unless a pipeline keeps them, or the file says."""
     # until August 2024 one degree, for FSDP
-    shards = _stated(found, "data_parallel_shard_degree", found.get(_ONE_DEGREE, -1))
-    copies = _stated(found, "data_parallel_replicate_degree", 1)
+    shards = _stated(settings, "data_parallel_shard_degree", settings.get(_ONE_DEGREE, -1))
+    copies = _stated(settings, "data_parallel_replicate_degree", 1)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
     says: Fields = {"dp": copies * shards, "replicate": 1} if shards > 0 else {"replicate": 1}
-    if shards == 1 and _stated(found, "context_parallel_degree", 1) == 1:  # FSDP shards over context ranks too
+    if shards == 1 and _stated(settings, "context_parallel_degree", 1) == 1:  # FSDP shards over context ranks too
         return says | {"zero": 0}
-    alone = _stated(found, "pipeline_parallel_degree", 1) == 1
+    alone = _stated(settings, "pipeline_parallel_degree", 1) == 1
     again = words({"default": alone, "always": True, "never": False})
-    kept = not again.read(found.get("parallelism.fsdp_reshard_after_forward", "default"))
-    on_host = FLAG.read(found.get(_ON_HOST, False))
+    kept = not again.read(settings.get("parallelism.fsdp_reshard_after_forward", "default"))
+    on_host = FLAG.read(settings.get(_ON_HOST, False))
     return says | {"zero": 2 if kept else 3, "replicate": copies} | fsdp_offload(2 if kept else 3, on_host)
 
 
@@ -97,8 +104,9 @@ def _write_data(fields: Fields) -> Mapping[str, Any]:
         if fields["dp"] * fields["cp"] > 1 and any(fields[name] > 1 for name in ("tp", "pp", "cp")):
             raise LaunchFileError("zero=0: torchtitan's DDP goes with no other parallelism; take zero=2 or 3")
         return {
-            "parallelism.data_parallel_replicate_degree": fields["dp"], "parallelism.data_parallel_shard_degree": 1,
-        }  # fmt: skip
+            "parallelism.data_parallel_replicate_degree": fields["dp"],
+            "parallelism.data_parallel_shard_degree": 1,
+        }
     return {
         "parallelism.data_parallel_replicate_degree": fields["replicate"],
         "parallelism.data_parallel_shard_degree": fields["dp"] // fields["replicate"],
@@ -108,16 +116,17 @@ def _write_data(fields: Fields) -> Mapping[str, Any]:
 
 
 _SCHEDULE: Final = (
-    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_layers_per_stage",
+    "parallelism.pipeline_parallel_schedule",
+    "parallelism.pipeline_parallel_layers_per_stage",
     "experimental.pipeline_parallel_schedule",
-)  # fmt: skip
+)
 
 
-def _schedule(found: Mapping[str, Any]) -> Fields:
-    schedule, chunks = words(SCHEDULES).read(_stated(found, "pipeline_parallel_schedule", "1F1B"))
+def _schedule(settings: Mapping[str, Any]) -> Fields:
+    schedule, chunks = words(SCHEDULES).read(_stated(settings, "pipeline_parallel_schedule", "1F1B"))
     says: Fields = {"schedule": schedule, "vpp": chunks}
-    if chunks > 1 and _SCHEDULE[1] in found:
-        says["layers_per_chunk"] = WHOLE.read(found[_SCHEDULE[1]])
+    if chunks > 1 and _SCHEDULE[1] in settings:
+        says["layers_per_chunk"] = WHOLE.read(settings[_SCHEDULE[1]])
     return says
 
 
@@ -133,38 +142,46 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     return {_SCHEDULE[0]: name, _SCHEDULE[1]: each}
 
 
-_BATCH: Final = ("training.local_batch_size", "training.global_batch_size",
-                 "parallelism.pipeline_parallel_microbatch_size", "training.batch_size")  # fmt: skip
+_BATCH: Final = (
+    "training.local_batch_size",
+    "training.global_batch_size",
+    "parallelism.pipeline_parallel_microbatch_size",
+    "training.batch_size",
+)
 _ACCUMULATED: Final = "training.gradient_accumulation_steps"
 """Of forks and launchers (torchft's), where torchtitan itself states the global batch."""
-_PIECES: Final = ("experimental.pipeline_parallel_microbatches", "parallelism.pipeline_parallel_microbatches",
-                  "experimental.pipeline_parallel_degree", "experimental.pipeline_parallel_schedule")  # fmt: skip
+_PIECES: Final = (
+    "experimental.pipeline_parallel_microbatches",
+    "parallelism.pipeline_parallel_microbatches",
+    "experimental.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule",
+)
 
 
-def _batch(found: Mapping[str, Any]) -> Fields:
+def _batch(settings: Mapping[str, Any]) -> Fields:
     """Of a pipeline a size of micro-batches since 2025; before, their number, that of all stages if nothing is said
     (config_manager.py of December 2024)."""
-    says: Fields = {"local_batch": WHOLE.read(found.get(_BATCH[0], found.get(_BATCH[3], 8)))}
-    if found.get(_BATCH[1], -1) != -1:
-        says["global_batch"] = WHOLE.read(found[_BATCH[1]])
-    elif _ACCUMULATED in found:
-        says["grad_accum"] = WHOLE.read(found[_ACCUMULATED])
-    if _BATCH[2] in found:
-        says["pipeline_micro_batch"] = WHOLE.read(found[_BATCH[2]])
-    elif (pieces := _pieces(found)) > 1:
+    says: Fields = {"local_batch": WHOLE.read(settings.get(_BATCH[0], settings.get(_BATCH[3], 8)))}
+    if settings.get(_BATCH[1], -1) != -1:
+        says["global_batch"] = WHOLE.read(settings[_BATCH[1]])
+    elif _ACCUMULATED in settings:
+        says["grad_accum"] = WHOLE.read(settings[_ACCUMULATED])
+    if _BATCH[2] in settings:
+        says["pipeline_micro_batch"] = WHOLE.read(settings[_BATCH[2]])
+    elif (pieces := _pieces(settings)) > 1:
         if says["local_batch"] % pieces:
             raise BadValue(f"a local batch of {says['local_batch']} is not {pieces} equal micro-batches")
         says["pipeline_micro_batch"] = says["local_batch"] // pieces
     return says
 
 
-def _pieces(found: Mapping[str, Any]) -> int:
+def _pieces(settings: Mapping[str, Any]) -> int:
     """Micro-batches that the pipeline makes of a local batch, where their number is what counts; else 0."""
-    stated = next((found[name] for name in _PIECES[:2] if name in found), None)
+    stated = next((settings[name] for name in _PIECES[:2] if name in settings), None)
     if stated is not None:
         return WHOLE.read(stated)
-    stages = WHOLE.read(found.get(_PIECES[2], found.get("training.pipeline_parallel_degree", 1)))
-    return stages * words(SCHEDULES).read(found.get(_PIECES[3], "1F1B"))[1] if stages > 1 else 0
+    stages = WHOLE.read(settings.get(_PIECES[2], settings.get("training.pipeline_parallel_degree", 1)))
+    return stages * words(SCHEDULES).read(settings.get(_PIECES[3], "1F1B"))[1] if stages > 1 else 0
 
 
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
@@ -183,18 +200,18 @@ _FLOAT8_SWITCHES: Final = ("float8.enable_float8_linear", "training.enable_float
 """Before converters of models (2024)."""
 
 
-def _dtype(found: Mapping[str, Any]) -> Fields:
+def _dtype(settings: Mapping[str, Any]) -> Fields:
     says: Fields = {}
     # the type that weights are kept in, and with them optimizer states
-    if found.get("training.dtype") == "bfloat16":
+    if settings.get("training.dtype") == "bfloat16":
         says["optimizer"] = "adam16bit"
-    converters = found.get("model.converters", [])
+    converters = settings.get("model.converters", [])
     names = converters if isinstance(converters, list) else str(converters).split(",")
     converted = any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names)
-    switched = any(FLAG.read(found[name]) for name in _FLOAT8_SWITCHES if name in found)
-    if converted or switched or found.get("training.fp8_linear") not in (None, "", False):
+    switched = any(FLAG.read(settings[name]) for name in _FLOAT8_SWITCHES if name in settings)
+    if converted or switched or settings.get("training.fp8_linear") not in (None, "", False):
         return says | {"dtype": "fp8"}
-    name = found.get("training.mixed_precision_param")
+    name = settings.get("training.mixed_precision_param")
     return says if name is None else says | {"dtype": _DTYPES.read(name)}
 
 
@@ -207,15 +224,17 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
 _RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option")
 
 
-def _recompute(found: Mapping[str, Any]) -> Fields:
+def _recompute(settings: Mapping[str, Any]) -> Fields:
     """`selective` repeats every n-th layer as a whole; `op`, every second product, is taken as
     as many layers."""
     says: Fields = {}
-    if _RECOMPUTE[0] in found:
-        says["recompute"] = words({"none": "none", "selective": "selective", "full": "full"}).read(found[_RECOMPUTE[0]])
-    if str(found.get(_RECOMPUTE[1], "")).isdecimal():
-        says["selective_every"] = WHOLE.read(found[_RECOMPUTE[1]])
-    elif found.get(_RECOMPUTE[1]) == "op" and says.get("recompute") == "selective":
+    if _RECOMPUTE[0] in settings:
+        says["recompute"] = words({"none": "none", "selective": "selective", "full": "full"}).read(
+            settings[_RECOMPUTE[0]]
+        )
+    if str(settings.get(_RECOMPUTE[1], "")).isdecimal():
+        says["selective_every"] = WHOLE.read(settings[_RECOMPUTE[1]])
+    elif settings.get(_RECOMPUTE[1]) == "op" and says.get("recompute") == "selective":
         says["note.op"] = "recompute by operators (op) as every second layer"
     return says
 
@@ -244,9 +263,9 @@ def _generation(fields: Fields, entries: Entries) -> str:
     return (_COMPILED if compiled else "torchtitan") + "@2024" * old
 
 
-def _compiles(found: Mapping[str, Any]) -> Fields:
+def _compiles(settings: Mapping[str, Any]) -> Fields:
     """Says no field but the framework (`_generation`)."""
-    for value in found.values():
+    for value in settings.values():
         FLAG.read(value)
     return {}
 
@@ -265,46 +284,115 @@ TORCHTITAN: Final = LaunchFormat(
     table=(
         Rule(keys=("model.name", "model.flavor"), read=_model, write=_write_model),
         key(f"{_TITAN}tensor_parallel_degree", "tp", default=1, also=("training.tensor_parallel_degree",)),
-        key(f"{_TITAN}pipeline_parallel_degree", "pp", default=1,
-            also=("experimental.pipeline_parallel_degree", "training.pipeline_parallel_degree")),
-        key(f"{_TITAN}context_parallel_degree", "cp", default=1,
-            also=("experimental.context_parallel_degree", "training.context_parallel_degree")),
-        Rule(keys=_ROTATE, write=_write_rotation,
-             read=lambda found: {"cp_kind": _ROTATION.read(stated_value(found))}),
+        key(
+            f"{_TITAN}pipeline_parallel_degree",
+            "pp",
+            default=1,
+            also=("experimental.pipeline_parallel_degree", "training.pipeline_parallel_degree"),
+        ),
+        key(
+            f"{_TITAN}context_parallel_degree",
+            "cp",
+            default=1,
+            also=("experimental.context_parallel_degree", "training.context_parallel_degree"),
+        ),
+        Rule(
+            keys=_ROTATE,
+            write=_write_rotation,
+            read=lambda settings: {"cp_kind": _ROTATION.read(stated_value(settings))},
+        ),
         key(f"{_TITAN}expert_parallel_degree", "ep", default=1),
         key(f"{_TITAN}expert_tensor_parallel_degree", "etp"),
-        Rule(keys=("parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
-                   "training.data_parallel_shard_degree", "training.data_parallel_replicate_degree", _ONE_DEGREE,
-                   "experimental.data_parallel_shard_degree", "training.pipeline_parallel_degree",
-                   "parallelism.fsdp_reshard_after_forward", _ON_HOST, "parallelism.pipeline_parallel_degree",
-                   "experimental.pipeline_parallel_degree", "parallelism.context_parallel_degree",
-                   "experimental.context_parallel_degree"),
-             read=_data, write=_write_data),
+        Rule(
+            keys=(
+                "parallelism.data_parallel_shard_degree",
+                "parallelism.data_parallel_replicate_degree",
+                "training.data_parallel_shard_degree",
+                "training.data_parallel_replicate_degree",
+                _ONE_DEGREE,
+                "experimental.data_parallel_shard_degree",
+                "training.pipeline_parallel_degree",
+                "parallelism.fsdp_reshard_after_forward",
+                _ON_HOST,
+                "parallelism.pipeline_parallel_degree",
+                "experimental.pipeline_parallel_degree",
+                "parallelism.context_parallel_degree",
+                "experimental.context_parallel_degree",
+            ),
+            read=_data,
+            write=_write_data,
+        ),
         Rule(keys=_SCHEDULE, read=_schedule, write=_write_schedule, defaults={"schedule": "1f1b"}),
-        Rule(keys=_COMPILE, read=_compiles,
-             write=lambda fields: {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {}),
-        Rule(keys=(*_BATCH, *_PIECES, _ACCUMULATED, "training.pipeline_parallel_degree"),
-             read=_batch, write=_write_batch, defaults={"local_batch": 8, "pipeline_micro_batch": 1}),
+        Rule(
+            keys=_COMPILE,
+            read=_compiles,
+            write=lambda fields: {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {},
+        ),
+        Rule(
+            keys=(*_BATCH, *_PIECES, _ACCUMULATED, "training.pipeline_parallel_degree"),
+            read=_batch,
+            write=_write_batch,
+            defaults={"local_batch": 8, "pipeline_micro_batch": 1},
+        ),
         key("training.seq_len", "seq_len", default=2048),
-        Rule(keys=("training.mixed_precision_param", "model.converters", "training.dtype", "training.fp8_linear",
-                   *_FLOAT8_SWITCHES), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
+        Rule(
+            keys=(
+                "training.mixed_precision_param",
+                "model.converters",
+                "training.dtype",
+                "training.fp8_linear",
+                *_FLOAT8_SWITCHES,
+            ),
+            read=_dtype,
+            write=_write_dtype,
+            defaults={"dtype": "bf16"},
+        ),
         read_only("training.mixed_precision_reduce", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
-        Rule(keys=("lora.rank", "lora.alpha"), fields=("adapter_rank",),
-             read=lambda found: {"frozen": True, "adapter_rank": WHOLE.read(found.get("lora.rank", 8))}),
+        Rule(
+            keys=("lora.rank", "lora.alpha"),
+            fields=("adapter_rank",),
+            read=lambda settings: {"frozen": True, "adapter_rank": WHOLE.read(settings.get("lora.rank", 8))},
+        ),
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
-        key(f"{_TITAN}enable_async_tensor_parallel", "tp_overlap", FLAG,
-            also=("experimental.enable_async_tensor_parallel",)),
+        key(
+            f"{_TITAN}enable_async_tensor_parallel",
+            "tp_overlap",
+            FLAG,
+            also=("experimental.enable_async_tensor_parallel",),
+        ),
     ),
     always={"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
     harmless=(
-        "job.*", "profiling.*", "metrics.*", "optimizer.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "validation.*",
-        "memory_estimation.*", "float8.*", "mx.*", "quantize.*", "training.dataset*", "training.max_norm",
-        "training.steps", "training.warmup_steps", "training.seed", "training.deterministic", "training.gc_*",
-        "training.data_parallel_type", "model.hf_assets_path", "model.norm_type",
-        "model.tokenizer_path", "model.print_after_conversion", "experimental.custom_*",
+        "job.*",
+        "profiling.*",
+        "metrics.*",
+        "optimizer.*",
+        "lr_scheduler.*",
+        "checkpoint.*",
+        "comm.*",
+        "validation.*",
+        "memory_estimation.*",
+        "float8.*",
+        "mx.*",
+        "quantize.*",
+        "training.dataset*",
+        "training.max_norm",
+        "training.steps",
+        "training.warmup_steps",
+        "training.seed",
+        "training.deterministic",
+        "training.gc_*",
+        "training.data_parallel_type",
+        "model.hf_assets_path",
+        "model.norm_type",
+        "model.tokenizer_path",
+        "model.print_after_conversion",
+        "experimental.custom_*",
         "parallelism.disable_loss_parallel",
-        "debug.*", "activation_checkpoint.early_stop", "compile.*",
+        "debug.*",
+        "activation_checkpoint.early_stop",
+        "compile.*",
     ),
     limits={
         "sequence_parallel": "its tensor parallelism always shards norms",
@@ -314,7 +402,8 @@ TORCHTITAN: Final = LaunchFormat(
         "recompute": "its selective recompute repeats every n-th layer as a whole",
         "recompute_full_layers": "it repeats every n-th layer",
         "partition": "it takes no numbers of layers by stage",
-        "offload": "it has no key for activations in host memory", "prefetch": "FSDP gathers one block ahead",
+        "offload": "it has no key for activations in host memory",
+        "prefetch": "FSDP gathers one block ahead",
         "order": "its mesh is tp innermost, then cp, dp, pp",
     },
-)  # fmt: skip
+)

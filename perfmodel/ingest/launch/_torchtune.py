@@ -55,34 +55,34 @@ def model_name(builder: str) -> str:
     return name
 
 
-def _model(found: Mapping[str, Any]) -> Fields:
-    return {"model": model_name(TEXT.read(found[_BUILDER]))}
+def _model(settings: Mapping[str, Any]) -> Fields:
+    return {"model": model_name(TEXT.read(settings[_BUILDER]))}
 
 
-def _adapters(found: Mapping[str, Any]) -> Fields:
+def _adapters(settings: Mapping[str, Any]) -> Fields:
     """Builders of models with adapters begin with `lora_` or `qlora_`."""
-    name = str(found.get(_BUILDER, "")).rpartition(".")[2]
+    name = str(settings.get(_BUILDER, "")).rpartition(".")[2]
     if not name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         return {}
-    targets = found.get("model.lora_attn_modules")
+    targets = settings.get("model.lora_attn_modules")
     targets = list(targets) if isinstance(targets, list) else []
-    if is_on(found.get("model.apply_lora_to_mlp")):
+    if is_on(settings.get("model.apply_lora_to_mlp")):
         targets += ["gate_proj", "up_proj", "down_proj"]
-    if is_on(found.get("model.apply_lora_to_output")):
+    if is_on(settings.get("model.apply_lora_to_output")):
         targets.append("output")
-    is_quantized = name.startswith("q") or is_on(found.get("model.quantize_base"))
+    is_quantized = name.startswith("q") or is_on(settings.get("model.quantize_base"))
     return Adapters(
-        rank=found.get("model.lora_rank", 8),
+        rank=settings.get("model.lora_rank", 8),
         targets=targets,
-        dropout=found.get("model.lora_dropout", 0),
+        dropout=settings.get("model.lora_dropout", 0),
         bits=4 if is_quantized else 0,
     ).fields
 
 
-def _types(found: Mapping[str, Any]) -> Fields:
+def _types(settings: Mapping[str, Any]) -> Fields:
     """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16 bits."""
-    says = optimizer_fields(found["optimizer._component_"]) if "optimizer._component_" in found else {}
-    dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(found.get("dtype", "fp32"))
+    says = optimizer_fields(settings["optimizer._component_"]) if "optimizer._component_" in settings else {}
+    dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(settings.get("dtype", "fp32"))
     says["dtype"] = dtype
     if dtype == "bf16":
         says["grad_dtype"] = "bf16"
@@ -91,22 +91,22 @@ def _types(found: Mapping[str, Any]) -> Fields:
     return says
 
 
-def _sharding(found: Mapping[str, Any]) -> Fields:
+def _sharding(settings: Mapping[str, Any]) -> Fields:
     """FSDP shards everything, and gathers weights again for backward unless the file says otherwise."""
-    again = FLAG.read(found.get("fsdp_reshard_after_forward", True))
+    again = FLAG.read(settings.get("fsdp_reshard_after_forward", True))
     zero = 3 if again else 2
-    return {"zero": zero} | fsdp_offload(zero, is_on(found.get("fsdp_cpu_offload")))
+    return {"zero": zero} | fsdp_offload(zero, is_on(settings.get("fsdp_cpu_offload")))
 
 
-def _in_backward(found: Mapping[str, Any]) -> Fields:
-    if not is_on(found["optimizer_in_bwd"]):
+def _in_backward(settings: Mapping[str, Any]) -> Fields:
+    if not is_on(settings["optimizer_in_bwd"]):
         return {}
     return {"doubt.gradients": "memory may be wrong: gradients that optimizer_in_bwd frees are counted"}
 
 
-def _chunked(found: Mapping[str, Any]) -> Fields:
+def _chunked(settings: Mapping[str, Any]) -> Fields:
     """Losses that never hold all logits."""
-    name = str(found["loss._component_"]).rpartition(".")[2]
+    name = str(settings["loss._component_"]).rpartition(".")[2]
     if "Chunked" not in name and "Linear" not in name:
         return {}
     return {"note.loss": f"logits are counted whole, though {name} computes them in chunks"}
@@ -125,12 +125,12 @@ TORCHTUNE: Final = LaunchFormat(
         Rule(
             keys=("batch_size", "gradient_accumulation_steps"),
             fields=("micro_batch",),
-            read=lambda found: accumulation_fields(found, "batch_size", "gradient_accumulation_steps", 1),
+            read=lambda settings: accumulation_fields(settings, "batch_size", "gradient_accumulation_steps", 1),
         ),
         read_only("tokenizer.max_seq_len", "seq_len"),
         Rule(
             keys=("dataset.packed", "batch_size"),
-            read=lambda found: padding_note("max_seq_len", is_on(found.get("dataset.packed"))),
+            read=lambda settings: padding_note("max_seq_len", is_on(settings.get("dataset.packed"))),
         ),
         Rule(keys=("dtype", "optimizer._component_"), read=_types, fields=("dtype",), defaults={"dtype": "fp32"}),
         Rule(keys=("fsdp_cpu_offload", "fsdp_reshard_after_forward", "batch_size"), read=_sharding, fields=("zero",)),
@@ -138,10 +138,12 @@ TORCHTUNE: Final = LaunchFormat(
             keys=("enable_activation_checkpointing",),
             defaults={"recompute": "none"},
             fields=("recompute",),
-            read=lambda found: {"recompute": "full" if is_on(found["enable_activation_checkpointing"]) else "none"},
+            read=lambda settings: {
+                "recompute": "full" if is_on(settings["enable_activation_checkpointing"]) else "none"
+            },
         ),
         read_only("enable_activation_offloading", "offload", FLAG),
-        Rule(keys=("compile",), read=lambda found: {}),
+        Rule(keys=("compile",), read=lambda settings: {}),
         Rule(keys=("optimizer_in_bwd",), read=_in_backward),
         Rule(keys=("loss._component_",), read=_chunked),
         key("tensor_parallel_dim", "tp", default=1, write=lambda fields: {}),

@@ -30,19 +30,19 @@ WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_proces
 """Processes that a launcher starts, which a command line says and a file may."""
 
 
-def _number(found: Mapping[str, Any], *names: str) -> int | None:
+def _number(settings: Mapping[str, Any], *names: str) -> int | None:
     """The first of several settings that is said."""
     for name in names:
-        if name in found:
-            return WHOLE.read(found[name])
+        if name in settings:
+            return WHOLE.read(settings[name])
     return None
 
 
-def world_fields(found: Mapping[str, Any]) -> Fields:
+def world_fields(settings: Mapping[str, Any]) -> Fields:
     """Devices of a launcher: Accelerate and a dump of arguments state all of them, others those of a node."""
-    every = _number(found, "num_processes", "world_size")
-    nodes = _number(found, "nnodes", "num_nodes", "num_machines")
-    each = _number(found, "nproc_per_node", "num_gpus")
+    every = _number(settings, "num_processes", "world_size")
+    nodes = _number(settings, "nnodes", "num_nodes", "num_machines")
+    each = _number(settings, "nproc_per_node", "num_gpus")
     if every is None and each is None:
         return {"nodes": nodes} if nodes else {}
     says: Fields = {"devices": every if every is not None else (nodes or 1) * (each or 1)}
@@ -52,9 +52,9 @@ def world_fields(found: Mapping[str, Any]) -> Fields:
 WORLD_RULE: Final = Rule(keys=WORLD, read=world_fields, fields=("devices",))
 
 
-def _batches(found: Mapping[str, Any]) -> Fields:
+def _batches(settings: Mapping[str, Any]) -> Fields:
     """The Trainer's defaults are 8 sequences per device and no accumulation."""
-    return accumulation_fields(found, MICRO, ACCUMULATION, default_micro=8)
+    return accumulation_fields(settings, MICRO, ACCUMULATION, default_micro=8)
 
 
 _HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16")
@@ -71,25 +71,25 @@ _TORCH_TYPES: Final = words(
 )
 
 
-def half_of(found: Mapping[str, Any]) -> str:
+def half_of(settings: Mapping[str, Any]) -> str:
     """Element type of products: the switch that is on, and single precision without one."""
-    return next((name for name in ("fp8", "bf16", "fp16") if is_on(found.get(name))), "fp32")
+    return next((name for name in ("fp8", "bf16", "fp16") if is_on(settings.get(name))), "fp32")
 
 
-def _precision(found: Mapping[str, Any]) -> Fields:
+def _precision(settings: Mapping[str, Any]) -> Fields:
     """The Trainer's switches, and the type that weights are loaded in."""
-    says: Fields = {"dtype": half_of(found)}
-    if is_on(found.get("pure_bf16")):
+    says: Fields = {"dtype": half_of(settings)}
+    if is_on(settings.get("pure_bf16")):
         # without fp32 copies of the weights, which are what the optimizer's states are kept like
         return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
-    loaded = _TORCH_TYPES.read(found.get("torch_dtype", found.get("dtype", "auto")))
-    if loaded in ("bf16", "fp16") and not any(name in found for name in ("bf16", "fp16", "fp8")):
+    loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
+    if loaded in ("bf16", "fp16") and not any(name in settings for name in ("bf16", "fp16", "fp8")):
         says["dtype"] = loaded
     return says
 
 
-def _packed(found: Mapping[str, Any]) -> Fields:
-    return padding_note("length", any(is_on(found.get(name)) for name in _PACKINGS))
+def _packed(settings: Mapping[str, Any]) -> Fields:
+    return padding_note("length", any(is_on(settings.get(name)) for name in _PACKINGS))
 
 
 _PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
@@ -97,27 +97,27 @@ _MODEL_KEYS: Final = ("model_name_or_path", "model_id_or_path", "model", "model_
 _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
 
 
-def _model(found: Mapping[str, Any]) -> Fields:
+def _model(settings: Mapping[str, Any]) -> Fields:
     """The model by its identifier on a hub, or by the folder that it lies in."""
-    name = next(found[key] for key in _MODEL_KEYS if key in found)
+    name = next(settings[key] for key in _MODEL_KEYS if key in settings)
     return {"model": TEXT.read(name)}
 
 
 _QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits")
 
 
-def _bits(found: Mapping[str, Any]) -> int:
+def _bits(settings: Mapping[str, Any]) -> int:
     """Bits of frozen weights, by a switch or by their number; 0 where nothing is said."""
-    if is_on(found.get("load_in_4bit")):
+    if is_on(settings.get("load_in_4bit")):
         return 4
-    if is_on(found.get("load_in_8bit")):
+    if is_on(settings.get("load_in_8bit")):
         return 8
-    return WHOLE_OR_NONE.read(found.get("quantization_bit", found.get("quant_bits", 0)))
+    return WHOLE_OR_NONE.read(settings.get("quantization_bit", settings.get("quant_bits", 0)))
 
 
-def _fused(found: Mapping[str, Any]) -> Fields:
+def _fused(settings: Mapping[str, Any]) -> Fields:
     """Liger's kernels of norms, rotary embeddings, activations and loss."""
-    return {"eager_kernels": ()} if any(is_on(value) for value in found.values()) else {}
+    return {"eager_kernels": ()} if any(is_on(value) for value in settings.values()) else {}
 
 
 _LIGER: Final = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
@@ -128,8 +128,8 @@ _RECOMPUTE: Final = (
 )
 
 
-def _recompute(found: Mapping[str, Any]) -> Fields:
-    asked = [value for value in found.values() if is_on(value)]
+def _recompute(settings: Mapping[str, Any]) -> Fields:
+    asked = [value for value in settings.values() if is_on(value)]
     return checkpointing_fields(asked[0] if asked else False)
 
 
@@ -137,8 +137,8 @@ RECOMPUTE_RULE: Final = Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recomp
 """What is recomputed, by the switch of Transformers' Trainer or of its block of FSDP."""
 
 
-def _searched(found: Mapping[str, Any]) -> Fields:
-    if not is_on(found["auto_find_batch_size"]):
+def _searched(settings: Mapping[str, Any]) -> Fields:
+    if not is_on(settings["auto_find_batch_size"]):
         return {}
     return {"note.batch": "per_device_train_batch_size as it is stated, which auto_find_batch_size may make smaller"}
 
@@ -155,9 +155,9 @@ _SHARED: Final = (
     optimizer_rule("optim"),
     Rule(keys=_LIGER, read=_fused),
     Rule(keys=("auto_find_batch_size",), read=_searched),
-    Rule(keys=("torch_compile",), read=lambda found: {}),
+    Rule(keys=("torch_compile",), read=lambda settings: {}),
     read_only("attn_implementation", "flash_attention", ATTENTION),
-    Rule(keys=("deepspeed", "config_file"), read=lambda found: {}),
+    Rule(keys=("deepspeed", "config_file"), read=lambda settings: {}),
 )
 """Rules of the Trainer's own arguments."""
 _HARMLESS: Final = patterns(
@@ -194,14 +194,14 @@ _HARMLESS: Final = patterns(
 _TRL_ADAPTERS: Final = ("use_peft", "lora_r", "lora_rank", "lora_target_modules", "lora_dropout", *_QUANTIZED)
 
 
-def _trl_adapters(found: Mapping[str, Any]) -> Fields:
+def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA as trl's `ModelConfig` says it: only with `use_peft`, where that is said."""
-    stated = any(name in found for name in ("use_peft", "lora_r", "lora_rank"))
-    bits = _bits(found)
-    if stated and is_on(found.get("use_peft", True)):
-        rank = found.get("lora_r", found.get("lora_rank", 16))
+    stated = any(name in settings for name in ("use_peft", "lora_r", "lora_rank"))
+    bits = _bits(settings)
+    if stated and is_on(settings.get("use_peft", True)):
+        rank = settings.get("lora_r", settings.get("lora_rank", 16))
         return Adapters(
-            rank=rank, targets=found.get("lora_target_modules"), dropout=found.get("lora_dropout"), bits=bits
+            rank=rank, targets=settings.get("lora_target_modules"), dropout=settings.get("lora_dropout"), bits=bits
         ).fields
     if bits:
         return {
@@ -235,33 +235,33 @@ TRAINER: Final = LaunchFormat(
 )
 
 
-def _factory_tuning(found: Mapping[str, Any]) -> Fields:
-    kind = found.get("finetuning_type", "lora")
+def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
+    kind = settings.get("finetuning_type", "lora")
     adapters = Adapters(
-        rank=found.get("lora_rank", 8),
-        targets=found.get("lora_target", "all"),
-        dropout=found.get("lora_dropout", 0),
-        bits=_bits(found),
+        rank=settings.get("lora_rank", 8),
+        targets=settings.get("lora_target", "all"),
+        dropout=settings.get("lora_dropout", 0),
+        bits=_bits(settings),
     )
     return tuning_fields(kind, "finetuning_type", adapters)
 
 
-def _factory_stage(found: Mapping[str, Any]) -> Fields:
-    stage = str(found["stage"])
+def _factory_stage(settings: Mapping[str, Any]) -> Fields:
+    stage = str(settings["stage"])
     if stage in ("pt", "sft"):
         return {}
     return {"doubt.stage": f"what is trained may be wrong: stage {stage} runs further models or passes; counted as sft"}
 
 
-def _factory_packing(found: Mapping[str, Any]) -> Fields:
+def _factory_packing(settings: Mapping[str, Any]) -> Fields:
     """Pre-training packs its text where nothing else is said."""
-    is_packed = any(is_on(found.get(name)) for name in _PACKINGS) or found.get("stage") == "pt"
+    is_packed = any(is_on(settings.get(name)) for name in _PACKINGS) or settings.get("stage") == "pt"
     return padding_note("cutoff_len", is_packed)
 
 
-def _factory_recompute(found: Mapping[str, Any]) -> Fields:
+def _factory_recompute(settings: Mapping[str, Any]) -> Fields:
     """LLaMA-Factory recomputes layers unless it is told not to."""
-    return {"recompute": "none" if is_on(found.get("disable_gradient_checkpointing")) else "full"}
+    return {"recompute": "none" if is_on(settings.get("disable_gradient_checkpointing")) else "full"}
 
 
 LLAMA_FACTORY: Final = LaunchFormat(
@@ -294,7 +294,7 @@ LLAMA_FACTORY: Final = LaunchFormat(
         Rule(
             keys=("sequence_parallel_size",),
             fields=("cp",),
-            read=lambda found: sharded_sequences(found["sequence_parallel_size"], "ulysses"),
+            read=lambda settings: sharded_sequences(settings["sequence_parallel_size"], "ulysses"),
         ),
     ),
     harmless=(
@@ -306,32 +306,32 @@ LLAMA_FACTORY: Final = LaunchFormat(
 )
 
 
-def _swift_tuning(found: Mapping[str, Any]) -> Fields:
-    key = next((name for name in _SWIFT_KINDS if name in found), _SWIFT_KINDS[0])
+def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
+    key = next((name for name in _SWIFT_KINDS if name in settings), _SWIFT_KINDS[0])
     adapters = Adapters(
-        rank=found.get("lora_rank", found.get("lora_r", 8)),
-        targets=found.get("target_modules", "all-linear"),
-        dropout=found.get("lora_dropout", 0.05),
-        bits=_bits(found),
+        rank=settings.get("lora_rank", settings.get("lora_r", 8)),
+        targets=settings.get("target_modules", "all-linear"),
+        dropout=settings.get("lora_dropout", 0.05),
+        bits=_bits(settings),
     )
-    return tuning_fields(found.get(key, "lora"), key, adapters)
+    return tuning_fields(settings.get(key, "lora"), key, adapters)
 
 
-def _swift_batches(found: Mapping[str, Any]) -> Fields:
+def _swift_batches(settings: Mapping[str, Any]) -> Fields:
     """Swift accumulates to 16 sequences a step where nothing says how often (`swift/llm/argument/train_args.py`)."""
-    micro = WHOLE.read(found.get(MICRO, 1))
-    if ACCUMULATION in found:
-        return {"micro_batch": micro, "grad_accum": WHOLE.read(found[ACCUMULATION])}
-    devices = world_fields({name: found[name] for name in WORLD if name in found}).get("devices")
+    micro = WHOLE.read(settings.get(MICRO, 1))
+    if ACCUMULATION in settings:
+        return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}
+    devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get("devices")
     if devices is None:
         note = f"{ACCUMULATION}=1, though Swift accumulates to 16 sequences where nothing else is said"
         return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
-    ranks = devices // WHOLE.read(found.get("sequence_parallel_size", 1))
+    ranks = devices // WHOLE.read(settings.get("sequence_parallel_size", 1))
     return {"micro_batch": micro, "grad_accum": max(1, -(-16 // max(1, micro * ranks)))}
 
 
-def _rlhf(found: Mapping[str, Any]) -> Fields:
-    kind = found["rlhf_type"]
+def _rlhf(settings: Mapping[str, Any]) -> Fields:
+    kind = settings["rlhf_type"]
     return {"doubt.stage": f"what is trained may be wrong: {kind} runs further models or passes; counted as sft"}
 
 
@@ -372,7 +372,7 @@ SWIFT: Final = LaunchFormat(
         Rule(
             keys=("sequence_parallel_size",),
             fields=("cp",),
-            read=lambda found: sharded_sequences(found["sequence_parallel_size"], "ulysses"),
+            read=lambda settings: sharded_sequences(settings["sequence_parallel_size"], "ulysses"),
         ),
         Rule(keys=("rlhf_type",), read=_rlhf),
     ),

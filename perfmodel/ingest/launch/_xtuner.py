@@ -34,7 +34,7 @@ _LARGEST: Final = 1e15
 """Numbers above this are of no training run, and products of them take memory."""
 
 
-def read_python(text: str, where: str) -> Source:
+def read_python(text: str, place: str) -> Source:
     """Entries of a Python file that only assigns: nested dictionaries have keys with dots.
 
     Raises:
@@ -43,9 +43,9 @@ def read_python(text: str, where: str) -> Source:
     try:
         module = ast.parse(text)
     except SyntaxError as error:
-        raise broken(where, error.lineno or 0, f"not valid Python: {error.msg}; mend this line") from None
+        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; mend this line") from None
     except (RecursionError, ValueError, MemoryError):
-        raise broken(where, 0, "not valid Python, or nested too deeply; this is no launch file") from None
+        raise broken(place, 0, "not valid Python, or nested too deeply; this is no launch file") from None
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     notes: list[str] = []
@@ -58,12 +58,12 @@ def read_python(text: str, where: str) -> Source:
         try:
             values[target] = _value(value, values)
         except RecursionError:
-            raise broken(where, statement.lineno, "nested too deeply; this is no launch file") from None
+            raise broken(place, statement.lineno, "nested too deeply; this is no launch file") from None
         lines[target] = statement.lineno
     entries: dict[str, Entry] = {}
     for name, value in values.items():
         _add(entries, name, value, lines[name])
-    return Source(where=where, entries=entries, notes=tuple(notes))
+    return Source(place=place, entries=entries, notes=tuple(notes))
 
 
 def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
@@ -158,26 +158,26 @@ _TORCH_TYPES: Final = words(
 )
 
 
-def _first_of(found: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((found[name] for name in names if name in found), None)
+def _first_of(settings: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((settings[name] for name in names if name in settings), None)
 
 
-def _batches(found: Mapping[str, Any]) -> Fields:
-    stated = {"micro": _first_of(found, _BATCHES[:2]), "passes": _first_of(found, _BATCHES[2:])}
+def _batches(settings: Mapping[str, Any]) -> Fields:
+    stated = {"micro": _first_of(settings, _BATCHES[:2]), "passes": _first_of(settings, _BATCHES[2:])}
     stated = {name: value for name, value in stated.items() if value is not None}
     return accumulation_fields(stated, "micro", "passes", 1)
 
 
-def _adapters(found: Mapping[str, Any]) -> Fields:
+def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA, if the model has a configuration of it; frozen weights may lie in few bits."""
-    if not any(name in found for name in _LORA_KEYS):
+    if not any(name in settings for name in _LORA_KEYS):
         return {}
-    bits = 8 if is_on(found.get(_QUANTIZED[1])) else 0
+    bits = 8 if is_on(settings.get(_QUANTIZED[1])) else 0
     return Adapters(
-        rank=found.get("model.lora.r", 8),
-        targets=found.get("model.lora.target_modules", "all-linear"),
-        dropout=found.get("model.lora.lora_dropout", 0),
-        bits=4 if is_on(found.get(_QUANTIZED[0])) else bits,
+        rank=settings.get("model.lora.r", 8),
+        targets=settings.get("model.lora.target_modules", "all-linear"),
+        dropout=settings.get("model.lora.lora_dropout", 0),
+        bits=4 if is_on(settings.get(_QUANTIZED[0])) else bits,
     ).fields
 
 
@@ -189,31 +189,31 @@ XTUNER: Final = LaunchFormat(
     marks=("model.llm.*",),
     table=(
         WORLD_RULE,
-        Rule(keys=_NAMES, read=lambda found: {"model": TEXT.read(_first_of(found, _NAMES))}, fields=("model",)),
+        Rule(keys=_NAMES, read=lambda settings: {"model": TEXT.read(_first_of(settings, _NAMES))}, fields=("model",)),
         Rule(keys=_BATCHES, read=_batches, fields=("micro_batch",)),
         read_only("max_length", "seq_len"),
         Rule(
             keys=("pack_to_max_length", "max_length"),
-            read=lambda found: padding_note("max_length", is_on(found.get("pack_to_max_length"))),
+            read=lambda settings: padding_note("max_length", is_on(settings.get("pack_to_max_length"))),
         ),
         Rule(
             keys=_TYPES,
-            read=lambda found: {"dtype": _TORCH_TYPES.read(_first_of(found, _TYPES))},
+            read=lambda settings: {"dtype": _TORCH_TYPES.read(_first_of(settings, _TYPES))},
             fields=("dtype",),
             defaults={"dtype": "fp16"},
         ),
-        Rule(keys=_OPTIMIZERS, read=lambda found: optimizer_fields(_first_of(found, _OPTIMIZERS))),
+        Rule(keys=_OPTIMIZERS, read=lambda settings: optimizer_fields(_first_of(settings, _OPTIMIZERS))),
         Rule(keys=(*_LORA_KEYS, *_QUANTIZED), read=_adapters, fields=("adapter_rank",)),
         Rule(
             keys=("model.use_activation_checkpointing",),
             fields=("recompute",),
             defaults={"recompute": "full"},
-            read=lambda found: {"recompute": "full" if is_on(next(iter(found.values()))) else "none"},
+            read=lambda settings: {"recompute": "full" if is_on(next(iter(settings.values()))) else "none"},
         ),
         Rule(
             keys=("sequence_parallel_size",),
             fields=("cp",),
-            read=lambda found: sharded_sequences(found["sequence_parallel_size"], "ulysses"),
+            read=lambda settings: sharded_sequences(settings["sequence_parallel_size"], "ulysses"),
         ),
     ),
     harmless=patterns(

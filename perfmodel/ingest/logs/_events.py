@@ -152,6 +152,6 @@ def _largest(lines: Sequence[str], patterns: Sequence[tuple[re.Pattern[str], flo
     for line in lines:
         for pattern, unit in patterns:
             for value in pattern.findall(line):
-                found = float(value) * unit
-                largest = found if largest is None else max(largest, found)
+                size_bytes = float(value) * unit
+                largest = size_bytes if largest is None else max(largest, size_bytes)
     return largest

@@ -115,12 +115,17 @@ def _bar_step(match: re.Match[str]) -> LoggedStep:
 
 def _trainer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
     """States of the training's own bar: those of evaluations count to another total."""
-    found = [(at, match) for at, line in enumerate(lines) if (match := _HF_BAR.search(line))]
-    totals = Counter(match["total"] for _, match in found)
-    training = totals.most_common(1)[0][0] if totals else ""
-    for at, match in found:
-        if match["total"] == training:
-            yield at, _bar_step(match)
+    bars: list[tuple[int, re.Match[str]]] = []
+    for line_number, line in enumerate(lines):
+        bar = _HF_BAR.search(line)
+        if bar:
+            bars.append((line_number, bar))
+    # Training has more steps than an evaluation has batches: its total is the one that is shown most often.
+    totals = Counter(bar["total"] for _, bar in bars)
+    training_total = totals.most_common(1)[0][0] if totals else ""
+    for line_number, bar in bars:
+        if bar["total"] == training_total:
+            yield line_number, _bar_step(bar)
 
 
 _COMPOSER_HEAD: Final = re.compile(r"\[batch=([\d,]+)/[\d,]+\]:?")

@@ -25,41 +25,46 @@ def read_log(path: Path | str) -> TrainingLog:
     return parse_log(read_bytes(path).decode(errors="replace"), str(path))
 
 
-def parse_log(text: str, where: str = "log") -> TrainingLog:
+def parse_log(text: str, place: str = "log") -> TrainingLog:
     """Read the text of a log, see `read_log`.
 
     Args:
         text: of the log.
-        where: what errors call it.
+        place: what errors call it.
     """
     lines = plain_lines(text)
     for form in FORMATS:
-        found = dict(form.read(lines)) if any(form.marks.search(line) for line in lines) else {}
-        if not found:
+        if not any(form.marks.search(line) for line in lines):
             continue
-        kept = _each_once(found)
+        reported = dict(form.read(lines))
+        if not reported:
+            continue
+        steps = _each_once(reported)
         allocated_bytes, reserved_bytes = peak_bytes(lines)
         return TrainingLog(
-            path=where,
+            path=place,
             format=form.name,
-            steps=tuple(form.retime(kept).values()),
-            events=events_of(lines, kept),
-            settings=settings_of(lines, found),
+            steps=tuple(form.retime(steps).values()),
+            events=events_of(lines, steps),
+            settings=settings_of(lines, reported),
             timers=timers_of(lines),
             allocated_bytes=allocated_bytes,
             reserved_bytes=reserved_bytes,
         )
     raise TableError(
-        f"{where}: no line about a training step; give what the job printed, by one of {', '.join(LOG_FORMATS)}"
+        f"{place}: no line about a training step; give what the job printed, by one of {', '.join(LOG_FORMATS)}"
     )
 
 
-def _each_once(found: dict[int, LoggedStep]) -> dict[int, LoggedStep]:
-    """Lines about steps, of which several ranks may write the same, and a progress bar several about one step."""
-    kept: dict[int, LoggedStep] = {}
-    last: int | None = None
-    for at, step in found.items():
-        if step.step == last:
-            continue
-        kept[at], last = step, step.step
-    return kept
+def _each_once(reported: dict[int, LoggedStep]) -> dict[int, LoggedStep]:
+    """Lines about steps, by number of the line, without those that repeat the step before them.
+
+    Several ranks may write the same line, and a progress bar writes several about one step.
+    """
+    distinct: dict[int, LoggedStep] = {}
+    last_step: int | None = None
+    for line_number, step in reported.items():
+        if step.step != last_step:
+            distinct[line_number] = step
+            last_step = step.step
+    return distinct

@@ -52,10 +52,18 @@ def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
         return []
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        values, own = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
-        code = code * len(values) + own
+        sortable = column.astype(str) if column.dtype == object else column
+        values, value_index = np.unique(sortable, return_inverse=True)
+        # A mixed-radix number is sorted as the combinations are: the first column counts most.
+        code = code * len(values) + value_index
     inverse = np.unique(code, return_inverse=True)[1]
-    parts = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
-    at_first = [[column[part[0]] for column in columns] for part in parts]
-    keys = [tuple(value.item() if isinstance(value, np.generic) else value for value in each) for each in at_first]
-    return list(zip(keys, parts, strict=True))
+    rows_by_group = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
+    groups = []
+    for rows in rows_by_group:
+        key = tuple(_python_value(column[rows[0]]) for column in columns)
+        groups.append((key, rows))
+    return groups
+
+
+def _python_value(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

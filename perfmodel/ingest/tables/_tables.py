@@ -47,14 +47,13 @@ def _shapes() -> dict[str, Column]:
         for name, column in family.columns.items():
             families.setdefault(column.column or name, []).append(family.name)
             stated[column.column or name] = column
-    return {
-        name: Column(
-            text=column.from_text is not None, low=column.low, kind="compute",
-            meaning=f"shape of op_family {', '.join(families[name])}"
-            + ("" if column.default is None else f"; {column.default:g} if empty"),
-        )
-        for name, column in stated.items()
-    }  # fmt: skip
+    columns = {}
+    for name, column in stated.items():
+        meaning = f"shape of op_family {', '.join(families[name])}"
+        if column.default is not None:
+            meaning += f"; {column.default:g} if empty"
+        columns[name] = Column(text=column.from_text is not None, low=column.low, kind="compute", meaning=meaning)
+    return columns
 
 
 COLUMNS: Final[dict[str, Column]] = {
@@ -81,7 +80,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "num_nodes": _least(1, "", "nodes that they are on", "collective"),
     "ranks_per_node": _least(0, "", "ranks within a node", "collective"),
     "bytes": _least(0, "bytes", "size of the buffer", "collective"),
-}  # fmt: skip
+}
 """Every column with a meaning; others are carried along untouched."""
 
 REQUIRED: Final[dict[TableKind, tuple[str, ...]]] = {
@@ -96,6 +95,24 @@ _UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_u
 
 NEEDED_OF_RUNS: Final = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 """Columns without which a table is none of runs."""
+
+
+def _job_file_columns() -> dict[str, tuple[str, str]]:
+    """Columns of the tables of a job file, by the prefix of their names."""
+    examples = {
+        "layout": "layout.offload",
+        "job": "job.optimizer",
+        "network": "network.latency_us",
+        "framework": "framework.execution",
+        "model": "model.gated_ffn",
+    }
+    columns = {}
+    for table, example in examples.items():
+        meaning = f"any key of [{table}] of a job file, such as {example}; wins over words"
+        columns[f"{table}.*"] = ("as in a job file", meaning)
+    return columns
+
+
 RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "case_id": ("text", "name of the run"),
     "source": ("text", "who published it; runs of one source are judged together"),
@@ -131,9 +148,12 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "dtype": ("text", "element type; bf16 if empty"),
     "dtype_recipe": ("text", "how scales of 8- and 4-bit products are found"),
     "flash_attention": ("0 or 1", "fused attention"),
-    **{name: ("number", f"degree as in a layout: {what}") for name, what in {
-        "tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert", "etp": "tensor, in experts",
-    }.items()},
+    "tp": ("number", "degree as in a layout: tensor"),
+    "pp": ("number", "degree as in a layout: pipeline"),
+    "dp": ("number", "degree as in a layout: data"),
+    "cp": ("number", "degree as in a layout: context"),
+    "ep": ("number", "degree as in a layout: expert"),
+    "etp": ("number", "degree as in a layout: tensor, in experts"),
     "vpp": ("number", "model chunks per pipeline rank"),
     "schedule": ("text", "pipeline schedule"),
     "zero_stage": ("0 to 3", "ZeRO stage"),
@@ -147,9 +167,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "submitter": ("text", "who ran it, if a source has runs of several; runs of one are judged together"),
     "year": ("number", "when it ran; that of the framework if empty"),
     "recipe_release": ("text", "release of the framework's recipe that ran, such as v25.04; default if it has none"),
-    **{f"{table}.*": ("as in a job file", f"any key of [{table}] of a job file, such as {example}; wins over words")
-       for table, example in (("layout", "layout.offload"), ("job", "job.optimizer"), ("network", "network.latency_us"),
-                              ("framework", "framework.execution"), ("model", "model.gated_ffn"))},
+    **_job_file_columns(),
     "layout": ("text", "in one column, as predict takes it (fit --runs)"),
     "name": ("text", "of the run, where layout is one column"),
     "measured_iter_time_s": ("s", "time of a step"),
@@ -159,7 +177,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "measured_peak_memory_gb": ("GB", "peak memory of a device"),
     "memory_unit": ("text", "GiB where the column before holds these"),
     "memory_kind": ("text", "what counts that memory: allocated, reserved or the driver's"),
-}  # fmt: skip
+}
 """What a table of runs may hold: unit or kind of values, and meaning."""
 
 
@@ -246,10 +264,11 @@ def read_csv(path: Path, **options: Any) -> pd.DataFrame:
         ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: not a table, or damaged compressed data.
     """
     if files.is_compressed(path):
-        # pandas would expand the file to whatever size it has
+        # Pandas would expand the file to whatever size it has.
         return pd.read_csv(io.BytesIO(files.read_data(path)), low_memory=False, **options)
-    if path.stat().st_size > (limit := files.data_limit_bytes()):
-        raise files.too_large(limit)
+    limit_bytes = files.data_limit_bytes()
+    if path.stat().st_size > limit_bytes:
+        raise files.too_large(limit_bytes)
     if path.suffix == ".csv":
         _require_whole_rows(path)
     return pd.read_csv(path, compression=None, low_memory=False, **options)
@@ -291,13 +310,13 @@ def _require_whole_rows(path: Path) -> None:
 
 
 def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
-    for found, meant in _UNITLESS.items():
-        if meant == name and found in table:
-            return f"{path}: column {found!r} has no unit; rename it to {meant!r} (values in microseconds)"
+    for unitless, meant in _UNITLESS.items():
+        if meant == name and unitless in table:
+            return f"{path}: column {unitless!r} has no unit; rename it to {meant!r} (values in microseconds)"
     if name == "time_us":
-        other = [c for c in table.columns if str(c).startswith("time_")]
-        if other:
-            return f"{path}: found {other[0]!r} but times are read from 'time_us'; convert to microseconds"
+        times = [c for c in table.columns if str(c).startswith("time_")]
+        if times:
+            return f"{path}: found {times[0]!r} but times are read from 'time_us'; convert to microseconds"
     return f"{path}: column {name!r} is missing; found {', '.join(map(str, table.columns))}"
 
 
