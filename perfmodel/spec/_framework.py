@@ -114,6 +114,8 @@ class Framework(Stated):
     cp_kind: ContextParallel = "ring"
     cp_balanced: bool = True
     """All as in `Layout`."""
+    pairs_passes: bool = False
+    """A switch runs the exchanges of experts beside the pass of another micro-batch (`Layout.ep_overlap`)."""
     expert_dispatcher: Dispatcher = "alltoall"
     all_reduce_gradients: bool = False
     whole_gradients_in_pipelines: bool = False
@@ -317,6 +319,12 @@ class Framework(Stated):
         """Whether gradients can be reduced and weights gathered beside kernels under a stage of ZeRO and a degree of
         tensor parallelism."""
         return (self.zero_overlaps or zero == 0) and (self.tp_overlaps or tp == 1)
+
+    @property
+    def cuts_collectives(self) -> bool:
+        """Whether tensor-parallel collectives can run in parts beside products (`Layout.tp_overlap`), by default or by
+        a switch."""
+        return self.tp_overlap or self.tp_overlap_copies
 
     def usable_bytes(self, memory_bytes: float) -> float:
         """What a layout may take of a device's memory."""

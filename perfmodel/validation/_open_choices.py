@@ -395,13 +395,13 @@ class DataParallelOverlap(OpenChoice):
 
 
 class TensorParallelOverlap(OpenChoice):
-    """Whether tensor-parallel collectives run beside products, where the framework does that by default."""
+    """Whether tensor-parallel collectives run beside products, where the framework can: by default or by a switch."""
 
     name = "tp_overlap"
     takes_memory = False
 
     def matters(self, case: Case) -> bool:
-        return case.layout.tp > 1 and (case.framework.tp_overlap or self.stated(case))
+        return case.layout.tp > 1 and (case.framework.cuts_collectives or self.stated(case))
 
     def stated(self, case: Case) -> bool:
         return "tp_overlap" in case.stated
@@ -411,6 +411,33 @@ class TensorParallelOverlap(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         return [Variant(value=_on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
+
+
+class ExpertOverlap(OpenChoice):
+    """Whether exchanges between experts run beside the pass of another micro-batch, where the framework can."""
+
+    name = "ep_overlap"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.ep > 1 and (self._can_run(case) or self.stated(case))
+
+    def _can_run(self, case: Case) -> bool:
+        """Megatron-Core pairs the passes of two micro-batches, in pipelines those of two model chunks, and does not
+        repeat whole layers meanwhile (megatron/training/arguments.py, overlap_moe_expert_parallel_comm)."""
+        layout = case.layout
+        pairs = layout.pp == 1 or layout.vpp > 1
+        repeats_layers = layout.recompute == "full" or bool(layout.recompute_full_layers)
+        return case.framework.pairs_passes and pairs and not repeats_layers and case.job.mode == "train"
+
+    def stated(self, case: Case) -> bool:
+        return "ep_overlap" in case.stated
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.layout.ep_overlap)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=_on_or_off(choice), layout={"ep_overlap": choice}) for choice in (True, False)]
 
 
 class CudaGraphs(OpenChoice):
@@ -501,6 +528,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     ExpertDispatcher(),
     DataParallelOverlap(),
     TensorParallelOverlap(),
+    ExpertOverlap(),
     Network(),
 )
 """In the order in which they are drawn: those that take memory first."""

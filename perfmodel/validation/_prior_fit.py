@@ -199,6 +199,8 @@ def _default(choice: str, case: Case) -> str | None:
     if field is None:
         if choice == "flash_attention":
             return "on" if case.framework.job_defaults(case.job.dtype)["flash_attention"] else "off"
+        if choice == "ep_overlap":
+            return "on" if case.framework.ep_overlap else "off"
         return {"dp_overlap": "on", "cuda_graphs": "none", "etp": "tp"}.get(choice)
     degrees = {"tp": case.layout.tp, "pp": case.layout.pp, "dp": case.layout.dp}
     value = case.framework.layout_defaults(degrees)[field]

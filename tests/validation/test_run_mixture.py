@@ -53,6 +53,26 @@ def test_an_emptied_cell_is_integrated_over_and_named(cell, choice):
     assert width > 0.9 * np.log(whole.step_time_hi_s / whole.step_time_lo_s)
 
 
+def open_choices_of(**cells) -> set[str]:
+    return {text.split(" (")[0] for text in predict_run(ROW | cells).assumed}
+
+
+def test_a_switch_that_a_run_does_not_state_is_open_where_its_framework_has_it():
+    silent = "overlap_grad_reduce=1; overlap_param_gather=1; layer_cuda_graph=0"
+    assert "tp_overlap" not in open_choices_of()
+    assert "tp_overlap" in open_choices_of(launch_and_overlap=silent)
+    assert "tp_overlap" not in open_choices_of(launch_and_overlap=silent, framework="torchtitan@2025")
+
+
+def test_a_run_of_experts_may_hide_their_exchanges_behind_another_micro_batch():
+    experts = {"model": "qwen3-30b-a3b", "tp": 1, "pp": 2, "dp": 8, "ep": 8, "seq_len": 4096, "etp": 1}
+    assert "ep_overlap" in open_choices_of(**experts, vpp=3)
+    # It takes two model chunks in a pipeline, and layers that are not repeated as a whole.
+    assert "ep_overlap" not in open_choices_of(**experts)
+    assert "ep_overlap" not in open_choices_of(**experts, vpp=3, recompute="full")
+    assert "ep_overlap" not in open_choices_of(**experts, vpp=3, framework="megatron-core@2024")
+
+
 def test_a_node_may_have_one_adapter_of_the_rate_that_is_told_or_several():
     run = predict_run(ROW | {"inter_link": "100 Gb/s RoCE"})
     rates = {case.cluster.levels[-1].bandwidth_bytes_per_s for case in run.completions}
