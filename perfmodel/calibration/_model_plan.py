@@ -96,6 +96,7 @@ class ModelPlan:
             "unmeasured": len(self.unmeasured),
             "unmeasured_share": self.unmeasured_share,
             "unmeasured_reasons": sorted(set(self.unmeasured.values())),
+            "unmeasured_by_reason": dict(Counter(self.unmeasured.values()).most_common()),
             "run_device_s": self.run_device_s,
             "measure_device_s": least,
             "measure_device_most_s": most,
@@ -289,32 +290,37 @@ def _kind(op: Op) -> tuple[str, ...]:
 
 def plan_report(plan: ModelPlan) -> str:
     """The saving per layout and in all, what is extrapolated and what no collector measures."""
-    d = plan.to_dict()
-    least, most = plan.measure_device_s
+    return saving_text(plan.to_dict())
+
+
+def saving_text(saving: dict[str, Any]) -> str:
+    """The saving report (`ModelPlan.to_dict`) for people."""
     lines = [
-        f"{d['model']} on {d['cluster']}: one step of each of {d['layouts']} layouts runs "
-        f"{d['executions']:,.0f} events in all; measuring {d['kernels']} kernels "
-        f"and {d['collectives']} collectives tells them.",
+        f"{saving['model']} on {saving['cluster']}: one step of each of {saving['layouts']} layouts runs "
+        f"{saving['executions']:,.0f} events in all; measuring {saving['kernels']} kernels "
+        f"and {saving['collectives']} collectives tells them.",
         "",
         f"{'layout':40} {'devices':>7} {'step s':>9} {'events run':>12} {'distinct':>8} {'new':>4} {'device-s':>16}",
     ]
-    lines += [
-        f"{cost.layout!s:40} {cost.layout.devices:7} {cost.step_time_s:9.4f} {cost.executions:12,.0f} "
-        f"{cost.distinct:8} {cost.new:4} {cost.measure_device_s[0]:7.1f} to {cost.measure_device_s[1]:5.0f}"
-        for cost in plan.layouts
-    ]
+    for cost in saving["per_layout"]:
+        device_s = f"{cost['measure_device_s']:7.1f} to {cost['measure_device_most_s']:5.0f}"
+        lines.append(
+            f"{cost['layout']:40} {cost['devices']:7} {cost['step_time_s']:9.4f} {cost['executions']:12,.0f} "
+            f"{cost['distinct']:8} {cost['new']:4} {device_s:>16}"
+        )
     lines += [
         "",
-        f"measuring takes {least:,.0f} to {most:,.0f} device-seconds; running {plan.iterations} steps of every layout "
-        f"{plan.run_device_s:,.0f}",
-        f"every event and every step once: {plan.relative_scale:.2%} of the device-seconds (DistSim, table 3: 12.96%)",
+        f"measuring takes {saving['measure_device_s']:,.0f} to {saving['measure_device_most_s']:,.0f} device-seconds; "
+        f"running {saving['iterations']} steps of every layout {saving['run_device_s']:,.0f}",
+        f"every event and every step once: {saving['relative_scale']:.2%} of the device-seconds "
+        "(DistSim, table 3: 12.96%)",
     ]
-    if plan.extrapolated:
+    if saving["extrapolated"]:
         lines.append(
-            f"{len(plan.extrapolated)} collectives are out of reach of two nodes (or all-reduces of more than 8 ranks) "
+            f"{saving['extrapolated']} collectives are out of reach of two nodes (or all-reduces of more than 8 ranks) "
             "and extrapolated by the collective model"
         )
-    if plan.unmeasured:
-        lines.append(f"{len(plan.unmeasured)} events ({plan.unmeasured_share:.1%} of the steps) stay predicted:")
-        lines += [f"  {count} x {reason}" for reason, count in Counter(plan.unmeasured.values()).most_common()]
+    if saving["unmeasured"]:
+        lines.append(f"{saving['unmeasured']} events ({saving['unmeasured_share']:.1%} of the steps) stay predicted:")
+        lines += [f"  {count} x {reason}" for reason, count in saving["unmeasured_by_reason"].items()]
     return "\n".join(lines)

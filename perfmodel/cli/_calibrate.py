@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         with terminable():
             measure.serve_agent(launch, arguments.out, arguments.launch_timeout)
         return {"process": launch.index}
-    if arguments.backend != "jax" or arguments.dry_run:
+    if arguments.backend != "jax":
         # JAX only guesses times then: a GPU's memory belongs to what is measured
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
@@ -112,14 +112,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     plan, saving = _plan(arguments)
     if arguments.out is None and not arguments.dry_run:
         raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
-    if not (plan.kernel_points or plan.collectives):
-        raise PerfModelError("calibrate: the plan asks for nothing; give it [[kernels]] or [[collectives]]")
+    # What a launcher will start is checked as if it had been: a dry run goes without it.
+    to_be_started = arguments.dry_run and _spans_nodes(plan)
+    measure.check_plan(plan, arguments.backend, started=to_be_started or launch is not None)
     report: dict[str, Any] = {"device": plan.device, "backend": arguments.backend}
     if saving is not None:
         report["saving"] = saving
     if arguments.dry_run:
+        refused = _refused_here(arguments, plan)
         left, rows = _left(arguments, plan)
-        return report | measure.summary(left) | {"rows_kept": rows - len(left)}
+        return report | measure.summary(left) | {"rows_kept": rows - len(left), "refused_here": refused}
     return report | {"tables": _measure(arguments, plan, launch)}
 
 
@@ -167,6 +169,31 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
         device=arguments.device or problem.cluster.device.name, framework=problem.framework,
     )  # fmt: skip
     return made.plan, made.to_dict()
+
+
+def _refused_here(arguments: argparse.Namespace, plan: "Plan") -> str | None:
+    """Why this machine cannot measure the plan, which another machine may; `None` where it can.
+
+    Raises:
+        PerfModelError: if the folder holds rows of another device or other software.
+    """
+    from perfmodel import measure
+
+    if arguments.backend != "nccl-tests" and _spans_nodes(plan):
+        most = max(op.num_nodes for op in plan.collectives)
+        return f"it has collectives over {most} nodes; start it on these by a launcher, with --launched"
+    try:
+        measure.check_machine(plan, arguments.backend)
+    except PerfModelError as error:
+        return str(error)
+    if arguments.out is not None:
+        measure.check_folder(plan, arguments.out, arguments.backend)
+    return None
+
+
+def _spans_nodes(plan: "Plan") -> bool:
+    """Whether collectives pass between nodes that this machine does not emulate."""
+    return plan.emulated_network is None and any(op.num_nodes > 1 for op in plan.collectives)
 
 
 def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]":
@@ -272,8 +299,10 @@ def show(report: dict[str, Any]) -> None:
     if "cards" in report:
         _show_diff(report)
         return
-    for name, value in report.get("saving", {}).items():
-        print(f"{name.replace('_', ' ')}: {value}")
+    if "saving" in report:
+        from perfmodel.calibration import saving_text
+
+        print(saving_text(report["saving"]), end="\n\n")
     if "tables" in report:
         for card in report["tables"]:
             print(f"{card['path']}: {card['rows']} rows, {card['suspect_rows']} of them disturbed")
@@ -283,6 +312,8 @@ def show(report: dict[str, Any]) -> None:
     for name, family in report["families"].items():
         print(f"  {name:15}{family['rows']:6} rows{family['device_minutes']:9.1f} device-minutes")
     print(f"about {report['device_minutes']:.1f} device-minutes, {report['minutes']:.1f} minutes in all")
+    if report["refused_here"]:
+        print(f"this machine cannot measure it: {report['refused_here']}")
 
 
 def _show_diff(report: dict[str, Any]) -> None:

@@ -17,6 +17,6 @@ from perfmodel.measure._plan import Plan, plan_text, read_plan, write_plan
 from perfmodel.measure._programs import MEASURED_FAMILIES, check_kernel
 from perfmodel.measure._rank import Place, RankSession, free_port
 from perfmodel.measure._rows import NOT_IDENTITY, Point, point_key, present
-from perfmodel.measure._run import run_plan
+from perfmodel.measure._run import check_folder, check_machine, check_plan, run_plan
 
 shorten_reprs(__name__)

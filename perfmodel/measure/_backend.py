@@ -152,6 +152,19 @@ class Transport:
 
         return torch_module().cuda.get_device_name(0)
 
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raise `CalibrationError` unless this machine has a device for each rank."""
+        if self.name != "nccl":
+            return
+        from perfmodel.ops import torch_module
+
+        devices = torch_module().cuda.device_count()
+        if num_ranks > devices:
+            raise CalibrationError(
+                f"NCCL takes one GPU per rank: {num_ranks} ranks, this machine has {devices}; "
+                "take fewer in the plan, or start processes on several nodes (--launched)"
+            )
+
     def meter(self) -> Meter:
         """Others disturb gloo's threads, not NCCL's kernels."""
         return NoMeter() if self.name == "nccl" else machine_meter()

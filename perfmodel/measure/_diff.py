@@ -1,6 +1,6 @@
 """Two calibrations held against each other, row by row."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -118,13 +118,22 @@ def _card_differences(first: list[Card], second: list[Card]) -> dict[str, list[A
     return differences
 
 
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Values inside nested tables, each with its dotted path."""
+    if not isinstance(value, dict):
+        yield path, " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{path}.{name}", inner)
+
+
 def _flat(cards: list[Card]) -> dict[str, Any]:
     values: dict[str, list[Any]] = {}
     for card in cards:
         for name in CARD_FIELDS:
             value = asdict(card)[name]
-            for inner, inner_value in value.items() if isinstance(value, dict) else [("", value)]:
-                values.setdefault(f"{name}.{inner}".rstrip("."), []).append(inner_value)
+            for path, leaf in _leaves(name, value):
+                values.setdefault(path, []).append(leaf)
     flat = {}
     for name, of_cards in values.items():
         distinct = list(dict.fromkeys(map(str, of_cards)))

@@ -49,8 +49,8 @@ class RankGroup:
         hosts: Sequence[Host] = (),
         agents: Sequence[Agent] = (),
     ) -> None:
-        if num_ranks < 2 or (num_ranks > MAX_RANKS and not agents):
-            raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
+        if num_ranks < 2 or not agents:
+            check_group(num_ranks)
         nodes = [agent.hello.node for agent in agents]
         self._num_nodes = max(1, len(hosts), len(set(nodes)))
         if num_ranks % self._num_nodes:
@@ -203,6 +203,12 @@ class RankGroup:
         for member in self._members:
             member.end(grace_s)
         self._members = []
+
+
+def check_group(num_ranks: int) -> None:
+    """Raise `PerfModelError` unless this host can run a group of so many processes."""
+    if not 2 <= num_ranks <= MAX_RANKS:
+        raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
 
 
 def check_collective(op: Collective, hosts: int = 1) -> None:

@@ -12,10 +12,9 @@ from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
 from perfmodel.measure._programs import (
     check_capability,
-    check_kernel,
+    check_jax_kernel,
     cold_sampler,
     host_flush,
-    jax_dtypes,
     jax_program,
     queued_sampler,
 )
@@ -53,7 +52,7 @@ class JaxBackend:
         return {"calls": "each waited for", "threads": 1}
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
-        check_kernel(op, jax_dtypes(op))
+        check_jax_kernel(op)
         check_capability(op, self.capability, self.accelerator)
         if cold and self.accelerator:
             raise PerfModelError(

@@ -12,7 +12,7 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter
-from perfmodel.ops import FAMILIES, JAX_DTYPES, KernelOp, Program, Tensors
+from perfmodel.ops import FAMILIES, JAX_DTYPES, Gemm, KernelOp, Program, Tensors
 
 MEASURED_FAMILIES: Final[dict[str, type[KernelOp]]] = {
     name: family.op for name, family in FAMILIES.items() if family.measurement is not None
@@ -29,6 +29,22 @@ def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> N
     if op.pass_ not in measurement.passes:
         raise UnknownNameError(f"pass of {op.op}", op.pass_, measurement.passes)
     measurement.check(op)
+
+
+FP8_MULTIPLE: Final = 16
+"""k and n of an fp8 product, as cuBLASLt wants them."""
+
+
+def check_jax_kernel(op: KernelOp) -> None:
+    """Raise `PerfModelError` unless JAX can time the op on some device."""
+    check_kernel(op, jax_dtypes(op))
+
+
+def check_torch_kernel(op: KernelOp) -> None:
+    """Raise `PerfModelError` unless torch can time the op on some device."""
+    check_kernel(op, torch_dtypes(op))
+    if isinstance(op, Gemm) and op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
+        raise PerfModelError(f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}")
 
 
 def check_capability(op: KernelOp, capability: tuple[int, int], accelerator: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.errors import CalibrationError
+from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure._agents import Agent, members
 from perfmodel.measure._backend import (
@@ -24,12 +24,13 @@ from perfmodel.measure._backend import (
 )
 from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, software, write_card
 from perfmodel.measure._estimate import finished_rows
-from perfmodel.measure._group import RankGroup, check_collective
+from perfmodel.measure._group import RankGroup, check_collective, check_group
 from perfmodel.measure._harness import StoppingRule
-from perfmodel.measure._hosts import EmulatedHosts, Host
+from perfmodel.measure._hosts import EmulatedHosts, Host, unavailable
 from perfmodel.measure._meter import wait_until_quiet
-from perfmodel.measure._nccl_tests import check_nccl_tests, nccl_tests_rows
+from perfmodel.measure._nccl_tests import NcclTests, check_nccl_tests, nccl_tests_rows
 from perfmodel.measure._plan import Plan
+from perfmodel.measure._programs import check_jax_kernel, check_torch_kernel
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
 
@@ -90,26 +91,100 @@ def run_plan(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    check_plan(plan, backend, started=bool(agents))
+    check_machine(plan, backend, agents)
     with locked(folder):
         _tidy(plan, folder)
         table_runs = tables(plan, folder, backend, progress, agents)
         return [_run_table(table, only_missing) for table in table_runs]
 
 
-def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> Iterator[TableRun]:
-    """The tables of a plan, all of it checked before the first one; each is to be run before the next is asked for."""
+def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
+    """Refuse a plan that the backend cannot measure on any machine.
+
+    Args:
+        started: whether a launcher started processes, one per rank, which may be on several nodes.
+
+    Raises:
+        PerfModelError: for an op, element type or placement that the backend does not measure.
+    """
+    if not (plan.kernel_points or plan.collectives):
+        raise PerfModelError("calibrate: the plan asks for nothing; give it [[kernels]] or [[collectives]]")
     if backend == "nccl-tests":
-        yield _by_nccl_tests(plan, folder, progress)
+        _nccl_tests_of(plan)
         return
-    if agents and plan.emulated_network:
+    check_op = check_torch_kernel if backend == "torch" else check_jax_kernel
+    for point in plan.kernel_points:
+        check_op(point.kernel)
+    if started and plan.emulated_network:
         raise CalibrationError("[emulated_network]: a run started on real nodes has its own network; remove it")
     for op in plan.collectives:
-        check_collective(op, op.num_nodes if agents or plan.emulated_network else 1)
-        members(agents, op)
+        check_collective(op, op.num_nodes if started or plan.emulated_network else 1)
+        if not started:
+            check_group(op.num_ranks)
         if op.num_nodes > 1 and plan.interconnect == INTERCONNECT:
             raise CalibrationError(
                 'collectives between nodes: name the network in the plan, as interconnect = "infiniband"'
             )
+
+
+def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> None:
+    """Refuse a plan that this machine, or the processes started for it, cannot measure.
+
+    Raises:
+        PerfModelError: where a package, a device or its units are missing, or the device is another one.
+    """
+    if backend == "nccl-tests":
+        return
+    if plan.kernel_points:
+        with open_backend(backend) as opened:
+            if not plan.any_device:
+                check_device(plan.device, opened.accelerator)
+            for point in plan.kernel_points:
+                opened.check(point.kernel, cold=point.cold)
+    for op in plan.collectives:
+        members(agents, op)
+    if plan.collectives:
+        transport = transport_of(backend)
+        if not plan.any_device:
+            check_device(plan.device, transport.accelerator())
+        if not agents:
+            transport.check_ranks(max(op.num_ranks for op in plan.collectives))
+        missing = unavailable() if plan.emulated_network else ""
+        if missing:
+            raise CalibrationError(f"hosts cannot be emulated here: {missing}")
+
+
+def check_folder(plan: Plan, folder: Path, backend: str) -> None:
+    """Refuse a folder whose rows were measured on another device or with other software.
+
+    Raises:
+        CalibrationError: naming the file.
+    """
+    if not folder.is_dir():
+        return
+    for table in tables(plan, folder, backend, lambda point: None, ()):
+        if table.partial.read() is None:
+            finished_rows(table.path, table.device, table.packages)
+
+
+def _nccl_tests_of(plan: Plan) -> NcclTests:
+    tests = plan.nccl_tests
+    if plan.kernel_points or not plan.collectives or tests is None:
+        raise CalibrationError(
+            "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
+        )
+    for op in plan.collectives:
+        check_nccl_tests(op)
+        tests.command(op, 1, 1, 2)  # refuses a launcher that cannot be filled in
+    return tests
+
+
+def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> Iterator[TableRun]:
+    """The tables of a plan that has been checked; each is to be run before the next is asked for."""
+    if backend == "nccl-tests":
+        yield _by_nccl_tests(plan, folder, progress)
+        return
     if plan.kernel_points:
         with open_backend(backend) as opened:
             yield _kernels(plan, folder, opened, progress)
@@ -118,11 +193,6 @@ def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: S
 
 
 def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> TableRun:
-    if not plan.any_device:
-        check_device(plan.device, backend.accelerator)
-    for point in plan.kernel_points:
-        backend.check(point.kernel, cold=point.cold)
-
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         for point in points:
             progress(point)
@@ -146,8 +216,6 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
 
 def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> TableRun:
     transport = transport_of(backend)
-    if not plan.any_device:
-        check_device(plan.device, transport.accelerator())
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
 
@@ -198,14 +266,7 @@ def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
 
 
 def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
-    tests = plan.nccl_tests
-    if plan.kernel_points or not plan.collectives or tests is None:
-        raise CalibrationError(
-            "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
-        )
-    for op in plan.collectives:
-        check_nccl_tests(op)
-        tests.command(op, 1, 1, 2)  # refuses a launcher that cannot be filled in
+    tests = _nccl_tests_of(plan)
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         return nccl_tests_rows(points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device)

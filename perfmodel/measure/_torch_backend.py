@@ -6,26 +6,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from perfmodel.errors import PerfModelError
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
 from perfmodel.measure._programs import (
     FLUSH_FACTOR,
     Calls,
     check_capability,
-    check_kernel,
+    check_torch_kernel,
     cold_sampler,
     host_flush,
     queued_sampler,
-    torch_dtypes,
     torch_program,
 )
 from perfmodel.measure._rows import Row
-from perfmodel.ops import Gemm, KernelOp, Program, torch_module
+from perfmodel.ops import KernelOp, Program, torch_module
 from perfmodel.units import MIB
 
-FP8_MULTIPLE: Final = 16
-"""k and n of an fp8 product, as cuBLASLt wants them."""
 L2_BYTES: Final = 128 * MIB
 """Assumed where torch does not tell; more than any GPU's to date."""
 
@@ -58,10 +54,8 @@ class TorchBackend:
         return {"calls": "each in turn", "threads": 1}
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
-        check_kernel(op, torch_dtypes(op))
+        check_torch_kernel(op)
         check_capability(op, self.capability, self.accelerator)
-        if isinstance(op, Gemm) and op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
-            raise PerfModelError(f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}")
 
     def variant(self, op: KernelOp) -> str:
         return ""

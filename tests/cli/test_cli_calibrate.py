@@ -85,7 +85,7 @@ def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, An
     assert report["backend"] in table["software"]
     assert "device-minutes left" in err
     # nothing is left to do, and diff finds nothing
-    status, text, _ = run(capsys, "--plan", tiny, "--out", out, "--dry-run", "--json")
+    status, text, _ = run(capsys, "--plan", tiny, "--out", out, "--backend", report["backend"], "--dry-run", "--json")
     assert (status, json.loads(text)["rows"], json.loads(text)["rows_kept"]) == (0, 0, 4)
     status, text, _ = run(capsys, "diff", out, out / "kernels.csv", "--json")
     assert status == 0
@@ -104,6 +104,67 @@ def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Pa
     report = json.loads(text)
     assert report["families"]["gemm"]["rows"] == report["rows"] == 4
     assert 0 < report["device_minutes"] < 1
+
+
+def test_what_is_saved_is_printed_as_a_table(capsys):
+    flags = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", 32, "--layouts", "tp=2,dp=4;tp=4,pp=2"]
+    status, text, _ = run(capsys, *flags, "--dry-run")
+    assert status == 0
+    assert "tp=4,pp=2,dp=1" in text
+    assert not set("{}[]") & set(text)
+    assert "this machine cannot measure it: the plan's device is A100-SXM4-80GB, found a CPU" in text
+
+
+WRONG = {
+    "fp8 multiples": (
+        '[[kernels]]\nfamily = "gemm"\ndtype = "fp8"\nm = 16\nn = 24\nk = 16',
+        "torch",
+        "multiples of 16",
+    ),
+    "element type": ('[[kernels]]\nfamily = "gemm"\ndtype = "int4"\nm = 16\nn = 24\nk = 16', "torch", "int4"),
+    "bytes": ('[[collectives]]\ncollective = "all_reduce"\nbytes = 4\nnum_ranks = 2', "jax", "0 bytes does not split"),
+    "ranks": ('[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 65', "jax", "2 to 64 ranks"),
+    "unnamed network": (
+        '[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 4\nranks_per_node = 2',
+        "jax",
+        "name the network in the plan",
+    ),
+    "nothing": ("", "jax", "asks for nothing"),
+    "kernels of nccl-tests": (
+        '[[kernels]]\nfamily = "gemm"\ndtype = "bf16"\nm = 16\nn = 24\nk = 16',
+        "nccl-tests",
+        "collectives only",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_dry_run_refuses_what_the_run_refuses(capsys, tmp_path: Path, name: str):
+    text, backend, message = WRONG[name]
+    if backend == "torch":
+        pytest.importorskip("torch", reason="torch is not installed")
+    (tmp_path / "plan.toml").write_text(f'device = "box"\n{text}\n')
+    argv = ["--plan", tmp_path / "plan.toml", "--out", tmp_path / "o", "--backend", backend]
+    dry = run(capsys, *argv, "--dry-run")
+    assert dry[0] == 2
+    assert message in dry[2]
+    if name != "unnamed network":  # which only processes of a launcher get as far as
+        assert run(capsys, *argv) == dry
+    assert not (tmp_path / "o" / "kernels.csv").exists()
+
+
+def test_a_dry_run_looks_at_the_folder(capsys, tiny: Path):
+    out = tiny.parent / "o"
+    out.mkdir()
+    (out / "kernels.csv").write_text("device,op_family\nbox,gemm\n")
+    status, _, err = run(capsys, "--plan", tiny, "--out", out, "--dry-run")
+    assert (status, "is there without its card" in err) == (2, True)
+
+
+def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
+    status, text, _ = run(capsys, "--plan", ROOT / "calibrate" / "two_nodes_cpu.toml", "--dry-run", "--json")
+    assert status == 0
+    assert "start it on these by a launcher" in json.loads(text)["refused_here"]
 
 
 @pytest.mark.parametrize(
