@@ -14,7 +14,7 @@ from perfmodel.ingest.launch._shell_values import calculate
 
 def certain(script: Script) -> list[list[str]]:
     """Words of the commands `run` that a script runs for sure."""
-    commands = [[word.text for word in command.words] for command in script.commands if command.certain]
+    commands = [[word.text for word in command.argv] for command in script.commands if command.certain]
     return [command for command in commands if "run" in command]
 
 

@@ -270,7 +270,7 @@ def grouped(words: list[str]) -> list[list[str]]:
 def launched_words(text: str, path: Path) -> list[str]:
     """The command that a script runs with most arguments."""
     commands = run_script(text, str(path), {}, variables=slurm_variables(requested(text))).commands
-    texts = [[word.text for word in command.words] for command in commands if command.certain]
+    texts = [[word.text for word in command.argv] for command in commands if command.certain]
     return max(texts, key=len)
 
 

@@ -49,15 +49,15 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
         return {"zero": 0}
-    says = _sharded(by_name, again)
+    fields = _sharded(by_name, again)
     copies = _whole(settings, _COPIES[0])
     if copies > 1:
         # The file's own groups, instead of those of a node.
-        says.pop("shard_ranks", None)
+        fields.pop("shard_ranks", None)
         if _whole(settings, _COPIES[1]) == 1:
             return {"zero": 0}
-        says["replicate"] = copies
-    return says | (fsdp_offload(says["zero"], FLAG.read(on_host or False)) if says["zero"] else {})
+        fields["replicate"] = copies
+    return fields | (fsdp_offload(fields["zero"], FLAG.read(on_host or False)) if fields["zero"] else {})
 
 
 def _sharded(by_name: Any, again: Any) -> Fields:
@@ -80,11 +80,11 @@ def _context(settings: Mapping[str, Any]) -> Fields:
     ranks, by_heads = _whole(settings, _CONTEXT[0]), _whole(settings, _CONTEXT[1])
     if by_heads > 1:
         return {"cp": ranks * by_heads, "cp_kind": "ulysses"}
-    says: Fields = {"cp": ranks}
+    fields: Fields = {"cp": ranks}
     exchanged = settings.get(_CONTEXT[3])
     if ranks > 1 and exchanged is not None:
-        says["cp_kind"] = words({"allgather": "all_gather", "alltoall": "ring"}).read(exchanged)
-    return says
+        fields["cp_kind"] = words({"allgather": "all_gather", "alltoall": "ring"}).read(exchanged)
+    return fields
 
 
 def _no_file(settings: Mapping[str, Any]) -> Fields:

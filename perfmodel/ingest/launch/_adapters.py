@@ -71,9 +71,9 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
             modules.append(plain)  # pyright: ignore[reportArgumentType]
         else:
             unknown.append(str(name))
-    says: Fields = {}
+    fields: Fields = {}
     if modules:
-        says["adapter_modules"] = tuple(dict.fromkeys(modules))
+        fields["adapter_modules"] = tuple(dict.fromkeys(modules))
     if unknown:
-        says["note.adapters"] = f"adapters of {', '.join(unknown)} are left out, which is no product of a layer here"
-    return says
+        fields["note.adapters"] = f"adapters of {', '.join(unknown)} are left out, which is no product of a layer here"
+    return fields

@@ -49,21 +49,25 @@ def read_arguments(
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
     script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
-    programs = [command for command in script.commands if not command.words[0].text.startswith("--")]
+    programs = [command for command in script.commands if not command.argv[0].text.startswith("--")]
     commands = [command for command in programs if command.certain]
     if not any(_known(command, known) for command in commands):
         commands = [command for command in programs if not command.certain]
     if not any(_known(command, known) for command in commands):
         # A list of arguments alone: every line of it looks like a command.
-        lines = [command.words for command in script.commands if command.words[0].text.startswith("--")]
-        commands = [Command(tuple(word for line in lines for word in line))]
+        bare_arguments: list[Word] = []
+        for command in script.commands:
+            if command.argv[0].text.startswith("--"):
+                bare_arguments += command.argv
+        commands = [Command(tuple(bare_arguments))]
     notes = [*script.notes, *(f"{setting} is taken from the environment" for setting in script.from_environment)]
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _others(best, commands, known, switches)
-    entries = command_entries(best.words, known, switches)
-    started = _numbers_of(best.words)
+    entries = command_entries(best.argv, known, switches)
+    started = _numbers_of(best.argv)
     if "ntasks-per-node" in started:
-        job.pop("ntasks", None)  # that of the whole job, of which this command runs a part
+        # The job's number of tasks is that of the whole job, of which this command runs a part.
+        job.pop("ntasks", None)
     for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
     if _starts_processes_itself(best):
@@ -78,7 +82,7 @@ def read_arguments(
 
 def _starts_processes_itself(command: Command) -> bool:
     """Whether a command is Megatron-SWIFT's, which reads from variables how many processes it starts."""
-    return any(Path(word.text).name == "megatron" for word in command.words[:1])
+    return any(Path(word.text).name == "megatron" for word in command.argv[:1])
 
 
 def _of_configuration(config: Entry, place: str, written: Mapping[str, str]) -> dict[str, Entry]:
@@ -99,7 +103,7 @@ def _of_configuration(config: Entry, place: str, written: Mapping[str, str]) -> 
 
 def _known(command: Command, known: frozenset[str]) -> set[str]:
     """Known arguments of a command."""
-    return {_in_full(_name(word.text), known) for word in command.words if word.text.startswith("--")} & known
+    return {_in_full(_name(word.text), known) for word in command.argv if word.text.startswith("--")} & known
 
 
 def _name(text: str) -> str:
@@ -108,13 +112,13 @@ def _name(text: str) -> str:
 
 
 def _in_full(name: str, known: frozenset[str]) -> str:
-    """An argument's whole name where it is written in part, as argparse allows (`--micro-batch` of one alone).
+    """Full name of an argument that may be cut short, as argparse allows (`--micro-batch`) if only one begins so.
 
     Words without a hyphen are too many things: `--output` is of srun, and no part of `--output-logit-softcapping`.
     """
     if name in known or "-" not in name:
         return name
-    longer = [whole for whole in known if whole.startswith(name)]
+    longer = [full_name for full_name in known if full_name.startswith(name)]
     return longer[0] if len(longer) == 1 else name
 
 
@@ -122,25 +126,25 @@ def _others(best: Command, commands: Sequence[Command], known: frozenset[str], s
     """A note on further commands that train with other arguments."""
     read = _said(best, known, switches)
     stated = [_said(command, known, switches) for command in commands]
-    others = [arguments for arguments in stated if len(arguments) >= FEWEST and arguments != read]
-    if not others:
+    differing = [arguments for arguments in stated if len(arguments) >= FEWEST and arguments != read]
+    if not differing:
         return []
-    line = best.words[0].line
-    return [f"{len(others) + 1} commands train with different arguments; the one on line {line} is read"]
+    line = best.argv[0].line
+    return [f"{len(differing) + 1} commands train with different arguments; the one on line {line} is read"]
 
 
 def _said(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
     """Known arguments of a command with their values."""
-    entries = command_entries(command.words, known, switches)
+    entries = command_entries(command.argv, known, switches)
     return {name: entry.value for name, entry in entries.items() if name in known}
 
 
-def _numbers_of(words: Sequence[Word]) -> dict[str, int]:
+def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
     """Numbers that the schedulers which start a command are told."""
-    texts = [word.text for word in words]
+    texts = [word.text for word in argv]
     names = [Path(text).name for text in texts]
     starts = [i for i, name in enumerate(names) if name in (*_SLURM, *_MPI)]
-    script = script_at(words, frozenset())
+    script = script_at(argv, frozenset())
     numbers: dict[str, int] = {}
     for i, start in enumerate(starts):
         end = starts[i + 1] if i + 1 < len(starts) else script or len(texts)
@@ -155,50 +159,53 @@ def _end_of_options(names: Sequence[str], start: int, end: int) -> int:
     return next((i for i in range(start + 1, end) if names[i] in programs), end)
 
 
-def script_at(words: Sequence[Word], known: frozenset[str]) -> int | None:
+def script_at(argv: Sequence[Word], known: frozenset[str]) -> int | None:
     """Position of the Python program that a command trains with; None where no word is one.
 
     Launchers are Python programs too (`python launch.py ... pretrain_gpt.py`), and values of arguments may end in .py:
     it is the last one before the first known argument.
     """
     last = None
-    for i, word in enumerate(words):
+    for i, word in enumerate(argv):
         if word.text.startswith("--") and _name(word.text) in known and _name(word.text) not in LAUNCHING:
             break
-        is_module = i > 0 and words[i - 1].text == "-m" and "." in word.text and "torch.distributed" not in word.text
+        is_module = i > 0 and argv[i - 1].text == "-m" and "." in word.text and "torch.distributed" not in word.text
         if (word.text.endswith(".py") and not word.text.startswith("-")) or is_module:
             last = i
     return last
 
 
-def command_entries(words: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:
+def command_entries(argv: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:
     """Arguments of one command, by names with hyphens.
 
     Args:
-        words: of the command.
+        argv: words of the command.
         known: arguments that say something.
         switches: arguments that take no value.
     """
     entries: dict[str, Entry] = {}
-    script = script_at(words, known)
+    script = script_at(argv, known)
     if script is not None:
         # Only the folder may depend on a variable that nobody set.
-        entries[SCRIPT] = Entry(re.sub(r"^.*[})]/", "", words[script].text), words[script].line)
+        entries[SCRIPT] = Entry(re.sub(r"^.*[})]/", "", argv[script].text), argv[script].line)
     name = ""
-    for i, word in enumerate(words):
+    for i, word in enumerate(argv):
         of_launcher = script is not None and i < script
         if word.text.startswith("--") and len(word.text) > 2:
             name = _in_full(_name(word.text), known)
+            # Before the script stand options of schedulers, containers and the like.
             if of_launcher and name not in LAUNCHING:
-                name = ""  # options of schedulers, containers and the like
+                name = ""
                 continue
             _, sign, value = word.text.partition("=")
             entries[name] = Entry(value if sign else True, word.line)
             name = "" if sign else name
         elif i == script or re.match(r"-[A-Za-z]", word.text):
-            name = ""  # the script's own name, or a short option
+            # The script's own name and a short option end the values of an argument.
+            name = ""
         elif name in switches and word.text.lower() not in ("true", "false"):
-            name = ""  # the value of nothing, such as a variable that nobody set
+            # A switch takes no value: this word is a variable that nobody set, or the like.
+            name = ""
         elif name and word.text:
             before = entries[name]
             values = word.text if before.value is True else [*_listed(before.value), word.text]

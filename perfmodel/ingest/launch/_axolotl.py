@@ -38,13 +38,13 @@ def _states(settings: Mapping[str, Any]) -> Fields:
     Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies of them; without
     either, weights, gradients and moments are what was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
     """
-    says = optimizer_fields(settings.get("optimizer", "adamw_torch_fused"))
+    fields = optimizer_fields(settings.get("optimizer", "adamw_torch_fused"))
     is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
     if _dtype(settings) != "bf16" or is_sharded or is_on(settings.get("deepspeed")):
-        return says
-    if says.get("optimizer") == "adam" and not is_on(settings.get("adapter")):
-        says["optimizer"] = "adam16bit"
-    return says | {"grad_dtype": "bf16"}
+        return fields
+    if fields.get("optimizer") == "adam" and not is_on(settings.get("adapter")):
+        fields["optimizer"] = "adam16bit"
+    return fields | {"grad_dtype": "bf16"}
 
 
 def _tuning(settings: Mapping[str, Any]) -> Fields:

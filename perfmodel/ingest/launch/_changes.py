@@ -41,15 +41,18 @@ def changed_settings(
         LaunchFileError: the framework cannot run one of the layouts.
     """
     form = launch_format(framework)
-    values = [
-        launch_values(layout, framework, model=model, job=job, devices_per_node=devices_per_node)
-        for layout, job in (before, after)
-    ]
+
+    def values_of(layout: Layout, job: Job) -> dict[str, Any]:
+        return launch_values(layout, framework, model=model, job=job, devices_per_node=devices_per_node)
+
+    values_before = values_of(*before)
+    values_after = values_of(*after)
     changes = []
-    for name in dict.fromkeys(name for one in values for name in one):
-        lines = [_line(name, one, form.syntax) for one in values]
-        if lines[0] != lines[1]:
-            changes.append(SettingChange(name=name, before=lines[0], after=lines[1]))
+    for name in dict.fromkeys((*values_before, *values_after)):
+        line_before = _line(name, values_before, form.syntax)
+        line_after = _line(name, values_after, form.syntax)
+        if line_before != line_after:
+            changes.append(SettingChange(name=name, before=line_before, after=line_after))
     return tuple(changes)
 
 

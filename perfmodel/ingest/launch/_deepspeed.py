@@ -87,12 +87,12 @@ def _overlap(settings: Mapping[str, Any]) -> Fields:
     """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
     stage = WHOLE_OR_NONE.read(settings.get("zero_optimization.stage", 0))
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
-    says = stage_as_it_runs(stage, dtype)
+    fields = stage_as_it_runs(stage, dtype)
     if stage == 3 or "zero_optimization.overlap_comm" in settings:
-        says["overlap_grad_reduce"] = FLAG.read(settings.get("zero_optimization.overlap_comm", True))
+        fields["overlap_grad_reduce"] = FLAG.read(settings.get("zero_optimization.overlap_comm", True))
     if stage == 3:
-        says["overlap_param_gather"] = settings.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
-    return says
+        fields["overlap_param_gather"] = settings.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
+    return fields
 
 
 def _write_overlap(fields: Fields) -> Mapping[str, Any]:
@@ -105,13 +105,13 @@ def _write_overlap(fields: Fields) -> Mapping[str, Any]:
 
 def _offload(settings: Mapping[str, Any]) -> Fields:
     """States that DeepSpeed holds in host memory (or beyond it, which is read as if it were host memory)."""
-    says: Fields = {}
+    fields: Fields = {}
     optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     if weights or optimizer:
-        says["offload_states"] = "weights" if weights else "optimizer"
+        fields["offload_states"] = "weights" if weights else "optimizer"
     if "nvme" in settings.values():
-        says["note.nvme"] = "states on NVMe as in host memory"
-    return says
+        fields["note.nvme"] = "states on NVMe as in host memory"
+    return fields
 
 
 _OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_params")
@@ -130,16 +130,16 @@ _NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_sta
 def _optimizer(settings: Mapping[str, Any]) -> Fields:
     """The optimizer; one with masters alone in 16 bits is not described here."""
     optimizer = OPTIMIZER.read(settings["optimizer.type"]) if "optimizer.type" in settings else None
-    says: Fields = {} if optimizer is None else {"optimizer": optimizer}
+    fields: Fields = {} if optimizer is None else {"optimizer": optimizer}
     masters, moments = (FLAG.read(settings.get(name, False)) for name in _NARROW)
     if not masters:
-        return says
-    says["grad_dtype"] = "bf16"
-    if moments and says.get("optimizer", "adam") in ("adam", "adamw"):
-        says["optimizer"] = "adam16bit"
+        return fields
+    fields["grad_dtype"] = "bf16"
+    if moments and fields.get("optimizer", "adam") in ("adam", "adamw"):
+        fields["optimizer"] = "adam16bit"
     else:
-        says["doubt.masters"] = "memory may be wrong: master weights in 16 bits are counted as fp32"
-    return says
+        fields["doubt.masters"] = "memory may be wrong: master weights in 16 bits are counted as fp32"
+    return fields
 
 
 def _write_optimizer(fields: Fields) -> Mapping[str, Any]:
@@ -185,24 +185,25 @@ _SECONDARY: Final = (
 
 def _secondary(settings: Mapping[str, Any]) -> Fields:
     """What ZeRO++ does beside ZeRO, none of which is counted."""
-    says: Fields = {}
+    fields: Fields = {}
     ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:
-        says["doubt.secondary"] = (
+        fields["doubt.secondary"] = (
             f"memory may be wrong: zero_hpz_partition_size {ranks} keeps 16-bit weights once more in every group of "
             f"{ranks} ranks, which is not counted, and gathers them there, which is counted over all ranks"
         )
     quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
     if quantized:
-        says["doubt.quantized"] = (
+        fields["doubt.quantized"] = (
             f"the layout may be wrong: messages of {' and '.join(quantized)} are counted with 16 bits per element"
         )
-    return says
+    return fields
 
 
 def _write_offload(fields: Fields) -> Mapping[str, Any]:
-    held = {"none": 0, "optimizer": 1, "weights": 2}[fields["offload_states"]]
-    return dict.fromkeys(_OFFLOADS[:held], "cpu")
+    # DeepSpeed offloads weights only together with the optimizer: each choice adds a key to the one before.
+    n_keys = {"none": 0, "optimizer": 1, "weights": 2}[fields["offload_states"]]
+    return dict.fromkeys(_OFFLOADS[:n_keys], "cpu")
 
 
 def _shards(settings: Mapping[str, Any]) -> Fields:

@@ -80,9 +80,11 @@ def read_toml(text: str, place: str) -> Source:
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
-        if header := _TOML_SECTION.match(line):
+        header = _TOML_SECTION.match(line)
+        key = _TOML_KEY.match(line)
+        if header:
             section = header[1].replace('"', "") + "."
-        elif key := _TOML_KEY.match(line):
+        elif key:
             lines.setdefault(section + key[1].replace('"', ""), number)
     return _plain(_with_lines(data, lines), place)
 
@@ -97,7 +99,7 @@ def read_json(text: str, place: str) -> Source:
         raise LaunchFileError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise broken(place, 1, "must hold one JSON object, {...}")
-    # JSON is YAML but for its tabs, and the reader of YAML knows lines
+    # JSON is YAML but for its tabs, and the reader of YAML knows lines.
     notes: list[str] = []
     lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), place, notes).items()}
     return replace(_plain(_with_lines(data, lines), place), notes=tuple(notes))
@@ -108,17 +110,18 @@ def _plain(entries: dict[str, Entry], place: str) -> Source:
 
 
 def read_yaml(text: str, place: str, folder: Path) -> Source:
-    """Entries of a YAML file, with the files of its Hydra `defaults` (and MaxText's `base_config`) from `folder`, and
-    with references as OmegaConf writes them (`${a.b}`, `${.sibling}`, `${oc.env:NAME,default}`) resolved.
+    """Entries of a YAML file, with those of the files that it includes.
 
-    A reference that cannot be resolved stays as it is written.
+    Included are the files of its Hydra `defaults` and MaxText's `base_config`, from `folder`. References are resolved
+    as OmegaConf writes them (`${a.b}`, `${.sibling}`, `${oc.env:NAME,default}`); one that cannot be resolved stays as
+    it is written.
     """
     notes: list[str] = []
-    own = _yaml_entries(text, place, notes)
+    file_entries = _yaml_entries(text, place, notes)
     merged: dict[str, Entry] = {}
-    for part in _parts(own, folder, notes):
+    for part in _parts(file_entries, folder, notes):
         merged |= {key.removeprefix(wrapper_of(key)): entry for key, entry in part.items()}
-    written = {key: entry.value for key, entry in own.items()}
+    written = {key: entry.value for key, entry in file_entries.items()}
     return Source(place=place, entries=_resolved(merged, place), notes=tuple(notes), written=written)
 
 
@@ -131,12 +134,12 @@ def wrapper_of(key: str) -> str:
     return next((wrapper for wrapper in WRAPPERS if key.startswith(wrapper)), "")
 
 
-def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
+def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
     """The files that a file is made of, first what later ones replace (Hydra: `_self_` is last unless it is listed)."""
-    own = dict(own)
-    listed = own.pop("defaults", Entry([], 0))
+    entries_of_file = dict(entries_of_file)
+    listed = entries_of_file.pop("defaults", Entry([], 0))
     names: list[Any] = listed.value if isinstance(listed.value, list) else []
-    base = own.get("base_config")
+    base = entries_of_file.get("base_config")
     included = [(base.value, "", base.line)] if base is not None and isinstance(base.value, str) else []
     order: list[tuple[str, str, int] | None] = [*included]
     for item in names:
@@ -149,7 +152,7 @@ def _parts(own: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[di
             order += [(f"{group}/{name}.yaml", f"{group}.", listed.line) for group, name in groups]
     for part in order if None in order else [*order, None]:
         if part is None:
-            yield own
+            yield entries_of_file
             continue
         name, prefix, line = part
         path = folder / name
@@ -203,7 +206,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
     if not isinstance(root, yaml.MappingNode):
         raise broken(place, 1, "must hold keys and values, `key: value`")
     loader = yaml.SafeLoader("")
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
 
     def value_of(node: yaml.Node) -> Any:
         try:
@@ -226,16 +229,16 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             loader.flatten_mapping(node)
         except yaml.YAMLError:
             raise broken(place, node.start_mark.line + 1, "`<<` must name another table; mend it") from None
-        # what `<<` brings comes first, and what the table itself says replaces it
+        # What `<<` brings comes first, and what the table itself says replaces it.
         last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
         for key, (line, child) in last.items():
             if isinstance(child, yaml.MappingNode) and child.value:
                 walk(child, f"{prefix}{key}.")
             else:
-                found[f"{prefix}{key}"] = Entry(value_of(child), line)
+                entries[f"{prefix}{key}"] = Entry(value_of(child), line)
 
     walk(root, "")
-    return found
+    return entries
 
 
 def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
@@ -257,10 +260,10 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
             match = _REFERENCE.search(value)
             if match is None:
                 return value
-            found = _referred(match[1], key, entries)
-            if found is None:
+            referred = _referred(match[1], key, entries)
+            if referred is None:
                 return value
-            name, target = found
+            name, target = referred
             if name in path:
                 raise broken(place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
             target = resolve(name or key, target, line, (*path, name) if name else path)
@@ -272,7 +275,9 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
         return value
 
     try:
-        return {key: replace(one, value=resolve(key, one.value, one.line, (key,))) for key, one in entries.items()}
+        return {
+            key: replace(entry, value=resolve(key, entry.value, entry.line, (key,))) for key, entry in entries.items()
+        }
     except RecursionError:
         raise broken(place, 0, "its references are nested too deeply; write the values") from None
 
@@ -331,17 +336,17 @@ def _scalar(text: str) -> Any:
 
 
 def _with_lines(data: Mapping[str, Any], lines: Mapping[str, int]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
 
     def walk(table: Mapping[str, Any], prefix: str) -> None:
         for key, value in table.items():
             if isinstance(value, dict) and value:
                 walk(value, f"{prefix}{key}.")
             else:
-                found[f"{prefix}{key}"] = Entry(value, lines.get(f"{prefix}{key}", 0))
+                entries[f"{prefix}{key}"] = Entry(value, lines.get(f"{prefix}{key}", 0))
 
     walk(data, "")
-    return found
+    return entries
 
 
 def write_toml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
@@ -360,7 +365,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json_text(key)} = {_toml(one)}' for key, one in value.items())}}}"
+        pairs = [f"{json_text(key)} = {_toml(item)}" for key, item in value.items()]
+        return f"{{{', '.join(pairs)}}}"
     return json_text(value) if isinstance(value, (str, bool, int, float)) else str(value)
 
 

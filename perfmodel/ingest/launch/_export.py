@@ -25,28 +25,35 @@ _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml":
 
 
 def comparable(layout: Layout) -> Layout:
-    """A layout as what runs, for comparisons: settings that have nothing to act on have their defaults."""
-    same = layout.canonical
-    if same.schedule == "gpipe" and layout.vpp > 1:
-        same = same.replace(schedule="breadth-first")  # the same order
+    """The layout without differences that do not run: settings with nothing to act on have their defaults."""
+    canonical = layout.canonical
+    if canonical.schedule == "gpipe" and layout.vpp > 1:
+        # GPipe's order with several chunks is that of breadth-first.
+        canonical = canonical.replace(schedule="breadth-first")
     if layout.tp == 1:
-        same = same.replace(tp_overlap=False)
+        canonical = canonical.replace(tp_overlap=False)
     if not layout.replicated and layout.offload_states == "none":
-        same = same.replace(zero=0, overlap_grad_reduce=True)
-    if same.zero == 0:
-        # without shards there is nothing to gather
-        same = same.replace(overlap_param_gather=True)
-    ranks, usual = (
-        [name for name in order.split("-") if getattr(layout, name) > 1] for order in (layout.order, Layout().order)
-    )
-    if ranks == usual:
-        same = same.replace(order=Layout().order)
-    if (full := same.recompute_full_layers) is not None:
-        alike = (full[0],) if len(set(full)) == 1 else full
-        same = same.replace(recompute_full_layers=None if alike == (0,) else alike)
+        canonical = canonical.replace(zero=0, overlap_grad_reduce=True)
+    if canonical.zero == 0:
+        # Without shards there is nothing to gather.
+        canonical = canonical.replace(overlap_param_gather=True)
+    # A dimension of degree 1 may stand anywhere in the order of ranks.
+    usual_order = Layout().order
+    if _order_of_degrees(layout, layout.order) == _order_of_degrees(layout, usual_order):
+        canonical = canonical.replace(order=usual_order)
+    full_layers = canonical.recompute_full_layers
+    if full_layers is not None:
+        if len(set(full_layers)) == 1:
+            full_layers = (full_layers[0],)
+        canonical = canonical.replace(recompute_full_layers=None if full_layers == (0,) else full_layers)
     if layout.pp == 1:
-        same = same.replace(partition=None)
-    return same
+        canonical = canonical.replace(partition=None)
+    return canonical
+
+
+def _order_of_degrees(layout: Layout, order: str) -> list[str]:
+    """Dimensions of more than one rank, from the innermost outwards."""
+    return [name for name in order.split("-") if getattr(layout, name) > 1]
 
 
 def export_launch(
@@ -58,9 +65,9 @@ def export_launch(
     devices_per_node: int = catalog.DEVICES_PER_NODE,
     like: Path | str | None = None,
 ) -> str:
-    """The launch file of a framework that runs a layout, with model and job where the format holds them.
+    """The launch file of a framework that runs a layout, with model and job if the format holds them.
 
-    Reading it back with `read_launch` gives the same layout; a layout of which that is not so is refused.
+    Reading it back with `read_launch` gives the same layout: a layout that would come back as another is refused.
 
     Args:
         framework: such as `megatron-core`, `torchtitan@2025`, `nanotron`.
@@ -71,30 +78,34 @@ def export_launch(
 
     Raises:
         UnknownNameError: no launch files of this framework are known.
-        LaunchFileError: what of the layout the framework cannot do, and why.
+        LaunchFileError: the framework cannot run the layout; the message says which setting, and why.
     """
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
     layout = _without_own_cut(form, layout, model)
     fields = _fields_for(form, framework, layout, model, job, devices_per_node)
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
-    if kept := {name: getattr(layout, name) for name in form.elsewhere}:
-        comments.append("perfmodel: " + ",".join(f"{name}={value}" for name, value in kept.items()))
+    if form.elsewhere:
+        # What the format has no key for stands in a comment, which is read back.
+        unwritten = [f"{name}={getattr(layout, name)}" for name in form.elsewhere]
+        comments.append("perfmodel: " + ",".join(unwritten))
     place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
     try:
         if like is not None and form.syntax != "arguments":
             try:
                 return _written(form, merged(form, fields, like, stays=True), comments, place, layout, model, job)
             except LaunchFileError:
-                # what stayed says something else beside the new values
-                values, plain = (merged(form, one, like, stays=False) for one in (fields, without_model(fields)))
+                # Settings that stayed contradict the new values: write all of these anew.
+                values = merged(form, fields, like, stays=False)
+                values_without_model = merged(form, without_model(fields), like, stays=False)
         else:
-            values, plain = form.write(fields), form.write(without_model(fields))
+            values = form.write(fields)
+            values_without_model = form.write(without_model(fields))
     except LaunchFileError as error:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {error}") from None
     if model is not None and not _holds(form, values, place, layout, model):
-        # a model that would be another one when read back is left to the user
-        values = plain
+        # A model that would be another one when read back is left to the user.
+        values = values_without_model
         comments.append(f"model {model.name}: this file does not state it; set it yourself")
     return _written(form, values, comments, place, layout, model, job)
 
@@ -167,8 +178,8 @@ def write_launch(path: Path | str, text: str) -> None:
 
 
 def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_node: int) -> Fields:
-    same = comparable(layout)
-    fields: Fields = {name: getattr(same, name) for name in vars(same)}
+    canonical = comparable(layout)
+    fields: Fields = {name: getattr(canonical, name) for name in vars(canonical)}
     fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}
     if job is not None:
         names = (
@@ -182,11 +193,12 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
             "recompute_modules",
             "fp8_activation_inputs",
         )
-        names = (*names, "expert_dispatcher", "expert_capacity_factor") if layout.ep > 1 else names
+        if layout.ep > 1:
+            names += ("expert_dispatcher", "expert_capacity_factor")
         fields |= {name: getattr(job, name) for name in names}
     if model is None:
         return fields
-    # torchtitan and others name models instead of describing them; stages need to know layers in any case
+    # Torchtitan and others name models instead of describing them; stages need to know layers in any case.
     fields |= {"layers": getattr(model, "layers", 0), "named": model.name}
     return fields | model_fields(model)
 
@@ -220,43 +232,56 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {reasons}" + (f"; take {fix}" if fix else ""))
 
 
-def merged(form: LaunchFormat, fields: Fields, like: Path | str, *, stays: bool) -> dict[str, Any]:
+def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: bool) -> dict[str, Any]:
     """Values of a file that says the fields, made from another of the same format.
 
     Args:
+        template: path of the other file.
         stays: keys that already say the fields keep their values, and models their names.
 
     Raises:
         LaunchFileError: the file is of another format, or the format cannot say the fields.
     """
-    source, other = recognised(text_of(Path(like)), str(like))
-    if other is not form:
-        raise LaunchFileError(f"{like}: a launch file of {other.name}, not of {form.name}; leave it out")
+    source, template_form = recognised(text_of(Path(template)), str(template))
+    if template_form is not form:
+        raise LaunchFileError(f"{template}: a launch file of {template_form.name}, not of {form.name}; leave it out")
     places = {key.removeprefix(wrapper_of(key)): key for key in source.written}
     wrapper = next(filter(None, map(wrapper_of, source.written)), "")
-    found = {key: entry.value for key, entry in source.entries.items()}
-    fields = without_model(fields) if stays and _names_model(form, found, fields) else fields
+    settings = {key: entry.value for key, entry in source.entries.items()}
+    fields = without_model(fields) if stays and _names_model(form, settings, fields) else fields
     values = form.write(fields)
     if stays:
-        owners = Counter(key for rule in form.table for key in rule.keys)
+        owners: Counter[str] = Counter()
         for rule in form.table:
-            own = {key for key in rule.keys if owners[key] == 1}
-            stated = {key: value for key, value in found.items() if key in rule.keys}
-            if own & set(stated) and _says(rule, stated, fields):
-                values = {key: value for key, value in values.items() if key not in own}
-                values |= {key: source.written[places[key]] for key in own & set(stated) & set(places)}
-        agreed = (key for key in found if key in places and key not in values and _agrees(form, key, found, fields))
+            owners.update(rule.keys)
+        for rule in form.table:
+            # A key that several rules read may mean more than this rule knows of: only its exclusive keys stay.
+            exclusive = {key for key in rule.keys if owners[key] == 1}
+            stated = {key: value for key, value in settings.items() if key in rule.keys}
+            if exclusive & set(stated) and _says(rule, stated, fields):
+                values = {key: value for key, value in values.items() if key not in exclusive}
+                values |= {key: source.written[places[key]] for key in exclusive & set(stated) & set(places)}
+        agreed = (
+            key for key in settings if key in places and key not in values and _agrees(form, key, settings, fields)
+        )
         values |= {key: source.written[places[key]] for key in agreed}
-    # values in the place of the file's, without what else it says of layouts
-    ours = {places.get(key, wrapper + key): value for key, value in values.items()}
-    meant = {places.get(key, key) for rule in form.table for key in rule.keys}
-    parents = {key[:at] for key in ours for at, char in enumerate(key) if char == "."}
-    kept = {
-        key: ours.get(key, value)
-        for key, value in source.written.items()
-        if key in ours or (key not in meant and key not in parents)
-    }
-    return kept | ours
+    # The values replace those of the file, whose other settings stay but for those of layouts and models.
+    placed = {places.get(key, wrapper + key): value for key, value in values.items()}
+    replaced: set[str] = set()
+    for rule in form.table:
+        replaced |= {places.get(key, key) for key in rule.keys}
+    for key in placed:
+        replaced |= _parents(key)
+    merged_values = {}
+    for key, value in source.written.items():
+        if key in placed or key not in replaced:
+            merged_values[key] = placed.get(key, value)
+    return merged_values | placed
+
+
+def _parents(key: str) -> set[str]:
+    """Tables around a key: `a` and `a.b` of `a.b.c`."""
+    return {key[:position] for position, char in enumerate(key) if char == "."}
 
 
 def without_model(fields: Fields) -> Fields:
@@ -267,9 +292,9 @@ def without_model(fields: Fields) -> Fields:
 
 
 def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:
-    found = rule.said(stated)
+    settings = rule.said(stated)
     try:
-        return rule.read(found) if found else {}
+        return rule.read(settings) if settings else {}
     except BadValue:
         return {}
 
@@ -291,8 +316,8 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
     owners = [rule for rule in form.table if key in rule.keys]
     for rule in owners:
         said = _said(rule, {name: value for name, value in settings.items() if name in rule.keys})
-        others = {name: value for name, value in said.items() if not name.startswith(_NOT_WRITTEN)}
-        if any(fields.get(name) != value for name, value in others.items()):
+        claimed = {name: value for name, value in said.items() if not name.startswith(_NOT_WRITTEN)}
+        if any(fields.get(name) != value for name, value in claimed.items()):
             return False
     return bool(owners)
 

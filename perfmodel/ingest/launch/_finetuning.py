@@ -31,14 +31,14 @@ class Adapters:
     @property
     def fields(self) -> Fields:
         """LoRA: all weights are frozen but those of adapters."""
-        says: Fields = {"frozen": True, "adapter_rank": WHOLE.read(self.rank)} | adapter_modules(self.targets)
+        fields: Fields = {"frozen": True, "adapter_rank": WHOLE.read(self.rank)} | adapter_modules(self.targets)
         if self.dropout is not None:
-            says["adapter_dropout"] = NUMBER.read(self.dropout) > 0
+            fields["adapter_dropout"] = NUMBER.read(self.dropout) > 0
         if self.bits in _BASE_WEIGHTS:
-            says["base_weights"] = _BASE_WEIGHTS[self.bits]
+            fields["base_weights"] = _BASE_WEIGHTS[self.bits]
         elif self.bits:
-            says["doubt.quantized"] = f"memory may be wrong: frozen weights in {self.bits} bits are counted with 16"
-        return says
+            fields["doubt.quantized"] = f"memory may be wrong: frozen weights in {self.bits} bits are counted with 16"
+        return fields
 
 
 def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
@@ -54,10 +54,10 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
         return {}
     if word == "freeze":
         return {"doubt.trained": f"what is trained may be wrong: {key} freeze is counted as training every weight"}
-    says = adapters.fields
+    fields = adapters.fields
     if word not in _LORA:
-        says["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is counted as LoRA"
-    return says
+        fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is counted as LoRA"
+    return fields
 
 
 def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, default_micro: int) -> Fields:
@@ -104,12 +104,12 @@ def optimizer_fields(name: Any) -> Fields:
     narrow = any(part in plain for part in ("8bit", "8_bit", "4bit"))
     if narrow and known == "adam":
         return {"optimizer": "adam8bit"}
-    says: Fields = {"optimizer": known}
+    fields: Fields = {"optimizer": known}
     if narrow:
-        says["doubt.optimizer"] = f"memory may be wrong: optimizer {name} is counted with states of 16 bits"
+        fields["doubt.optimizer"] = f"memory may be wrong: optimizer {name} is counted with states of 16 bits"
     if plain.startswith("paged"):
-        says["note.optimizer"] = f"states of {name} stay on the device, though they may be moved to the host"
-    return says
+        fields["note.optimizer"] = f"states of {name} stay on the device, though they may be moved to the host"
+    return fields
 
 
 def optimizer_rule(*names: str) -> Rule:
@@ -182,11 +182,11 @@ def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
         strategy = again
     if strategy is not None:
         name = str(strategy).upper()
-        says = sharding("_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name)
+        fields = sharding("_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name)
     else:
-        says = {"zero": 3 if again is None or FLAG.read(again) else 2}
+        fields = {"zero": 3 if again is None or FLAG.read(again) else 2}
     on_host = "offload" in options or is_on(option("offload_params"))
-    return says | (fsdp_offload(says["zero"], on_host) if says["zero"] else {})
+    return fields | (fsdp_offload(fields["zero"], on_host) if fields["zero"] else {})
 
 
 def _is_second(settings: Mapping[str, Any]) -> bool:
@@ -207,10 +207,10 @@ def checkpointing_fields(value: Any) -> Fields:
     """Recompute of whole layers; axolotl's words offload what a layer begins with to the host too."""
     if not is_on(value):
         return {"recompute": "none"}
-    says: Fields = {"recompute": "full"}
+    fields: Fields = {"recompute": "full"}
     if str(value).lower() in ("offload", "offload_disk", "unsloth"):
-        says["note.checkpoints"] = f"inputs of layers stay on the device, which {value} copies to the host"
-    return says
+        fields["note.checkpoints"] = f"inputs of layers stay on the device, which {value} copies to the host"
+    return fields
 
 
 def padding_note(length: str, is_packed: bool) -> Fields:

@@ -35,7 +35,18 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)xtuner\s+train\b|xtuner/tools/train\.py"), XTUNER),
 )
 """How the commands of front ends begin, as text of their words."""
-_KNOWN: Final = frozenset(key.replace("_", "-") for form in FINETUNING for rule in form.table for key in rule.keys)
+
+
+def _known_arguments() -> frozenset[str]:
+    """Arguments of all front ends that fine-tune, written with hyphens."""
+    names: set[str] = set()
+    for form in FINETUNING:
+        for rule in form.table:
+            names |= {key.replace("_", "-") for key in rule.keys}
+    return frozenset(names)
+
+
+_KNOWN: Final = _known_arguments()
 _SWITCHES: Final = frozenset({"do-train", "do-eval", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"})
 """Flags of dataclasses that need no value, after which a word may stand that is not theirs."""
 _SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -58,7 +69,7 @@ class _Training:
 def finetuning_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
-    """What the command of a script that fine-tunes says, with the file that it names; None of another script.
+    """Settings of the command by which a script fine-tunes, and of the file that it names; None of another script.
 
     Args:
         text: the script.
@@ -79,14 +90,14 @@ def finetuning_command(
         return None
     best = max(trainings, key=lambda training: len(training.entries))
     base, notes = _named_file(best, folder)
-    # What a launcher is told of processes is one number; its own words (`gpu`, `1:4`) mean nothing elsewhere.
+    # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means nothing elsewhere.
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
     entries = base | stated
     world, remarks = _world(best, job)
-    others = len(trainings) - 1
-    if others:
-        line = best.command.words[0].line
-        remarks.append(f"{others + 1} commands fine-tune; the one on line {line} is read")
+    unread = len(trainings) - 1
+    if unread:
+        line = best.command.argv[0].line
+        remarks.append(f"{unread + 1} commands fine-tune; the one on line {line} is read")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
     return source, best.form
 
@@ -98,10 +109,10 @@ def _training(command: Command, folder: Path) -> _Training | None:
         command: of the script.
         folder: in which the files that it names are looked for.
     """
-    texts = [word.text for word in command.words]
+    texts = [word.text for word in command.argv]
     joined = " ".join(texts)
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
-    flags = command_entries(command.words, _KNOWN, _SWITCHES)
+    flags = command_entries(command.argv, _KNOWN, _SWITCHES)
     entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items() if name != "<script>"}
     entries |= _settings(command)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
@@ -110,23 +121,29 @@ def _training(command: Command, folder: Path) -> _Training | None:
         form = _format_of_named_file(command, folder)
     if form is None:
         return None
-    entries |= _of_accelerate(texts, command.words[0].line)
+    entries |= _of_accelerate(texts, command.argv[0].line)
     return _Training(command, form, entries)
 
 
 def _format_of_named_file(command: Command, folder: Path) -> LaunchFormat | None:
-    """The front end whose file stands right behind a Python program (`train.py config.yaml`, as for HfArgumentParser);
-    None where there is no such file, or one of something else."""
-    texts = [word.text for word in command.words]
+    """The front end whose file stands right behind a Python program (`train.py config.yaml`, as for HfArgumentParser).
+
+    None where there is no such file, or one of something else.
+    """
+    texts = [word.text for word in command.argv]
     programs = [i for i, text in enumerate(texts) if text.endswith(".py")]
     behind = texts[programs[-1] + 1 : programs[-1] + 2] if programs else []
     if not behind or not behind[0].endswith((".yaml", ".yml", ".json")):
         return None
     try:
-        found = _read_beside(behind[0], folder)
+        configuration = _read_beside(behind[0], folder)
     except LaunchFileError:
-        return None  # data of another program, which need not be a configuration
-    return finetuning_format(found[0]) if found is not None else None
+        # Data of another program, which need not be a configuration.
+        return None
+    if configuration is None:
+        return None
+    entries, _ = configuration
+    return finetuning_format(entries)
 
 
 def _of_flag(name: str, entry: Entry) -> Entry:
@@ -141,7 +158,7 @@ def _settings(command: Command) -> dict[str, Entry]:
     """Settings `key=value` of a command, as torchtune and LLaMA-Factory take them behind the name of a file."""
     entries: dict[str, Entry] = {}
     file_stands_before = False
-    for word in command.words:
+    for word in command.argv:
         setting = _SETTING.fullmatch(word.text)
         if setting and file_stands_before:
             entries[setting[1]] = Entry(_plain(setting[2]), word.line)
@@ -176,8 +193,10 @@ def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], li
     name = _name_of_file(training)
     if name is None:
         return {}, []
-    found = _read_beside(name, folder)
-    return found if found is not None else ({}, [f"{name}, which the command names, is not beside the script"])
+    settings = _read_beside(name, folder)
+    if settings is None:
+        return {}, [f"{name}, which the command names, is not beside the script"]
+    return settings
 
 
 def _read_beside(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]] | None:
@@ -203,7 +222,7 @@ def _name_of_file(training: _Training) -> str | None:
     config = training.entries.get("config")
     if config is not None and isinstance(config.value, str):
         return config.value
-    texts = [word.text for word in training.command.words]
+    texts = [word.text for word in training.command.argv]
     begin = next((i for i, text in enumerate(texts) if text in ("train", "sft", "pt", "axolotl.cli.train")), 0)
     if training.form is TRAINER:
         begin = max((i for i, text in enumerate(texts) if text.endswith(".py")), default=0)
@@ -218,27 +237,27 @@ def _name_of_file(training: _Training) -> str | None:
 def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry], list[str]]:
     """Processes of a launcher, of variables that front ends read, or of the scheduler; and remarks on them."""
     command = training.command
-    line = command.words[0].line
-    found: dict[str, Any] = {name.replace("_", "-"): entry.value for name, entry in training.entries.items()}
-    found |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
+    line = command.argv[0].line
+    settings: dict[str, Any] = {name.replace("_", "-"): entry.value for name, entry in training.entries.items()}
+    settings |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
     for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
-        if name not in found and command.variables.get(variable, "").isdecimal():
-            found[name] = command.variables[variable]
-    if not any(name.replace("_", "-") in found for name in _PROCESSES):
+        if name not in settings and command.variables.get(variable, "").isdecimal():
+            settings[name] = command.variables[variable]
+    if not any(name.replace("_", "-") in settings for name in _PROCESSES):
         devices = _visible(training)
         if devices:
-            found["nproc-per-node"] = devices
-    says = world_of(found)
-    remarks = [str(says["note.devices"])] if "note.devices" in says else []
-    if "devices" not in says:
+            settings["nproc-per-node"] = devices
+    fields = world_of(settings)
+    remarks = [str(fields["note.devices"])] if "note.devices" in fields else []
+    if "devices" not in fields:
         return {}, remarks
-    world = {"num_processes": Entry(says["devices"], line)}
+    world = {"num_processes": Entry(fields["devices"], line)}
     return world, remarks
 
 
 def _visible(training: _Training) -> int:
     """Devices that a launcher which takes all of them sees; 0 where nothing says it."""
-    texts = [word.text for word in training.command.words]
+    texts = [word.text for word in training.command.argv]
     for i, text in enumerate(texts):
         if text == "--include" and i + 1 < len(texts):
             # DeepSpeed's `host:0,1@other:0,1`

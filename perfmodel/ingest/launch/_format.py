@@ -104,7 +104,7 @@ class LaunchFormat:
         keys = [name for name in keys if not self._is_optional(name)]
         for name in keys:
             rules = [rule for rule in self.table if name in rule.keys]
-            stated = [rule for rule in rules if rule.fields and all(settled(field) for field in rule.fields)]
+            stated = [rule for rule in rules if rule.fields and all(map(settled, rule.fields))]
             if rules and not stated:
                 # Several rules may read a key; the one that reads little else is about this key.
                 flag = _flag_for(min(rules, key=lambda rule: (not rule.fields, len(rule.keys))))
@@ -139,7 +139,7 @@ class LaunchFormat:
 
 def patterns(*themes: str) -> tuple[str, ...]:
     """Patterns of keys, which stand with blanks between them in one text per theme."""
-    return tuple(pattern for theme in themes for pattern in theme.split())
+    return tuple(" ".join(themes).split())
 
 
 def undefined(value: object) -> bool:

@@ -79,7 +79,7 @@ _HARMLESS_BY_THEME: Final = {
     "launchers": "monitor-interval no-local-rank no-python launcher *nccl-communicator*",
     "housekeeping": "manual-gc* *wait-time* *unused-parameters* *jit*",
 }
-HARMLESS: Final = tuple(pattern for patterns in _HARMLESS_BY_THEME.values() for pattern in patterns.split())
+HARMLESS: Final = tuple(" ".join(_HARMLESS_BY_THEME.values()).split())
 """Settings, as patterns of their names, that change neither time nor memory of a step in any framework."""
 MOST_NAMED: Final = 12
 """Names that a sentence lists at most."""
@@ -107,14 +107,14 @@ def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
 
 
 def harm_of(key: str) -> Harm:
-    """What a setting of this name is about, so what may be wrong where it is not read."""
+    """Part of a prediction that may be wrong if a setting of this name is not read."""
     name = _plain(key)
     for phrase, harm in _PHRASES:
         if phrase.search(name):
             return harm
-    words = set(name.split("-"))
+    tokens = set(name.split("-"))
     for harm, vocabulary in _WORDS:
-        if words & set(vocabulary.split()):
+        if tokens & set(vocabulary.split()):
             return harm
     return Harm.TIME
 

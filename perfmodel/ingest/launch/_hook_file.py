@@ -99,17 +99,17 @@ def _bridge(source: Source, program: str) -> tuple[Source, LaunchFormat]:
 
 def _with_precision(entries: Entries) -> dict[str, Entry]:
     """Settings with the name of their precision, of which a run holds only the switches."""
-    found = dict(entries)
+    settings = dict(entries)
 
     def is_on(name: str) -> bool:
-        tables = ("model.", "mixed_precision.", "trainer.plugins.")
-        return any(name_of in entries and entries[name_of].value for name_of in (table + name for table in tables))
+        keys = [table + name for table in ("model.", "mixed_precision.", "trainer.plugins.")]
+        return any(key in entries and entries[key].value for key in keys)
 
     half = next((name for name in ("bf16", "fp16") if is_on(name)), None)
     stated = entries.get("mixed_precision")
     if half is not None and (stated is None or stated.value is None):
-        found["mixed_precision"] = Entry("fp8" if is_on("fp8") else f"{half}_mixed", 0)
-    return found
+        settings["mixed_precision"] = Entry("fp8" if is_on("fp8") else f"{half}_mixed", 0)
+    return settings
 
 
 _NEMO_TABLES: Final = (

@@ -87,8 +87,8 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What the caller says; it wins over the file."""
+class Overrides:
+    """Settings of the caller; they win over the file's."""
 
     devices: int | None = None
     global_batch: int | None = None
@@ -120,7 +120,7 @@ class Given:
 
 @dataclass(frozen=True)
 class _Degrees:
-    """The file's own numbers, of which some follow from others."""
+    """Replicas, devices and batches as the file states them, or as they follow from one another."""
 
     dp: int | None
     devices: int | None
@@ -130,7 +130,7 @@ class _Degrees:
 
 def settle(
     stated: Stated,
-    given: Given,
+    overrides: Overrides,
     *,
     place: str,
     form: LaunchFormat,
@@ -138,7 +138,7 @@ def settle(
     unread: tuple[Unread, ...],
     notes: tuple[str, ...],
 ) -> Launch:
-    """What the file says, the framework's defaults where it says nothing, and what follows from both.
+    """Layout, model and job of a file: as it states them, else as the framework has them by default.
 
     Args:
         place: path of the file, after which a model is called that the catalog does not have.
@@ -152,51 +152,54 @@ def settle(
     """
     framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
-    usual = framework.layout_defaults(stated.defaults | layout_fields)
-    least = usual.pop("micro_batch", 1)
-    stated = replace(stated, defaults=stated.defaults | usual)
+    framework_defaults = framework.layout_defaults(stated.defaults | layout_fields)
+    default_micro_batch = framework_defaults.pop("micro_batch", 1)
+    stated = replace(stated, defaults=stated.defaults | framework_defaults)
     known = stated.defaults | stated.fields
-    model = given.model or model_of(known, place, Path(place).name.partition(".")[0])
+    model = overrides.model or model_of(known, place, Path(place).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
-    own = _degrees(known, given, place)
+    degrees = _degrees(known, overrides, place)
     layout = None
-    if own.dp is None:
-        missing.append(_no_replicas(known, own.devices))
+    if degrees.dp is None:
+        missing.append(_no_replicas(known, degrees.devices))
     else:
-        own = own if own.micro_batch else replace(own, micro_batch=least)
-        layout = _as_it_runs(_layout(known, given, own, model, place), known, given, model, framework)
-    global_batch = given.global_batch or own.global_batch
+        if not degrees.micro_batch:
+            degrees = replace(degrees, micro_batch=default_micro_batch)
+        layout = _as_it_runs(_layout(known, overrides, degrees, model, place), known, overrides, model, framework)
+    global_batch = overrides.global_batch or degrees.global_batch
     if global_batch is None:
         missing.append("the global batch is not in it; give --global-batch")
-    assumed = _assumed(stated, given, framework.label)
+    assumed = _assumed(stated, overrides, framework.label)
     assumed += [text for key, text in known.items() if key.startswith("note.")]
-    if model is not None and given.model is None and "model.vocab" not in stated.fields:
+    if model is not None and overrides.model is None and "model.vocab" not in stated.fields:
         assumed += _assumed_vocabulary(stated)
-    if not any(key in known for key in _BATCHES) and not _has(given, "micro_batch"):
-        assumed.append(f"micro_batch={least} (it does not say; give --layout micro_batch=N)")
-    if global_batch is not None and not given.global_batch and not {"global_batch", "grad_accum"} & set(known):
+    if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
+        assumed.append(f"micro_batch={default_micro_batch} (it does not say; give --layout micro_batch=N)")
+    if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
         assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
-    if model is not None and "seq_len" not in known and given.seq_len is None:
+    if model is not None and "seq_len" not in known and overrides.seq_len is None:
         assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
     job_fields = {key: known[key] for key in JOB_FIELDS if key in known}
-    settled = tuple(SUBJECTS[harm] for harm in given.settled)
-    stated_doubts = [
-        text for key, text in known.items() if key.startswith("doubt.") and not (settled and text.startswith(settled))
-    ]
-    if given.dtype is not None:
-        job_fields["dtype"] = given.dtype
+    settled = tuple(SUBJECTS[harm] for harm in overrides.settled)
+    stated_doubts = []
+    for key, text in known.items():
+        # What the caller states cannot be wrong, whatever the file leaves open.
+        if key.startswith("doubt.") and not (settled and text.startswith(settled)):
+            stated_doubts.append(text)
+    if overrides.dtype is not None:
+        job_fields["dtype"] = overrides.dtype
     return Launch(
         path=place,
         format=form.name,
         framework=framework_name,
         model=model,
         layout=layout,
-        devices=layout.devices if layout else given.devices or own.devices,
+        devices=layout.devices if layout else overrides.devices or degrees.devices,
         global_batch=global_batch,
-        seq_len=given.seq_len or known.get("seq_len"),
+        seq_len=overrides.seq_len or known.get("seq_len"),
         job_fields=job_fields,
         assumed=tuple(assumed),
-        may_be_wrong=(*stated_doubts, *doubts(unread, form.noun, given.settled)),
+        may_be_wrong=(*stated_doubts, *doubts(unread, form.noun, overrides.settled)),
         ignored=_ignored(unread, notes),
         missing=tuple(missing),
     )
@@ -205,8 +208,8 @@ def settle(
 def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
     """Settings that were not understood and parts that were not read; what only costs some time comes last."""
     worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
-    others = [str(setting) for setting in unread if setting.harm is Harm.TIME]
-    return (*worst, *notes, *others)
+    costing_time = [str(setting) for setting in unread if setting.harm is Harm.TIME]
+    return (*worst, *notes, *costing_time)
 
 
 def _no_model(known: Fields) -> str:
@@ -222,45 +225,48 @@ def _no_replicas(known: Fields, devices: int | None) -> str:
     return f"{devices} devices are no multiple of its tp*cp*pp = {tp}*{cp}*{pp}; give --devices or --layout"
 
 
-def _assumed(stated: Stated, given: Given, default_name: str) -> list[str]:
-    filled = {
-        key: value
-        for key, value in stated.defaults.items()
-        if key in _SAID and key not in stated.fields and not _has(given, key)
-    }
+def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[str]:
+    filled = []
+    for key, value in stated.defaults.items():
+        if key in _SAID and key not in stated.fields and not _has(overrides, key):
+            shown_value = str(value).lower() if isinstance(value, bool) else value
+            filled.append(f"{key}={shown_value}")
     if not filled:
         return []
-    shown = ", ".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in filled.items()
-    )
-    return [f"{shown} ({default_name}'s default{'s' * (len(filled) > 1)})"]
+    return [f"{', '.join(filled)} ({default_name}'s default{'s' * (len(filled) > 1)})"]
 
 
 def _assumed_vocabulary(stated: Stated) -> list[str]:
     """A sentence on the vocabulary that the framework fills in, which a file often leaves to its tokenizer."""
     if "model.vocab" not in stated.defaults:
         return []
-    words = stated.defaults["model.vocab"]
-    return [f"a vocabulary of {words:,} (it names no tokenizer whose size is known; give --model for another)"]
+    size = stated.defaults["model.vocab"]
+    return [f"a vocabulary of {size:,} (it names no tokenizer whose size is known; give --model for another)"]
 
 
-def _has(given: Given, key: str) -> bool:
-    stated = {part.partition("=")[0].strip() for part in given.layout.split(",")}
-    if re.match(r"\s*\d+M\d+P\d+D", given.layout, re.IGNORECASE):
+def _has(overrides: Overrides, key: str) -> bool:
+    stated = {part.partition("=")[0].strip() for part in overrides.layout.split(",")}
+    if re.match(r"\s*\d+M\d+P\d+D", overrides.layout, re.IGNORECASE):
         stated |= {"tp", "pp", "dp"}
-    return key in stated or (key == "global_batch" and given.global_batch is not None)
+    return key in stated or (key == "global_batch" and overrides.global_batch is not None)
 
 
-def _degrees(known: Fields, given: Given, place: str) -> _Degrees:
-    tp, pp, cp = (known.get(name, 1) for name in ("tp", "pp", "cp"))
-    group = tp * pp * cp
-    devices = given.devices or known.get("devices")
+def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
+    """Fill in those of replicas, devices and batches that the file leaves open, from those that it states.
+
+    devices = dp * tp * pp * cp, and global batch = micro-batch * accumulation * dp.
+    """
+    pp = known.get("pp", 1)
+    group = known.get("tp", 1) * pp * known.get("cp", 1)
+    devices = overrides.devices or known.get("devices")
     accum, dp = known.get("grad_accum"), known.get("dp")
     micro, total = known.get("micro_batch"), known.get("global_batch")
-    if given.devices is not None and not _has(given, "tp") and not _has(given, "pp") and not _has(given, "cp"):
+
+    # The caller's devices with the file's model parallelism make other replicas than the file has.
+    if overrides.devices is not None and not any(_has(overrides, name) for name in ("tp", "pp", "cp")):
         dp = None
     if dp is None and devices is not None:
-        if devices % group and not given.layout:
+        if devices % group and not overrides.layout:
             return _Degrees(None, devices, micro, total)
         dp = max(1, devices // group)
     local = known.get("local_batch")
@@ -268,6 +274,8 @@ def _degrees(known: Fields, given: Given, place: str) -> _Degrees:
         dp = total // ((local or micro) * accum)
     if dp is None:
         return _Degrees(None, None, micro, total)
+
+    # Frameworks differ in what they call a batch: of a device, of a replica, or of a pass through the pipeline.
     if local is None and "device_batch" in known:
         local = _even(known["device_batch"] * group, place, "sequences per replica")
     if micro is None and local is not None:
@@ -290,10 +298,13 @@ def _even(number: float, place: str, what: str) -> int:
     return int(number)
 
 
-def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, place: str) -> Layout:
+def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model | None, place: str) -> Layout:
     values = {name: known[name] for name in _LAYOUT if name in known}
-    values |= {"dp": own.dp} | ({"micro_batch": own.micro_batch} if own.micro_batch else {})
-    if per_chunk := known.get("layers_per_chunk"):
+    values["dp"] = degrees.dp
+    if degrees.micro_batch:
+        values["micro_batch"] = degrees.micro_batch
+    per_chunk = known.get("layers_per_chunk")
+    if per_chunk:
         layers = getattr(model, "layers", None)
         pp = values.get("pp", 1)
         if layers is None or layers % (pp * per_chunk):
@@ -304,23 +315,23 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, pla
         values["vpp"] = layers // (pp * per_chunk)
     if values.get("pp", 1) == 1:
         values["vpp"] = 1
-    if "ep_most" in known and own.dp:
-        values["ep"] = min(known["ep_most"], own.dp * values.get("cp", 1))
-    if "shard_ranks" in known and own.dp:
-        values["replicate"] = _copies(known, own.dp, place)
+    if "ep_most" in known and degrees.dp:
+        values["ep"] = min(known["ep_most"], degrees.dp * values.get("cp", 1))
+    if "shard_ranks" in known and degrees.dp:
+        values["replicate"] = _copies(known, degrees.dp, place)
     try:
-        if not given.layout:
+        if not overrides.layout:
             return Layout(**values)
-        if _has(given, "dp"):
-            return Layout.parse(given.layout, **values)
-        changed = Layout.parse(given.layout, **(values | {"ep": 1, "etp": None, "dp": 1}))
+        if _has(overrides, "dp"):
+            return Layout.parse(overrides.layout, **values)
+        changed = Layout.parse(overrides.layout, **(values | {"ep": 1, "etp": None, "dp": 1}))
         group = changed.tp * changed.cp * changed.pp
-        devices = own.devices or group
+        devices = degrees.devices or group
         if devices % group:
             raise LaunchFileError(
                 f"{place}: {devices} devices are no multiple of tp*cp*pp = {group} of --layout; give dp or --devices"
             )
-        return Layout.parse(given.layout, **(values | {"dp": devices // group}))
+        return Layout.parse(overrides.layout, **(values | {"dp": devices // group}))
     except LaunchFileError:
         raise
     except PerfModelError as error:
@@ -331,25 +342,27 @@ def _copies(known: Fields, dp: int, place: str) -> int:
     """Groups of replicas that shard states among themselves, by the replicas of one."""
     ranks = known["shard_ranks"]
     if ranks == "node":
-        told = "devices" in known and "nodes" in known
-        per_node = known["devices"] // known["nodes"] if told else catalog.DEVICES_PER_NODE
+        nodes_are_stated = "devices" in known and "nodes" in known
+        per_node = known["devices"] // known["nodes"] if nodes_are_stated else catalog.DEVICES_PER_NODE
         ranks = max(1, per_node // known.get("tp", 1))
     if ranks < dp and dp % ranks:
         raise LaunchFileError(f"{place}: {dp} replicas are no groups of {ranks} that shard weights; mend the degrees")
     return max(1, dp // ranks)
 
 
-def _as_it_runs(layout: Layout, known: Fields, given: Given, model: Model | None, framework: Framework) -> Layout:
+def _as_it_runs(
+    layout: Layout, known: Fields, overrides: Overrides, model: Model | None, framework: Framework
+) -> Layout:
     """The layout with what the framework decides by itself, where neither the file nor the caller says it.
 
     Some frameworks cut pipeline stages by the cost of layers, and some repeat whole layers in selective recompute.
     """
-    if framework.stages_by_cost and model is not None and layout.partition is None and not _has(given, "partition"):
+    if framework.stages_by_cost and model is not None and layout.partition is None and not _has(overrides, "partition"):
         layout = layout.replace(partition=partition_by_cost(model, layout.pp))
-    if layout.recompute != "selective" or _has(given, "recompute_full_layers"):
+    if layout.recompute != "selective" or _has(overrides, "recompute_full_layers"):
         return layout
-    found, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
-    whole = found.recompute_full_layers
-    if whole is not None and isinstance(model, Transformer) and "selective_every" in known:
-        whole = (max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"])),)
-    return layout.replace(recompute=found.recompute, recompute_full_layers=whole)
+    framework_layout, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
+    full_layers = framework_layout.recompute_full_layers
+    if full_layers is not None and isinstance(model, Transformer) and "selective_every" in known:
+        full_layers = (max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"])),)
+    return layout.replace(recompute=framework_layout.recompute, recompute_full_layers=full_layers)

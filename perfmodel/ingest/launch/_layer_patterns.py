@@ -28,14 +28,14 @@ def _listed(node: ast.AST) -> list[int] | int:
         numbers = [_listed(element) for element in node.elts]
         return [number for number in numbers if isinstance(number, int)]
     if isinstance(node, ast.BinOp):
-        left, right = _listed(node.left), _listed(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
+        lhs, rhs = _listed(node.left), _listed(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(lhs, list) and isinstance(rhs, list):
+            return lhs + rhs
         if isinstance(node.op, ast.Mult):
-            if isinstance(right, list):
-                left, right = right, left
-            if isinstance(left, list) and isinstance(right, int) and 0 <= len(left) * right <= MOST_LAYERS:
-                return left * right
+            if isinstance(rhs, list):
+                lhs, rhs = rhs, lhs
+            if isinstance(lhs, list) and isinstance(rhs, int) and 0 <= len(lhs) * rhs <= MOST_LAYERS:
+                return lhs * rhs
     raise ValueError("no list")
 
 
@@ -90,13 +90,13 @@ def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
 def _spread(kinds: list[str], kind: str, distance: float) -> list[str]:
     """Put a kind in place of Mamba layers, with so many Mamba layers between each."""
     spread = list(kinds)
-    left = distance
+    until_next = distance
     for i, before in enumerate(kinds):
         if before != "M":
             continue
-        if left < 0.5:
+        if until_next < 0.5:
             spread[i] = kind
-            left += distance
+            until_next += distance
         else:
-            left -= 1
+            until_next -= 1
     return spread

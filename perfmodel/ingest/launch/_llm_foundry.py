@@ -34,25 +34,26 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     if not all(name in settings for name in names):
         return {}
     layers, hidden, heads = (WHOLE.read(settings[name]) for name in names)
-    says: Fields = {"model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.dropout": False}
-    says["model.ffn_hidden"] = round(hidden * NUMBER.read(settings.get("model.expansion_ratio", 4)))
+    fields: Fields = {"model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.dropout": False}
+    fields["model.ffn_hidden"] = round(hidden * NUMBER.read(settings.get("model.expansion_ratio", 4)))
     if settings.get("model.attn_config.alibi"):
-        says["model.positions"] = "alibi"
+        fields["model.positions"] = "alibi"
     elif settings.get("model.attn_config.rope"):
-        says["model.positions"] = "rope"
+        fields["model.positions"] = "rope"
     kv_heads = settings.get("model.attn_config.kv_n_heads")
     if kv_heads is not None or settings.get("model.attn_config.attn_type") == "multiquery_attention":
-        says["model.kv_heads"] = WHOLE.read(kv_heads or 1)
-    says["model.bias"] = not settings.get("model.no_bias", True)
-    if (inner := settings.get("model.ffn_config.ffn_hidden_size")) is not None:
-        says["model.ffn_hidden"] = WHOLE.read(inner)
+        fields["model.kv_heads"] = WHOLE.read(kv_heads or 1)
+    fields["model.bias"] = not settings.get("model.no_bias", True)
+    ffn_hidden = settings.get("model.ffn_config.ffn_hidden_size")
+    if ffn_hidden is not None:
+        fields["model.ffn_hidden"] = WHOLE.read(ffn_hidden)
     kind = settings.get("model.ffn_config.ffn_type", "mptmlp")
     if kind in _MIXTURES:
-        says["experts.count"] = WHOLE.read(settings.get("model.ffn_config.moe_num_experts", 1))
-        says["experts.topk"] = WHOLE.read(settings.get("model.ffn_config.moe_top_k", 1))
-        says["experts.ffn_hidden"] = says["model.ffn_hidden"]
-    says["model.gated_ffn"] = kind in _GATED or bool(settings.get("model.ffn_config.mlp_type") == "glu")
-    return says
+        fields["experts.count"] = WHOLE.read(settings.get("model.ffn_config.moe_num_experts", 1))
+        fields["experts.topk"] = WHOLE.read(settings.get("model.ffn_config.moe_top_k", 1))
+        fields["experts.ffn_hidden"] = fields["model.ffn_hidden"]
+    fields["model.gated_ffn"] = kind in _GATED or bool(settings.get("model.ffn_config.mlp_type") == "glu")
+    return fields
 
 
 _MIXTURES: Final = ("mb_moe", "mb_dmoe", "torch_dmoe")
@@ -83,20 +84,26 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
             "model.attn_config.attn_type": "grouped_query_attention",
             "model.attn_config.kv_n_heads": fields["model.kv_heads"],
         }
-    if (positions := fields["model.positions"]) in ("alibi", "rope"):
+    positions = fields["model.positions"]
+    if positions in ("alibi", "rope"):
         values[f"model.attn_config.{positions}"] = True
     return values
 
 
 def sharding(value: Any) -> Fields:
     """ZeRO stage of torch's FSDP by the name of its sharding strategy."""
-    hybrid = "HYBRID" in str(value).upper()  # torch's groups are those of a node where a script makes no others
-    return {"zero": words(STRATEGIES).read(value)} | ({"shard_ranks": "node"} if hybrid else {})
+    fields: Fields = {"zero": words(STRATEGIES).read(value)}
+    # Torch shards within a node and copies across nodes, unless a script makes groups of its own.
+    if "HYBRID" in str(value).upper():
+        fields["shard_ranks"] = "node"
+    return fields
 
 
 def fsdp_offload(zero: int, on_host: bool) -> Fields:
-    """What torch's `CPUOffload` keeps on the host: all states; weights that stay whole after forward are on the device
-    too."""
+    """States that torch's `CPUOffload` keeps on the host.
+
+    It moves all of them; weights that stay gathered after forward (`zero` 2) are on the device too.
+    """
     return {"offload_states": {2: "optimizer", 3: "weights"}[zero]} if on_host else {}
 
 

@@ -2,6 +2,7 @@
 (`dcn_`)."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
@@ -37,7 +38,7 @@ AXES: Final = {
     "context_autoregressive": "",
 }
 """Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as `ep` of `dp` here."""
-_WHERE: Final = ("ici", "dcn")
+_MESHES: Final = ("ici", "dcn")
 _SEQUENCE: Final = "ici_tensor_sequence_parallelism"
 """Tensor parallelism that shards norms along the sequence."""
 _POLICIES: Final = {
@@ -92,13 +93,15 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         kind = "selective" if any(settings.get(tensor) == "device" for tensor in wide) else "full"
     else:
         kind = words(_POLICIES | {"custom": "full"}).read(name)
-    return {"recompute": kind} | ({} if name in _EXACT else {"note.remat": f"remat_policy {name} as recompute={kind}"})
+    if name in _EXACT:
+        return {"recompute": kind}
+    return {"recompute": kind, "note.remat": f"remat_policy {name} as recompute={kind}"}
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
     """Degrees of all axes; the one that is -1 takes the devices that are left."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
-    left: set[str] = set()
+    open_axes: set[str] = set()
     stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(settings)
     if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
@@ -109,25 +112,31 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
             raise BadValue(f"must be -1 (what is left) or a degree, got {size!r}")
         if size == -1:
-            # slices are not stated in the file: left alone, the axis across them is that within them
-            left.add(axis if name.startswith("ici_") else "")
+            # The file does not state slices: an open axis across them counts as part of that within them.
+            open_axes.add(axis if name.startswith("ici_") else "")
         else:
             sizes[axis] *= size
-    left.discard("")
-    says: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
-    says["sequence_parallel"] = any(settings.get(f"{place}_tensor_sequence_parallelism", 1) > 1 for place in _WHERE)
+    open_axes.discard("")
+    fields: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
+    fields["sequence_parallel"] = any(settings.get(f"{mesh}_tensor_sequence_parallelism", 1) > 1 for mesh in _MESHES)
     if sizes["pp"] > 1:
-        says["schedule"] = "gpipe"  # forwards of all micro-batches, then what differentiation makes of them
-    if not left:
-        says["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
-    elif not left <= {"data", "fsdp"}:
-        raise BadValue(f"leaves {', '.join(sorted(left))} open (-1); write its degree")
-    sharded = "fsdp" in left or sizes["fsdp"] > 1
-    if sharded and "data" in left:
-        says["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
+        # JAX differentiates the loop over all forwards: backwards begin when the last forward has ended.
+        fields["schedule"] = "gpipe"
+    if not open_axes:
+        fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
+    elif not open_axes <= {"data", "fsdp"}:
+        raise BadValue(f"leaves {', '.join(sorted(open_axes))} open (-1); write its degree")
+    sharded = "fsdp" in open_axes or sizes["fsdp"] > 1
+    if sharded and "data" in open_axes:
+        fields["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
     elif sharded and sizes["data"] > 1:
-        says["replicate"] = sizes["data"]  # the data axis holds copies of what the others shard
-    return says | {"zero": 3 if sharded else 1 if settings.get("shard_optimizer_over_data") is True else 0}
+        # The data axis holds copies of what the others shard.
+        fields["replicate"] = sizes["data"]
+    if sharded:
+        fields["zero"] = 3
+    else:
+        fields["zero"] = int(settings.get("shard_optimizer_over_data") is True)
+    return fields
 
 
 def _write_mesh(fields: Fields) -> Mapping[str, Any]:
@@ -160,12 +169,12 @@ _BATCH: Final = ("per_device_batch_size", "gradient_accumulation_steps", "num_pi
 
 
 def _batch(settings: Mapping[str, Any]) -> Fields:
-    says: Fields = {"device_batch": NUMBER.read(settings.get(_BATCH[0], 12))}
+    fields: Fields = {"device_batch": NUMBER.read(settings.get(_BATCH[0], 12))}
     if _BATCH[1] in settings:
-        says["grad_accum"] = WHOLE.read(settings[_BATCH[1]])
+        fields["grad_accum"] = WHOLE.read(settings[_BATCH[1]])
     if settings.get(_BATCH[2], -1) != -1:
-        says["pipeline_micro_batches"] = WHOLE.read(settings[_BATCH[2]])
-    return says
+        fields["pipeline_micro_batches"] = WHOLE.read(settings[_BATCH[2]])
+    return fields
 
 
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
@@ -206,7 +215,9 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     name = str(settings.get("quantization", "")).lower()
     if name in ("", "none"):
         return plain
-    known = next((says for start, says in _QUANTIZED.items() if name == start or name.startswith(f"{start}_")), None)
+    known = next(
+        (fields for start, fields in _QUANTIZED.items() if name == start or name.startswith(f"{start}_")), None
+    )
     if known is not None:
         return dict(known)
     if name.startswith(("fp8", "nanoo_fp8", "te_fp8")):
@@ -230,7 +241,7 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     return {"dtype": _DTYPES.write(fields.get("dtype"))}
 
 
-_NAMES: Final = tuple(f"{place}_{axis}_parallelism" for place in _WHERE for axis in AXES)
+_NAMES: Final = tuple(f"{mesh}_{axis}_parallelism" for mesh, axis in product(_MESHES, AXES))
 
 MAXTEXT: Final = LaunchFormat(
     name="maxtext",

@@ -37,9 +37,9 @@ def maxtext_command(
     best: dict[str, Entry] = {}
     base = ""
     for command in script.commands:
-        line = command.words[0].line
-        for words in _commands_within([word.text for word in command.words]):
-            file, settings = _settings(words, line)
+        line = command.argv[0].line
+        for argv in _commands_within([word.text for word in command.argv]):
+            file, settings = _settings(argv, line)
             if len(settings) > len(best) and MAXTEXT.recognises(settings):
                 best, base = settings, file
     if not best:
@@ -48,10 +48,10 @@ def maxtext_command(
     return Source(place=place, entries=entries | best, notes=(*script.notes, *notes))
 
 
-def _commands_within(words: list[str]) -> list[list[str]]:
+def _commands_within(argv: list[str]) -> list[list[str]]:
     """A command, and those that stand whole in one of its words, as for `xpk workload create --command "..."`."""
-    commands = [words]
-    for word in words:
+    commands = [argv]
+    for word in argv:
         if re.search(r"\.ya?ml\s", word):
             try:
                 commands.append(shlex.split(word))
@@ -60,11 +60,11 @@ def _commands_within(words: list[str]) -> list[list[str]]:
     return commands
 
 
-def _settings(words: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
+def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     """The file of settings that a command names, and the settings `key=value` behind it."""
     file = ""
     settings: dict[str, Entry] = {}
-    for word in words:
+    for word in argv:
         setting = _SETTING.fullmatch(word)
         if setting and file:
             settings[setting[1]] = Entry(_value(setting[2]), line)

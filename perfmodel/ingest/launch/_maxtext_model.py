@@ -112,13 +112,13 @@ def _block(settings: Mapping[str, Any]) -> Fields:
             "experts.router_bias": True,
         }
     if kind == "llama4":
-        says: Fields = {}
+        fields: Fields = {}
         chunk = _size(settings, "chunk_attn_window_size", 0)
         if chunk:
-            says["model.window"] = chunk
-            says["model.chunked_window"] = True
-            says["model.full_attention_every"] = _size(settings, "nope_layer_interval", 4)
-        return says
+            fields["model.window"] = chunk
+            fields["model.chunked_window"] = True
+            fields["model.full_attention_every"] = _size(settings, "nope_layer_interval", 4)
+        return fields
     return {"doubt.block": f"the model may be wrong: blocks of decoder_block {kind} are not read, only their sizes"}
 
 
@@ -151,8 +151,8 @@ def _latent(settings: Mapping[str, Any]) -> Fields:
     """Latent attention; its sizes stand in every file that is based on `base.yml` and count where it is asked for."""
     if settings.get("attention_type") != "mla":
         return {}
-    says: Fields = {f"latent.{name}": _size(settings, name, default) for name, default in _LATENT_SIZES.items()}
-    return says | {"latent.q_lora_rank": _size(settings, "q_lora_rank", 0)}
+    fields: Fields = {f"latent.{name}": _size(settings, name, default) for name, default in _LATENT_SIZES.items()}
+    return fields | {"latent.q_lora_rank": _size(settings, "q_lora_rank", 0)}
 
 
 _EXPERT_KEYS: Final = (
@@ -174,18 +174,18 @@ def _experts(settings: Mapping[str, Any]) -> Fields:
     count = _size(settings, "num_experts", 1)
     if count == 1:
         return {}
-    says: Fields = {"experts.count": count, "experts.topk": _size(settings, "num_experts_per_tok", 1)}
+    fields: Fields = {"experts.count": count, "experts.topk": _size(settings, "num_experts_per_tok", 1)}
     width = _size(settings, "base_moe_mlp_dim", _size(settings, "base_moe_dim", _size(settings, "base_mlp_dim", 7168)))
-    says["experts.ffn_hidden"] = width
+    fields["experts.ffn_hidden"] = width
     shared = _size(settings, "shared_experts", 0)
     if shared:
-        says["experts.shared_ffn_hidden"] = shared * width
-    says["experts.first_dense_layers"] = _size(settings, "first_num_dense_layers", 0)
-    says["experts.every"] = _size(settings, "interleave_moe_layer_step", 1)
+        fields["experts.shared_ffn_hidden"] = shared * width
+    fields["experts.first_dense_layers"] = _size(settings, "first_num_dense_layers", 0)
+    fields["experts.every"] = _size(settings, "interleave_moe_layer_step", 1)
     groups = _size(settings, "n_routing_groups", 1)
     if groups > 1:
-        says |= {"experts.groups": groups, "experts.groups_kept": _size(settings, "topk_routing_group", groups)}
-    return says
+        fields |= {"experts.groups": groups, "experts.groups_kept": _size(settings, "topk_routing_group", groups)}
+    return fields
 
 
 def _write_experts(fields: Fields) -> Mapping[str, Any]:

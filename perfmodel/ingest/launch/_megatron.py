@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any, Final
 
 from perfmodel.ingest.launch._arguments import LAUNCHING
@@ -61,7 +62,8 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
         return {"devices": each, "note.devices": guess}
     if each is not None:
         return {"devices": (nodes or 1) * each}
-    if (processes := _number(settings, "num-processes")) is not None:
+    processes = _number(settings, "num-processes")
+    if processes is not None:
         return {"devices": processes}
     # Without a launcher the scheduler starts a process for every device, unless it starts one alone on each node.
     if scheduled.get("ntasks", 1) > (nodes or 1):
@@ -93,7 +95,8 @@ def _write_world(fields: Fields) -> Mapping[str, Any]:
 
 
 def _zero(settings: Mapping[str, Any]) -> Fields:
-    if "zero-stage" in settings:  # Megatron-DeepSpeed
+    # Megatron-DeepSpeed.
+    if "zero-stage" in settings:
         return stage_as_it_runs(WHOLE_OR_NONE.read(settings["zero-stage"]), "bf16" if settings.get("bf16") else "")
     if not set(settings) - {"bf16"}:
         return {}
@@ -209,7 +212,8 @@ def _framework(fields: Fields, entries: Entries) -> str:
     is_set = [name for name, entry in entries.items() if entry.value not in (False, "False", "false")]
     if "use-legacy-models" in is_set:
         return "megatron-lm"
-    if implementation not in (None, "local") or any(fnmatchcase(name, of) for name in is_set for of in _OF_CORE):
+    has_core_setting = any(fnmatchcase(name, pattern) for name, pattern in product(is_set, _OF_CORE))
+    if implementation not in (None, "local") or has_core_setting:
         return "megatron-core"
     is_older = implementation == "local" or any(name in is_set for name in _BEFORE_CORE)
     return "megatron-lm" if is_older else "megatron-core"

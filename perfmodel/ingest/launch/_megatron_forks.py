@@ -30,10 +30,10 @@ def _ulysses(arguments: Mapping[str, Any]) -> Fields:
 
 def _context_algorithm(arguments: Mapping[str, Any]) -> Fields:
     name = arguments["context-parallel-algo"]
-    says: Fields = {"cp_kind": words(_CONTEXT_ALGORITHMS).read(name)}
+    fields: Fields = {"cp_kind": words(_CONTEXT_ALGORITHMS).read(name)}
     if "hybrid" in name and str(arguments.get("context-parallel-size", 1)) != "1":
-        says["note.context"] = f"{name} is taken as a ring, without its all-to-alls"
-    return says
+        fields["note.context"] = f"{name} is taken as a ring, without its all-to-alls"
+    return fields
 
 
 def _no_pipeline(arguments: Mapping[str, Any]) -> Fields:
@@ -90,13 +90,15 @@ _STATE_TYPES: Final = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype",
 
 def _state_types(arguments: Mapping[str, Any]) -> Fields:
     """Element types of gradients and optimizer states (`--use-precision-aware-optimizer` of Megatron-Core)."""
-    says: Fields = {}
+    fields: Fields = {}
     if "main-grads-dtype" in arguments:
-        says["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(arguments["main-grads-dtype"])
+        fields["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(
+            arguments["main-grads-dtype"]
+        )
     narrow = [f"--{name} {arguments[name]}" for name in _STATE_TYPES[1:] if arguments.get(name, "fp32") != "fp32"]
     if narrow:
-        says["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is taken as fp32"
-    return says
+        fields["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is taken as fp32"
+    return fields
 
 
 def _capacity(arguments: Mapping[str, Any]) -> Fields:
@@ -129,22 +131,22 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
     """
     if "num-layers" in arguments or not any(name in arguments for name in _SWIFT_ONLY):
         return {}
-    says: Fields = {"dtype": words(_TORCH_TYPES).read(arguments.get("torch-dtype", "bfloat16"))}
-    says["zero"] = 0 if str(arguments.get("use-distributed-optimizer")).lower() == "false" else 1
+    fields: Fields = {"dtype": words(_TORCH_TYPES).read(arguments.get("torch-dtype", "bfloat16"))}
+    fields["zero"] = 0 if str(arguments.get("use-distributed-optimizer")).lower() == "false" else 1
     if "expert-model-parallel-size" in arguments and "expert-tensor-parallel-size" not in arguments:
-        says["etp"] = 1
+        fields["etp"] = 1
     if "max-length" in arguments:
-        says["seq_len"] = WHOLE.read(arguments["max-length"])
+        fields["seq_len"] = WHOLE.read(arguments["max-length"])
     checkpoint = arguments.get("model", arguments.get("mcore-model", arguments.get("load")))
     if isinstance(checkpoint, str):
-        says["model"] = checkpoint.rstrip("/").removesuffix("-mcore")
+        fields["model"] = checkpoint.rstrip("/").removesuffix("-mcore")
     kind = arguments.get("tuner-type", arguments.get("train-type", "full"))
     adapters = Adapters(
         rank=arguments.get("lora-rank", 8),
         targets=arguments.get("target-modules", "all-linear"),
         dropout=arguments.get("lora-dropout"),
     )
-    return says | tuning_fields(kind, "tuner-type", adapters)
+    return fields | tuning_fields(kind, "tuner-type", adapters)
 
 
 _TORCH_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -42,17 +42,17 @@ def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
     gates = [activation for name, activation in _GATES.items() if arguments.get(name) is True]
     if "glu-activation" in arguments:
         gates.append(words(_GATES_BY_NAME).read(arguments["glu-activation"]))
-    says: Fields = {"model.gated_ffn": bool(gates)}
+    fields: Fields = {"model.gated_ffn": bool(gates)}
     if gates:
-        says["model.activation"] = gates[-1]
+        fields["model.activation"] = gates[-1]
     elif arguments.get("squared-relu"):
-        says["model.activation"] = "relu2"
+        fields["model.activation"] = "relu2"
     if "ffn-hidden-size" in arguments:
-        says["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
+        fields["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
     elif arguments.get("swiglu") is True and "hidden-size" in arguments:
         # Two thirds of four times the hidden size, in multiples of 64.
-        says["model.ffn_hidden"] = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
-    return says
+        fields["model.ffn_hidden"] = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
+    return fields
 
 
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
@@ -103,10 +103,10 @@ def _positions(arguments: Mapping[str, Any]) -> Fields:
         kind = words(_POSITIONS).read(arguments["position-embedding-type"])
     if kind is None:
         return {}
-    says: Fields = {"model.positions": kind}
+    fields: Fields = {"model.positions": kind}
     if kind == "alibi":
-        says["note.positions"] = "alibi adds its bias inside the attention kernel, at no cost"
-    return says
+        fields["note.positions"] = "alibi adds its bias inside the attention kernel, at no cost"
+    return fields
 
 
 def _write_positions(fields: Fields) -> Mapping[str, Any]:
@@ -160,8 +160,8 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     layers = WHOLE.read(arguments["num-layers"])
     idle = idle_layers(arguments.get("noop-layers"))
     pattern = expert_layers(frequency, layers)
-    kept = [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]
-    return expert_fields(kept)
+    has_experts_by_layer = [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]
+    return expert_fields(has_experts_by_layer)
 
 
 _OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
@@ -198,31 +198,30 @@ def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
 
 
 def _experts(arguments: Mapping[str, Any]) -> Fields:
-    """How many experts there are, how many of them a token goes to, and those that all tokens go to."""
+    """Number of experts, experts per token, and size of the experts that all tokens pass."""
     count = _count_experts(arguments.get("num-experts"))
-    says: Fields = {"experts.count": count} if count else {}
+    fields: Fields = {"experts.count": count} if count else {}
     if "topk" in arguments or "moe-router-topk" in arguments:
-        says["experts.topk"] = WHOLE.read(arguments.get("moe-router-topk", arguments.get("topk")))
+        fields["experts.topk"] = WHOLE.read(arguments.get("moe-router-topk", arguments.get("topk")))
     elif count > 1:
-        says["experts.topk"] = 1 if of_deepspeed(arguments) else 2
+        fields["experts.topk"] = 1 if of_deepspeed(arguments) else 2
     if len(set(_listed(arguments.get("num-experts"))) - {"1"}) > 1:
         numbers = ", ".join(map(str, _listed(arguments["num-experts"])))
-        says["doubt.experts"] = f"the model may be wrong: layers with {numbers} experts are read as {count} in each"
+        fields["doubt.experts"] = f"the model may be wrong: layers with {numbers} experts are read as {count} in each"
     if "moe-intermediate-size" in arguments:
-        says["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
+        fields["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
     if arguments.get("mlp-type") == "residual" and "hidden-size" in arguments:
         # Every token passes a dense feed-forward too (DeepSpeed-MoE, arXiv 2201.05596, section 4.1).
         dense = arguments.get("ffn-hidden-size", 4 * WHOLE.read(arguments["hidden-size"]))
-        says["experts.shared_ffn_hidden"] = WHOLE.read(dense)
+        fields["experts.shared_ffn_hidden"] = WHOLE.read(dense)
     shared = WHOLE_OR_NONE.read(arguments.get("n-shared-experts", 0))
     if shared:
-        each = arguments.get(
-            "moe-intermediate-size", arguments.get("moe-ffn-hidden-size", arguments.get("ffn-hidden-size"))
-        )
-        if each is None:
+        sizes = ("moe-intermediate-size", "moe-ffn-hidden-size", "ffn-hidden-size")
+        stated = [arguments[name] for name in sizes if arguments.get(name) is not None]
+        if not stated:
             raise BadValue(f"needs the size of an expert, --moe-ffn-hidden-size; got {arguments['n-shared-experts']!r}")
-        says["experts.shared_ffn_hidden"] = shared * WHOLE.read(each)
-    return says
+        fields["experts.shared_ffn_hidden"] = shared * WHOLE.read(stated[0])
+    return fields
 
 
 _EXPERTS: Final = (
@@ -245,7 +244,9 @@ _EXPERTS: Final = (
 def _latent(arguments: Mapping[str, Any]) -> Fields:
     """Latent attention with the sizes that Megatron-Core has where nobody says them."""
     asked = any(arguments.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention"))
-    return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()} if asked else {}
+    if not asked:
+        return {}
+    return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()}
 
 
 _HYBRID: Final = (
@@ -274,10 +275,8 @@ def _listed(value: Any) -> list[Any]:
 
 def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
-    program, spec = (
-        PurePosixPath(str(arguments.get(SCRIPT, ""))).name,
-        " ".join(map(str, _listed(arguments.get("spec", "")))),
-    )
+    program = PurePosixPath(str(arguments.get(SCRIPT, ""))).name
+    spec = " ".join(map(str, _listed(arguments.get("spec", ""))))
     if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
         if not spec or any(known in spec for known in _PLAIN_SPECS):
             return {}
@@ -289,25 +288,26 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
         # Behind a slash stand modules that predict further tokens; bars only divide stages.
         letters = str(pattern).split("/")[0].replace("|", "")
     elif "num-layers" in arguments:
-        ratios = (NUMBER.read(arguments.get(f"hybrid-{name}-ratio", 0.0)) for name in ("attention", "mlp"))
-        letters = hybrid_layers(WHOLE.read(arguments["num-layers"]), *ratios)
+        attention_ratio = NUMBER.read(arguments.get("hybrid-attention-ratio", 0.0))
+        mlp_ratio = NUMBER.read(arguments.get("hybrid-mlp-ratio", 0.0))
+        letters = hybrid_layers(WHOLE.read(arguments["num-layers"]), attention_ratio, mlp_ratio)
     else:
         return {}
     if set(letters) - set("M*-E"):
         raise BadValue(f"may have layers M, *, - and E alone; got {pattern!r}")
-    says: Fields = {"model.layers": len(letters), "model.mixers": letters}
+    fields: Fields = {"model.layers": len(letters), "model.mixers": letters}
     if "*" not in letters:
-        says["model.heads"] = WHOLE.read(arguments.get("num-attention-heads", 1))
+        fields["model.heads"] = WHOLE.read(arguments.get("num-attention-heads", 1))
     if "M" in letters:
         head_dim = WHOLE.read(arguments.get("mamba-head-dim", 64))
         heads = WHOLE.read(arguments.get("mamba-num-heads", 2 * WHOLE.read(arguments["hidden-size"]) // head_dim))
-        says |= {
+        fields |= {
             "mamba.heads": heads,
             "mamba.head_dim": head_dim,
             "mamba.state": WHOLE.read(arguments.get("mamba-state-dim", 128)),
             "mamba.groups": WHOLE.read(arguments.get("mamba-num-groups", 8)),
         }
-    return says
+    return fields
 
 
 _KINDS: Final = (
@@ -346,15 +346,15 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
         encoder = arguments.get("encoder-num-layers", arguments.get("num-layers"))
         if encoder is None:
             return {}
-        says: Fields = {
+        fields: Fields = {
             "model.layers": WHOLE.read(encoder),
             "model.decoder_layers": WHOLE.read(arguments.get("decoder-num-layers", encoder)),
         }
         if "encoder-seq-length" in arguments:
-            says["seq_len"] = WHOLE.read(arguments["encoder-seq-length"])
+            fields["seq_len"] = WHOLE.read(arguments["encoder-seq-length"])
         if "decoder-seq-length" in arguments:
-            says["model.decoder_seq_len"] = WHOLE.read(arguments["decoder-seq-length"])
-        return says
+            fields["model.decoder_seq_len"] = WHOLE.read(arguments["decoder-seq-length"])
+        return fields
     if set(parts) & set(_NO_DECODERS):
         return {"doubt.model": f"the model may be wrong: {name}.py trains no causal decoder, and is read as one"}
     return {}
@@ -369,13 +369,13 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     if str(parts[0]).strip() == "-1":  # no window
         return {}
     before = WHOLE_OR_NONE.read(str(parts[0]).strip())
-    says: Fields = {"model.window": before + 1 if "window-size" in arguments else before}
+    fields: Fields = {"model.window": before + 1 if "window-size" in arguments else before}
     every = arguments.get("window-attn-skip-freq")
     if every is not None and str(every).isdecimal():
-        says["model.full_attention_every"] = WHOLE.read(every)
+        fields["model.full_attention_every"] = WHOLE.read(every)
     elif every is not None:
         raise BadValue(f"must be a whole number, every how many layers attend in full; got {every!r}")
-    return says
+    return fields
 
 
 def _norm_ends(arguments: Mapping[str, Any]) -> Fields:

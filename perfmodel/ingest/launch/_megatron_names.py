@@ -22,7 +22,7 @@ _SWITCHES: Final = {
     "graphs": "enable-cuda-graph external-cuda-graph",
     "offload": "cpu-optimizer optimizer-cpu-offload",
 }
-SWITCHES: Final = frozenset(name for names in _SWITCHES.values() for name in names.split())
+SWITCHES: Final = frozenset(" ".join(_SWITCHES.values()).split())
 """Arguments that take no value, of those that are read."""
 
 _HARMLESS: Final = {
@@ -55,5 +55,5 @@ _HARMLESS: Final = {
     "tasks": "task inference mask-factor sample-rate dpo-beta add-eos-token hf-chat-template max-new-tokens",
     "start": "use-cpu-initialization no-initialization use-ring-exchange-p2p calculate-per-token-loss",
 }
-HARMLESS: Final = tuple(pattern for patterns in _HARMLESS.values() for pattern in patterns.split())
+HARMLESS: Final = tuple(" ".join(_HARMLESS.values()).split())
 """Arguments (patterns) that change neither time nor memory of a step, or only what every run does."""

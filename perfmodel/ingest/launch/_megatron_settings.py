@@ -39,8 +39,10 @@ def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
 
 
 def require_no_pipeline(fields: Fields) -> None:
-    """Megatron's FSDP shards gradients and weights of a stage that keeps them for all micro-batches: not with a
-    pipeline."""
+    """Refuse sharded gradients and weights with a pipeline.
+
+    A stage keeps both for all micro-batches, so that Megatron's FSDP has no pipeline.
+    """
     if fields["zero"] >= 2 and fields["pp"] > 1:
         raise LaunchFileError(
             f"zero={fields['zero']} with pp={fields['pp']}: Megatron shards gradients and weights "
@@ -61,12 +63,12 @@ def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
     return {"recompute": "full"}
 
 
-_MODULES: Final = tuple(one for one in get_args(RecomputeModule) if one != "mlp_act")
-"""Those that Megatron-Core has."""
+_MODULES: Final = tuple(module for module in get_args(RecomputeModule) if module != "mlp_act")
+"""Modules that Megatron-Core can recompute."""
 
 
 def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
-    """What selective recompute repeats, where it is not the attention core alone.
+    """Modules that selective recompute repeats, if these are not the attention core alone.
 
     Args:
         joined: several modules as one value of the file.
@@ -75,14 +77,15 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
     def read(settings: Mapping[str, Any]) -> Fields:
         value = settings[name]
         modules = value if isinstance(value, list) else str(value).split()
-        if unknown := [one for one in modules if one not in _MODULES]:
+        unknown = [module for module in modules if module not in _MODULES]
+        if unknown:
             raise BadValue(
                 f"has no modules {', '.join(map(str, unknown))}; there are {', '.join(_MODULES)}; got {value!r}"
             )
         return {"recompute_modules": tuple(modules)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
-        modules = tuple(one for one in fields.get("recompute_modules", ()) if one in _MODULES)
+        modules = tuple(module for module in fields.get("recompute_modules", ()) if module in _MODULES)
         said = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
         return {name: joined(modules) if said else None}
 
@@ -130,12 +133,14 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         if not any(name in settings for name in ends) or layers not in settings or pp < 2:
             return {}
         stated = [WHOLE_OR_NONE.read(settings[name]) if name in settings else None for name in ends]
-        all_layers, middle = WHOLE.read(settings[layers]), stated.count(None) + pp - 2
-        rest = all_layers - sum(one or 0 for one in stated)
-        if rest < 0 or (middle and rest % middle) or (not middle and rest):
-            raise BadValue(f"leaves {rest} of {all_layers} layers to {middle} stages, which do not divide")
-        each = rest // middle if middle else 0
-        first, last = (each if one is None else one for one in stated)
+        all_layers = WHOLE.read(settings[layers])
+        # An end without a number of its own shares the rest with the stages between.
+        equal_stages = stated.count(None) + pp - 2
+        rest = all_layers - sum(number or 0 for number in stated)
+        if rest < 0 or (equal_stages and rest % equal_stages) or (not equal_stages and rest):
+            raise BadValue(f"leaves {rest} of {all_layers} layers to {equal_stages} stages, which do not divide")
+        each = rest // equal_stages if equal_stages else 0
+        first, last = (each if number is None else number for number in stated)
         return {"partition": (first, *[each] * (pp - 2), last)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
@@ -182,21 +187,22 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
         name: key of a field of Megatron-Core's configuration.
         switch: whether a key of its own (`cpu_offloading`) turns it on; of an argument its number does.
     """
-    on, layers, activations, weights = (
-        name(f"cpu_offloading{part}") for part in ("", "_num_layers", "_activations", "_weights")
-    )
+    switched_on = name("cpu_offloading")
+    layers = name("cpu_offloading_num_layers")
+    activations = name("cpu_offloading_activations")
+    weights = name("cpu_offloading_weights")
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        if settings.get(weights) and (settings.get(on) or not switch):
+        if settings.get(weights) and (settings.get(switched_on) or not switch):
             raise BadValue("offloads weights too, which no layout does; leave it out for activations alone")
-        off = (switch and not settings.get(on)) or settings.get(activations) is False
+        off = (switch and not settings.get(switched_on)) or settings.get(activations) is False
         return {"offload_layers": 0 if off else WHOLE_OR_NONE.read(settings.get(layers, 0))}
 
     def write(fields: Fields) -> Mapping[str, Any]:
         n = fields.get("offload_layers") or None
-        return {layers: n} | ({on: True, weights: False} if switch and n else {})
+        return {layers: n} | ({switched_on: True, weights: False} if switch and n else {})
 
-    return Rule(keys=(on, layers, activations, weights) if switch else (layers,), read=read, write=write)
+    return Rule(keys=(switched_on, layers, activations, weights) if switch else (layers,), read=read, write=write)
 
 
 def dropout_rule(*names: str) -> Rule:
@@ -226,19 +232,22 @@ def context_rule(name: str) -> Rule:
 
 
 def graph_rule(name: Callable[[str], str]) -> Rule:
-    """What runs from CUDA graphs: by default every layer, by Megatron-Core's own means (`enable_cuda_graph`, later
-    `cuda_graph_impl` local) or Transformer Engine's (`external_cuda_graph`); or the whole step, by their scope.
-    Graphs of parts of layers are taken as none (`megatron/core/transformer/transformer_config.py` of 0.12 and 0.15).
+    """CUDA graphs: none, of every layer, or of the whole step.
+
+    Megatron-Core captures layers itself (`enable_cuda_graph`, later `cuda_graph_impl` local) or leaves it to
+    Transformer Engine (`external_cuda_graph`); the scope asks for the whole step. Graphs of parts of layers are taken
+    as none (`megatron/core/transformer/transformer_config.py` of 0.12 and 0.15).
 
     Args:
         name: key of a field of Megatron-Core's configuration.
     """
-    own, external, kind, scope = map(
-        name, ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope")
-    )
+    core = name("enable_cuda_graph")
+    external = name("external_cuda_graph")
+    kind = name("cuda_graph_impl")
+    scope = name("cuda_graph_scope")
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        on = any(str(settings.get(flag)).lower() == "true" for flag in (own, external))
+        on = any(str(settings.get(flag)).lower() == "true" for flag in (core, external))
         if not on and str(settings.get(kind, "none")).lower() == "none":
             return {"cuda_graphs": "none"}
         parts = settings.get(scope) or "full"
@@ -256,7 +265,7 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
         graphs = fields.get("cuda_graphs", "none")
         return {} if graphs == "none" else {kind: "local", scope: "full_iteration" if graphs == "step" else None}
 
-    return Rule(keys=(own, external, kind, scope), read=read, write=write)
+    return Rule(keys=(core, external, kind, scope), read=read, write=write)
 
 
 def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
@@ -265,16 +274,16 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
     Args:
         name: key of a field of Megatron-Core's configuration.
     """
-    kind, deepep, backend = map(name, ("moe_token_dispatcher_type", "moe_enable_deepep", "moe_flex_dispatcher_backend"))
-    factor, padded = map(name, ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"))
+    kind = name("moe_token_dispatcher_type")
+    deepep = name("moe_enable_deepep")
+    backend = name("moe_flex_dispatcher_backend")
+    factor = name("moe_expert_capacity_factor")
+    padded = name("moe_pad_expert_input_to_capacity")
+    backends = words({"deepep": "deepep", "hybridep": "hybridep"})
 
     def read(settings: Mapping[str, Any]) -> Fields:
         if settings.get(kind, "flex") == "flex" and (settings.get(backend) or settings.get(deepep)):
-            return {
-                "expert_dispatcher": words({"deepep": "deepep", "hybridep": "hybridep"}).read(
-                    settings.get(backend) or "deepep"
-                )
-            }
+            return {"expert_dispatcher": backends.read(settings.get(backend) or "deepep")}
         return {"expert_dispatcher": "alltoall"} if settings.get(kind) == "alltoall" else {}
 
     def write(fields: Fields) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
@@ -15,7 +16,7 @@ from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_model import NAMED_MODEL
 
-_ARGUMENTS: Final = frozenset(name for rule in MEGATRON.table for name in rule.keys) - set(LAUNCHING)
+_ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)
 _MARKS: Final = tuple(name for name in MEGATRON.marks if name != "num-attention-heads")
 """Arguments of which a table of Megatron's has one; heads stand in every configuration of a model."""
 _TABLES: Final = (r"(.*\.)?MODEL_ARGS(_\d+)?\.", r"(.*\.)?overrides\.")

@@ -19,31 +19,34 @@ LATENT_DEFAULTS: Final = {
 
 
 def model_of(known: Fields, place: str, name: str) -> Model | None:
-    """The model of `model.*` fields, as the catalog has it if it has one of this shape; None where none is stated.
+    """The model of `model.*` fields, or the catalog's model of the same shape; None if none is stated.
 
     Raises:
         LaunchFileError: sizes that contradict one another.
     """
-    if named := known.get("model"):
+    named = known.get("model")
+    if named:
         return catalog_model(named)
-    own = _of(known, "model.")
+    sizes = _of(known, "model.")
     needed = ("layers", "hidden", "heads", "vocab")
-    if not all(field in own for field in needed):
+    if not all(field in sizes for field in needed):
         return None
-    own.setdefault("kv_heads", own["heads"])
-    own.setdefault("head_dim", max(1, own["hidden"] // own["heads"]))
-    own.setdefault("ffn_hidden", 4 * own["hidden"])
-    own["seq_len"] = known.get("seq_len") or own.get("seq_len") or 2048
+    sizes.setdefault("kv_heads", sizes["heads"])
+    sizes.setdefault("head_dim", max(1, sizes["hidden"] // sizes["heads"]))
+    sizes.setdefault("ffn_hidden", 4 * sizes["hidden"])
+    sizes["seq_len"] = known.get("seq_len") or sizes.get("seq_len") or 2048
     try:
-        experts, latent = _of(known, "experts."), _of(known, "latent.")
+        experts = _of(known, "experts.")
+        latent = _of(known, "latent.")
         if experts.get("count", 1) > 1:
-            own["experts"] = Experts(**({"ffn_hidden": own["ffn_hidden"], "topk": 1} | experts))
+            sizes["experts"] = Experts(**({"ffn_hidden": sizes["ffn_hidden"], "topk": 1} | experts))
         if latent.get("kv_lora_rank"):
-            own["latent_attention"] = LatentAttention(**(LATENT_DEFAULTS | latent))
-            own |= {"kv_heads": own["heads"], "head_dim": own["latent_attention"].v_head_dim}
-        if mamba := _of(known, "mamba."):
-            own["mamba"] = Mamba(**mamba)
-        model = Transformer(name=name, source=f"launch file {place}", **own)
+            sizes["latent_attention"] = LatentAttention(**(LATENT_DEFAULTS | latent))
+            sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["latent_attention"].v_head_dim}
+        mamba = _of(known, "mamba.")
+        if mamba:
+            sizes["mamba"] = Mamba(**mamba)
+        model = Transformer(name=name, source=f"launch file {place}", **sizes)
     except PerfModelError as error:
         raise LaunchFileError(f"{place}: {error}") from None
     except TypeError:
@@ -56,16 +59,16 @@ def _of(known: Fields, prefix: str) -> Fields:
 
 
 def model_fields(model: Model) -> Fields:
-    """The fields that say a model; none of models that are no transformers."""
+    """Fields that describe a transformer; none of other models."""
     if not isinstance(model, Transformer):
         return {}
-    found = {f"model.{f.name}": getattr(model, f.name) for f in fields(model)}
+    stated = {f"model.{f.name}": getattr(model, f.name) for f in fields(model)}
     for prefix, part in (("experts.", model.experts), ("latent.", model.latent_attention), ("mamba.", model.mamba)):
         if part is not None:
-            found |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
+            stated |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
     for key in ("experts", "latent_attention", "mamba", "name", "source", "aliases"):
-        del found[f"model.{key}"]
-    return found
+        del stated[f"model.{key}"]
+    return stated
 
 
 def shape(model: Model | None) -> Model | None:
@@ -77,16 +80,22 @@ def shape(model: Model | None) -> Model | None:
 
 def catalog_model(name: str) -> Model | None:
     """The catalog's model that a name of a hub or framework stands for; None where it has none."""
-    for one in (name, *catalog.hub_names(name)):
+    for candidate in (name, *catalog.hub_names(name)):
         try:
-            return catalog.model(one)
+            return catalog.model(candidate)
         except PerfModelError:
             continue
     return None
 
 
 def _of_catalog(model: Transformer) -> Model | None:
-    sizes, wanted = (model.layers, model.hidden), shape(model)
-    known = [one for one in map(catalog.model, catalog.models()) if isinstance(one, Transformer)]
-    alike = [one for one in known if (one.layers, one.hidden) == sizes and shape(one) == wanted]
-    return min(alike, key=lambda one: one.seq_len != model.seq_len, default=None)
+    wanted = shape(model)
+    same_shape = []
+    for candidate in map(catalog.model, catalog.models()):
+        if not isinstance(candidate, Transformer):
+            continue
+        # Sizes first: the shape of a whole model is slow to compare.
+        if (candidate.layers, candidate.hidden) == (model.layers, model.hidden) and shape(candidate) == wanted:
+            same_shape.append(candidate)
+    # Versions of one model may differ in the length of their sequences alone.
+    return min(same_shape, key=lambda candidate: candidate.seq_len != model.seq_len, default=None)

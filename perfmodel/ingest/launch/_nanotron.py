@@ -32,14 +32,14 @@ def _replicas(settings: Mapping[str, Any]) -> Fields:
     """Experts have an axis of the mesh of their own (`nanotron/parallel/context.py`): the world is dp * tp * pp * ep.
     For the other layers the ranks of that axis are replicas."""
     experts = WHOLE.read(settings.get(_EXPERT_AXIS, 1))
-    says: Fields = {"ep": experts}
+    fields: Fields = {"ep": experts}
     if "parallelism.dp" in settings:
-        says["dp"] = WHOLE.read(settings["parallelism.dp"]) * experts
+        fields["dp"] = WHOLE.read(settings["parallelism.dp"]) * experts
     whole_inputs = settings.get("parallelism.tp_mode") == "ALL_REDUCE"
     if experts > 1 and whole_inputs and WHOLE.read(settings.get("parallelism.tp", 1)) > 1:
-        says["sequence_parallel"] = True
-        says["note.experts"] = "experts beside tp_mode ALL_REDUCE as with REDUCE_SCATTER"
-    return says
+        fields["sequence_parallel"] = True
+        fields["note.experts"] = "experts beside tp_mode ALL_REDUCE as with REDUCE_SCATTER"
+    return fields
 
 
 def _write_replicas(fields: Fields) -> Mapping[str, Any]:

@@ -146,10 +146,10 @@ def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
 
 def _nemo_dtype(settings: Mapping[str, Any]) -> Fields:
     precision = settings.get("trainer.precision")
-    says: Fields = {"optimizer": "adam16bit"} if precision in _TRUE_16_BITS else {}
+    fields: Fields = {"optimizer": "adam16bit"} if precision in _TRUE_16_BITS else {}
     if settings.get("model.fp8"):
-        return says | {"dtype": "fp8"}
-    return says if precision is None else says | {"dtype": words(_PRECISIONS).read(precision)}
+        return fields | {"dtype": "fp8"}
+    return fields if precision is None else fields | {"dtype": words(_PRECISIONS).read(precision)}
 
 
 def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:
@@ -286,9 +286,8 @@ def _bridge_zero(settings: Mapping[str, Any]) -> Fields:
     sharded = any(settings.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
     if settings.get("dist.use_torch_fsdp2"):
         return {"zero": 3}
-    distributed = settings.get(
-        "ddp.use_distributed_optimizer", settings.get("optimizer.use_distributed_optimizer", True)
-    )
+    by_optimizer = settings.get("optimizer.use_distributed_optimizer", True)
+    distributed = settings.get("ddp.use_distributed_optimizer", by_optimizer)
     return zero_of(sharded, bool(distributed), settings.get("ddp.data_parallel_sharding_strategy"))
 
 
@@ -306,10 +305,16 @@ def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
 _BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu2", "relu": "relu"}
 
 
-_FUNCTION: Final = Values(
-    lambda value: words(_BRIDGE_ACTIVATIONS).read(str(value).rpartition(".")[2]),
-    lambda kind: (name := words(_BRIDGE_ACTIVATIONS).write(kind)) and f"torch.nn.functional.{name}",
-)
+def _read_function(value: Any) -> Any:
+    return words(_BRIDGE_ACTIVATIONS).read(str(value).rpartition(".")[2])
+
+
+def _write_function(kind: Any) -> str | None:
+    name = words(_BRIDGE_ACTIVATIONS).write(kind)
+    return name and f"torch.nn.functional.{name}"
+
+
+_FUNCTION: Final = Values(_read_function, _write_function)
 """An activation by the name of the function (`torch.nn.functional.silu`)."""
 
 

@@ -18,7 +18,7 @@ from perfmodel.ingest.launch._finetuning_command import finetuning_command
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings
-from perfmodel.ingest.launch._launch import Given, Launch, settle
+from perfmodel.ingest.launch._launch import Launch, Overrides, settle
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command
@@ -27,7 +27,7 @@ from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_argu
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
-from perfmodel.ingest.launch._shell import SHELLS
+from perfmodel.ingest.launch._shell_commands import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.spec import Layout, Model
@@ -112,18 +112,21 @@ def _called(text: str) -> _Call:
     if Path(text).exists():
         return _Call(text)
     try:
-        words = shlex.split(text)
+        argv = shlex.split(text)
     except ValueError:
         return _Call(text)
     variables: dict[str, str] = {}
-    while words and (setting := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
-        variables[setting[1]] = setting[2]
-        del words[0]
-    if len(words) > 1 and words[0] in (*SHELLS, "sbatch"):
-        del words[0]
-    if not words or (len(words) == 1 and not variables):
+    while argv:
+        assignment = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", argv[0], re.DOTALL)
+        if assignment is None:
+            break
+        variables[assignment[1]] = assignment[2]
+        del argv[0]
+    if len(argv) > 1 and argv[0] in (*SHELLS, "sbatch"):
+        del argv[0]
+    if not argv or (len(argv) == 1 and not variables):
         return _Call(text)
-    return _Call(words[0], tuple(words[1:]), variables)
+    return _Call(argv[0], tuple(argv[1:]), variables)
 
 
 def parse_launch(
@@ -140,14 +143,15 @@ def parse_launch(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Launch:
-    """`read_launch` of a text; `where` names it in messages, and its ending tells the syntax.
+    """`read_launch` of a text.
 
     Args:
+        place: path or name of the text, for messages; its ending tells the syntax.
         arguments: of a shell script, `$1` and those after it.
         variables: that are set when a shell script starts.
     """
     source, form = recognised(text, place, arguments, variables)
-    given = Given(
+    overrides = Overrides(
         devices=source.devices if devices is None else devices,
         global_batch=global_batch,
         layout=layout,
@@ -156,15 +160,19 @@ def parse_launch(
         dtype=dtype,
         needs_layout=needs_layout,
     )
-    stated, unread = form.read(source.entries, place, given.states)
-    if kept := _COMMENT.search(text):
-        kept_layout = Layout.parse(kept[1])
+    stated, unread = form.read(source.entries, place, overrides.states)
+    # Settings that the format has no key for stand in a comment that `export_launch` writes.
+    comment = _COMMENT.search(text)
+    if comment:
+        kept_layout = Layout.parse(comment[1])
         if kept_layout.schedule.startswith("file:"):
             raise LaunchFileError(f"{place}: {kept_layout.schedule}: a launch file may not name a file; give --layout")
         fields = {name: getattr(kept_layout, name) for name in form.elsewhere}
         stated = replace(stated, fields=stated.fields | fields)
     framework = form.framework_of(stated, source.entries)
-    return settle(stated, given, place=place, form=form, framework_name=framework, unread=unread, notes=source.notes)
+    return settle(
+        stated, overrides, place=place, form=form, framework_name=framework, unread=unread, notes=source.notes
+    )
 
 
 def launch_format(name: str) -> LaunchFormat:
@@ -181,7 +189,10 @@ def launch_format(name: str) -> LaunchFormat:
         raise LaunchFileError(
             f"{plain}: its files are read, not written; give --framework deepspeed and a name that ends in .json"
         )
-    raise UnknownNameError("framework with launch files", name, [n for form in FORMATS for n in form.frameworks])
+    frameworks: list[str] = []
+    for form in FORMATS:
+        frameworks += form.frameworks
+    raise UnknownNameError("framework with launch files", name, frameworks)
 
 
 def format_of_path(path: Path) -> LaunchFormat:
@@ -211,7 +222,7 @@ def format_of_path(path: Path) -> LaunchFormat:
 def recognised(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat]:
-    """What a file says, and its format; raises `LaunchFileError` for a file of no format that is known."""
+    """Entries of a file, and its format; raises `LaunchFileError` for a file of no format that is known."""
     path = Path(place)
     syntax = _SYNTAXES.get(path.suffix.lower())
     if syntax is None:
@@ -233,25 +244,31 @@ def recognised(
         of_maxtext = maxtext_command(text, place, arguments, variables)
         if of_maxtext is not None:
             return of_maxtext, MAXTEXT
-        known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
-        source = read_arguments(text, place, known, MEGATRON.switches, arguments, variables)
+        megatron_keys: set[str] = set()
+        for rule in MEGATRON.table:
+            megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
+        source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
     if syntax != "arguments":
         refuse_other_tools(source.entries, place)
         front_end = finetuning_format(source.entries)
         if front_end is not None:
             return with_named_files(source, front_end, path.parent)
-    if syntax in ("json", "yaml") and (of_neox := neox_arguments(source)) is not None:
-        return of_neox, MEGATRON
+    if syntax in ("json", "yaml"):
+        of_neox = neox_arguments(source)
+        if of_neox is not None:
+            return of_neox, MEGATRON
     fitting = [form for form in FORMATS if form.syntax == syntax]
     for form in fitting:
         if form is ACCELERATE and form.recognises(source.entries):
             return with_deepspeed_file(source, path.parent)
         if form.recognises(source.entries):
             return source, form
-    if syntax == "yaml" and (in_table := megatron_arguments(source)) is not None:
-        return in_table, MEGATRON
-    known = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
-    needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in known)
+    if syntax == "yaml":
+        of_table = megatron_arguments(source)
+        if of_table is not None:
+            return of_table, MEGATRON
+    of_syntax = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
+    needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)
     raise LaunchFileError(f"{place}: no launch file that is known: {needed}; give --model, --layout and so on instead")
 
 

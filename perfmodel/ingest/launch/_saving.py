@@ -12,5 +12,5 @@ _TITAN: Final = re.compile(r"^\[checkpoint\]\s*$(?:\n(?!\[).*)*?\n\s*interval\s*
 
 def save_every(text: str) -> int | None:
     """Steps between two checkpoints; None where the file does not say."""
-    found = _INTERVALS.search(text) or _TITAN.search(text)
-    return int(found[1]) or None if found else None
+    interval = _INTERVALS.search(text) or _TITAN.search(text)
+    return int(interval[1]) or None if interval else None

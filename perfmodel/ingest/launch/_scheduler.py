@@ -1,5 +1,7 @@
-"""What a job asks its scheduler for, and the variables that SLURM sets from it (sbatch(1), section OUTPUT ENVIRONMENT
-VARIABLES)."""
+"""Nodes, tasks and GPUs that a job asks its scheduler for, and the variables that SLURM sets from them.
+
+Source: sbatch(1), section OUTPUT ENVIRONMENT VARIABLES.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,11 @@ _MPI: Final = {
 
 def directives(text: str) -> list[str]:
     """Options of the `#SBATCH` lines of a script, each a word."""
-    return [word for line in _DIRECTIVE.findall(text) for word in line.partition(" #")[0].split()]
+    options: list[str] = []
+    for line in _DIRECTIVE.findall(text):
+        before_comment, _, _ = line.partition(" #")
+        options += before_comment.split()
+    return options
 
 
 def requested(text: str) -> dict[str, int]:
@@ -33,20 +39,22 @@ def requested(text: str) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for nodes, rest in _PBS.findall(text):
         numbers["nodes"] = int(nodes)
-        if per_node := re.search(r":(?:ngpus|gpus|ppn)=(\d+)", rest):
+        per_node = re.search(r":(?:ngpus|gpus|ppn)=(\d+)", rest)
+        if per_node:
             numbers["gpus-per-node"] = int(per_node[1])
     return numbers | slurm_numbers(directives(text))
 
 
-def slurm_numbers(words: Sequence[str]) -> dict[str, int]:
+def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
     """Numbers among the options of sbatch or srun, by the long name of the option."""
     numbers: dict[str, int] = {}
-    for i, word in enumerate(words):
-        following = words[i + 1] if i + 1 < len(words) else ""
-        if short := re.fullmatch(r"-([NnGc])=?(\S*)", word):
+    for i, option in enumerate(options):
+        following = options[i + 1] if i + 1 < len(options) else ""
+        short = re.fullmatch(r"-([NnGc])=?(\S*)", option)
+        if short:
             name, value = _SHORT[short[1]], short[2] or following
-        elif word.startswith("--"):
-            name, sign, value = word[2:].partition("=")
+        elif option.startswith("--"):
+            name, sign, value = option[2:].partition("=")
             value = value if sign else following
         else:
             continue
@@ -55,18 +63,21 @@ def slurm_numbers(words: Sequence[str]) -> dict[str, int]:
             gpus = re.search(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?", value)
             if gpus:
                 numbers["gres-gpus"] = int(gpus[1] or 1)
-        elif name in NUMBERED and (number := re.match(r"(?:[A-Za-z][\w.-]*:)?(\d+)", value)):
-            numbers[name] = int(number[1])
+        elif name in NUMBERED:
+            # A number may have a type before it: `--gpus=a100:8`.
+            number = re.match(r"(?:[A-Za-z][\w.-]*:)?(\d+)", value)
+            if number:
+                numbers[name] = int(number[1])
     return numbers
 
 
-def mpi_numbers(words: Sequence[str]) -> dict[str, int]:
+def mpi_numbers(options: Sequence[str]) -> dict[str, int]:
     """Processes, and those per node, among the options of mpirun."""
     numbers: dict[str, int] = {}
-    for word, following in pairwise(words):
-        if word in _MPI and following.isdecimal():
-            numbers[_MPI[word]] = int(following)
-        per_node = re.fullmatch(r"ppr:(\d+):node(:.*)?", following) if word in ("--map-by", "-map-by") else None
+    for option, following in pairwise(options):
+        if option in _MPI and following.isdecimal():
+            numbers[_MPI[option]] = int(following)
+        per_node = re.fullmatch(r"ppr:(\d+):node(:.*)?", following) if option in ("--map-by", "-map-by") else None
         if per_node:
             numbers["ntasks-per-node"] = int(per_node[1])
     return numbers

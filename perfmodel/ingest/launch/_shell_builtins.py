@@ -24,7 +24,7 @@ LONGEST_VALUE: Final = 500_000
 
 
 class Builtins(Expander):
-    """What a script says to the shell itself; a method takes a command and its expanded words, and gives its status."""
+    """Commands that the shell runs itself; a method takes a command and its expanded words, and returns its status."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
@@ -33,7 +33,7 @@ class Builtins(Expander):
         self.folder = "."
         """Where a command inside `$(...)` runs."""
         self.locals: list[dict[str, Value | None]] = []
-        """Of every function that runs: what its local variables were outside."""
+        """For every function that runs, the values that its local variables have outside."""
 
     @contextmanager
     def restoring(self, names: Sequence[str]) -> Iterator[None]:
@@ -50,12 +50,12 @@ class Builtins(Expander):
             else:
                 self.state.variables[name] = value
 
-    def declare(self, node: tree.Simple, words: Sequence[Word]) -> bool:
-        if self.locals and words and words[0].text == "local":
+    def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
+        if self.locals and argv and argv[0].text == "local":
             for assignment in node.assignments:
                 self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
         self.assign(node.assignments)
-        for word in words[1:]:
+        for word in argv[1:]:
             # `export $VARIABLES` may hold whole assignments.
             name, sign, value = word.text.partition("=")
             if sign and name.isidentifier():
@@ -69,35 +69,39 @@ class Builtins(Expander):
             if assignment.elements is not None:
                 value = dict(before) if assignment.appends else {}
                 for index, raw in assignment.elements:
-                    words = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
+                    elements = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
                     first = self.index(index) if index is not None else next_index(value)
-                    for i, word in enumerate(words):
+                    for i, word in enumerate(elements):
                         value[first if i == 0 else str(int(first) + i)] = word
             else:
                 word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
                 # What a script adds to a variable that it has not set is added to nothing.
                 word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
-                at = "0" if assignment.index is None else self.index(assignment.index)
-                if assignment.appends and at in before:
-                    word = Word(before[at].text + word.text, before[at].line)
-                value = {at: word} if assignment.index is None else {**before, at: word}
+                position = "0" if assignment.index is None else self.index(assignment.index)
+                if assignment.appends and position in before:
+                    word = Word(before[position].text + word.text, before[position].line)
+                value = {position: word} if assignment.index is None else {**before, position: word}
             if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
                 raise broken(
                     self.state.place, assignment.line, f"{name} grows beyond measure; this is no launch script"
                 )
             self.state.variables[name] = value
 
-    def old_test(self, node: tree.Simple, words: list[Word]) -> bool | None:
-        texts = [text for raw in node.words[1:] for text in self.condition_texts(raw)]
+    def old_test(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        texts: list[str] = []
+        for raw in node.raw_words[1:]:
+            texts += self.condition_texts(raw)
         if texts and texts[-1] == "]":
             texts.pop()
         return Condition(texts, double=False, exists=self.exists).value()
 
     def condition_of(self, node: tree.Test) -> bool | None:
         texts = []
-        for i, raw in enumerate(node.words):
-            is_pattern = i > 0 and node.words[i - 1].parts and node.words[i - 1].parts[0].text in ("==", "=", "!=")
+        is_pattern = False
+        for raw in node.raw_words:
             texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
+            # What stands right of a comparison is a pattern.
+            is_pattern = bool(raw.parts) and raw.parts[0].text in ("==", "=", "!=")
         return Condition(texts, double=True, exists=self.exists).value()
 
     def condition_texts(self, raw: tree.RawWord) -> list[str]:
@@ -122,23 +126,23 @@ class Builtins(Expander):
         beside = self.beside(name)
         return True if Path(name).name in self.state.files or (beside is not None and beside.exists()) else None
 
-    def set_arguments(self, node: tree.Simple, words: list[Word]) -> bool:
-        texts = [word.text for word in words]
+    def set_arguments(self, node: tree.Simple, argv: list[Word]) -> bool:
+        texts = [word.text for word in argv]
         if "--" in texts:
-            self.state.arguments = words[texts.index("--") + 1 :]
-        elif len(words) > 1 and not texts[1].startswith(("-", "+")):
-            self.state.arguments = words[1:]
+            self.state.arguments = argv[texts.index("--") + 1 :]
+        elif len(argv) > 1 and not texts[1].startswith(("-", "+")):
+            self.state.arguments = argv[1:]
         return True
 
-    def shift(self, node: tree.Simple, words: list[Word]) -> bool:
-        number = calculate(words[1].text) if len(words) > 1 else 1
+    def shift(self, node: tree.Simple, argv: list[Word]) -> bool:
+        number = calculate(argv[1].text) if len(argv) > 1 else 1
         if number is None or not 0 <= number <= len(self.state.arguments):
             return False
         del self.state.arguments[:number]
         return True
 
-    def unset(self, node: tree.Simple, words: list[Word]) -> bool:
-        for word in words[1:]:
+    def unset(self, node: tree.Simple, argv: list[Word]) -> bool:
+        for word in argv[1:]:
             element = re.fullmatch(r"(\w+)\[(.+)\]", word.text)
             if element and element[1] in self.state.variables:
                 value = dict(self.state.variables[element[1]])
@@ -148,16 +152,16 @@ class Builtins(Expander):
                 self.state.variables.pop(word.text, None)
         return True
 
-    def let(self, node: tree.Simple, words: list[Word]) -> bool | None:
-        values = [self.arithmetic(word.text, node.line) for word in words[1:]]
+    def let(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        values = [self.arithmetic(word.text, node.line) for word in argv[1:]]
         return None if None in values else bool(values and values[-1])
 
-    def read(self, node: tree.Simple, words: list[Word]) -> bool | None:
-        names = [word.text for word in words[1:] if word.text.isidentifier()]
+    def read(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        names = [word.text for word in argv[1:] if word.text.isidentifier()]
         if node.here is None or not names:
             return None
         text = self.text_of(node.here).strip("\n")
-        if any(word.text.startswith("-") and "a" in word.text for word in words[1:]):
+        if any(word.text.startswith("-") and "a" in word.text for word in argv[1:]):
             separator = self.state.variables.get("IFS", {}).get("0", Word("", 0)).text.strip() or None
             pieces = text.split(separator)
             self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(pieces)}
@@ -167,20 +171,20 @@ class Builtins(Expander):
             self.state.variables[name] = {"0": Word(value, node.here.line)}
         return True
 
-    def getopts(self, node: tree.Simple, words: list[Word]) -> bool | None:
+    def getopts(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
-        if len(words) < 3:
+        if len(argv) < 3:
             return None
-        options, name, arguments = words[1].text, words[2].text, self.state.arguments
-        at = int(self.value_of("OPTIND", "1"))
-        if at > len(arguments) or not re.match(r"-\w", arguments[at - 1].text):
+        options, name, arguments = argv[1].text, argv[2].text, self.state.arguments
+        position = int(self.value_of("OPTIND", "1"))
+        if position > len(arguments) or not re.match(r"-\w", arguments[position - 1].text):
             return False
-        letter, attached = arguments[at - 1].text[1], arguments[at - 1].text[2:]
+        letter, attached = arguments[position - 1].text[1], arguments[position - 1].text[2:]
         takes_value = f"{letter}:" in options
         argument = attached
-        if takes_value and not attached and at < len(arguments):
-            argument, at = arguments[at].text, at + 1
-        for variable, value in ((name, letter), ("OPTARG", argument), ("OPTIND", str(at + 1))):
+        if takes_value and not attached and position < len(arguments):
+            argument, position = arguments[position].text, position + 1
+        for variable, value in ((name, letter), ("OPTARG", argument), ("OPTIND", str(position + 1))):
             self.state.variables[variable] = {"0": Word(value, node.line)}
         return True
 
@@ -188,9 +192,9 @@ class Builtins(Expander):
         value = self.state.variables.get(name)
         return value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
 
-    def change_folder(self, node: tree.Simple, words: list[Word]) -> bool:
+    def change_folder(self, node: tree.Simple, argv: list[Word]) -> bool:
         if self.written is not None:
-            self.folder = str(PurePosixPath(self.folder, words[1].text)) if len(words) > 1 else "~"
+            self.folder = str(PurePosixPath(self.folder, argv[1].text)) if len(argv) > 1 else "~"
         return True
 
     def beside(self, name: str) -> Path | None:
@@ -212,7 +216,8 @@ class Builtins(Expander):
 
     def script_beside(self, name: str) -> str | None:
         """The text of a script that this one writes, or that lies beside it."""
-        if (written := self.state.files.get(Path(name).name)) is not None:
+        written = self.state.files.get(Path(name).name)
+        if written is not None:
             return written
         path = self.beside(name)
         try:

@@ -1,7 +1,7 @@
 """What words of a launch script become: variables, arithmetic and the output of a few commands put in their places."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,6 +9,7 @@ from perfmodel.ingest.launch import _shell_syntax as syntax
 from perfmodel.ingest.launch import _shell_tree as tree
 from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch._shell_values import calculate, replaced, trimmed, unknown
+from perfmodel.ingest.launch._shell_words import parse_word
 
 MOST_EXPANDED: Final = 2_000_000
 """Characters of all words of a script with their variables replaced."""
@@ -37,7 +38,8 @@ LAUNCH_VARIABLES: Final = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
 class Command:
     """A program that a script runs, with its arguments."""
 
-    words: tuple[Word, ...]
+    argv: tuple[Word, ...]
+    """The program, or what starts it, and the arguments."""
     certain: bool = True
     """Not behind a condition that cannot be judged, and not only printed."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +52,7 @@ Value = dict[str, Word]
 
 @dataclass
 class State:
-    """What a script has set so far, and what it has run."""
+    """Variables, functions and commands of a script up to where it has been followed."""
 
     place: str
     environment: Mapping[str, str]
@@ -92,7 +94,7 @@ class Expander:
 
     def expand(self, raw: tree.RawWord) -> list[Word]:
         """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
-        words: list[Word] = []
+        expanded: list[Word] = []
         text, line, begun = "", raw.line, False
         for part in raw.parts:
             if part.kind == "text":
@@ -103,46 +105,56 @@ class Expander:
                 text, begun = text + part.written, True
                 continue
             if not part.quoted:
-                values = [piece for value in values for piece in pieces(value)]
+                divided: list[Word] = []
+                for value in values:
+                    divided += pieces(value)
+                values = divided
             elif len(values) > 1 and (part.text == "*" or "[*]" in part.text):
                 values = [Word(" ".join(value.text for value in values), values[0].line)]
             elif not values and not _is_list(part):
                 begun = True
             for i, value in enumerate(values):
                 if i:
-                    words.append(Word(text, line))
+                    expanded.append(Word(text, line))
                     text = ""
                 if len(values) > 1:
                     # Where a word of several was written says more than where all are used.
                     line = value.line
                 text, begun = text + value.text, True
         if begun:
-            words.append(Word(text, line))
-        return words
+            expanded.append(Word(text, line))
+        return expanded
+
+    def expanded(self, raw_words: Iterable[tree.RawWord]) -> list[Word]:
+        """The words that several words become."""
+        expanded: list[Word] = []
+        for raw in raw_words:
+            expanded += self.expand(raw)
+        return expanded
 
     def values(self, part: tree.Part) -> list[Word] | None:
-        """What a part stands for; None where nothing says."""
-        words = self._values(part)
+        """Values of a part: several of an array; None if they are not known."""
+        values = self._values(part)
         # Variables made of variables double at every line.
-        self.state.expanded_chars += sum(len(word.text) + _WORD_CHARS for word in words or ())
+        self.state.expanded_chars += sum(len(word.text) + _WORD_CHARS for word in values or ())
         if self.state.expanded_chars > MOST_EXPANDED:
             message = f"the script's variables expand to more than {MOST_EXPANDED:,} characters; write their values"
             raise broken(self.state.place, part.line, message)
-        return words
+        return values
 
     def _values(self, part: tree.Part) -> list[Word] | None:
         if part.kind == "text":
             return [Word(part.text, part.line)]
         if part.kind == "arithmetic":
-            value = self.arithmetic(part.text, part.line)
-            return None if value is None else [Word(str(value), part.line)]
+            number = self.arithmetic(part.text, part.line)
+            return None if number is None else [Word(str(number), part.line)]
         if part.kind == "output":
             text = self.output(part)
             return None if text is None else [Word(text, part.line)]
         return self.parameter(part.text, part.line)
 
     def output(self, part: tree.Part) -> str | None:
-        """What a command writes; None where that is not known."""
+        """Text that a command writes; None if it is not known."""
         raise NotImplementedError
 
     def variable(self, name: str) -> str | None:
@@ -169,7 +181,7 @@ class Expander:
         return None
 
     def parameter(self, text: str, line: int) -> list[Word] | None:
-        """What `${text}` stands for; None where nothing says."""
+        """Values of `${text}`: several of an array; None if they are not known."""
         if text.startswith("#") and len(text) > 1:
             return self.length(text[1:], line)
         match = _PARAMETER.fullmatch(text)
@@ -186,21 +198,21 @@ class Expander:
         value = self.stated(name, line)
         several = index in ("@", "*") or name in ("@", "*")
         if value is None:
-            words = None
+            selected = None
         elif several:
-            words = _ordered(value)
+            selected = _ordered(value)
         else:
-            at = "0" if index is None else self.index(index)
-            if at.startswith("-") and at[1:].isdecimal():
-                at = str(len(value) - int(at[1:]))
-            words = [value[at]] if at in value else None
+            element = "0" if index is None else self.index(index)
+            if element.startswith("-") and element[1:].isdecimal():
+                element = str(len(value) - int(element[1:]))
+            selected = [value[element]] if element in value else None
         if not change:
-            return words
-        return self.changed(name, words, change, line, several)
+            return selected
+        return self.changed(name, selected, change, line, several)
 
     def index(self, text: str) -> str:
         """The index of an array's element: a number, or the key of an associative array."""
-        word = self.joined(syntax.parse_word(text.strip("\"'"), self.state.place, 0, quoted=True))
+        word = self.joined(parse_word(text.strip("\"'"), self.state.place, 0, quoted=True))
         number = self.arithmetic(word.text, 0) if not word.text.isidentifier() else None
         return word.text if number is None else str(number)
 
@@ -212,28 +224,33 @@ class Expander:
         size = len(value) if match[2] or match[1] in "@*" else len(value["0"].text if "0" in value else "")
         return [Word(str(size), line)]
 
-    def changed(self, name: str, words: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
+    def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
         """A parameter with a default, a part cut away or another change (`${NAME:-default}`, `${NAME%.sh}`)."""
         condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
         if condition:
-            colon, sign, other = condition.groups()
-            is_set = words is not None and (not colon or any(word.text for word in words))
+            colon, sign, operand = condition.groups()
+            is_set = values is not None and (not colon or any(word.text for word in values))
             if sign == "+":
-                return [self.default(other, line)] if is_set else []
+                return [self.default(operand, line)] if is_set else []
             if is_set:
-                return words
+                return values
             if sign == "?":
                 return None
-            default = self.default(other, line)
+            default = self.default(operand, line)
             if sign == "=":
                 self.state.variables[name] = {"0": default}
             return [default] if default.text or not several else []
-        if words is None:
+        if values is None:
             return None
-        if several and (part := re.fullmatch(r":\s*(-?\d+)(?::\s*(-?\d+))?", change)):
-            start = int(part[1]) - (1 if name in "@*" and int(part[1]) > 0 else 0)
-            return words[start:][: None if part[2] is None else int(part[2])]
-        return [Word(self.altered(word.text, change, line), word.line) for word in words]
+        slice_of_array = re.fullmatch(r":\s*(-?\d+)(?::\s*(-?\d+))?", change) if several else None
+        if slice_of_array:
+            start, size = slice_of_array.groups()
+            first = int(start)
+            if name in "@*" and first > 0:
+                # Arguments are counted from 1, elements of arrays from 0.
+                first -= 1
+            return values[first:][: None if size is None else int(size)]
+        return [Word(self.altered(word.text, change, line), word.line) for word in values]
 
     def altered(self, text: str, change: str, line: int) -> str:
         operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
@@ -255,7 +272,7 @@ class Expander:
 
     def default(self, text: str, line: int) -> Word:
         """The text behind `:-` and its like, with the variables in it."""
-        raw = syntax.parse_word(text, self.state.place, line, quoted=False)
+        raw = parse_word(text, self.state.place, line, quoted=False)
         return Word(self.joined(raw).text, line)
 
     def arithmetic(self, text: str, line: int) -> int | None:
@@ -267,7 +284,7 @@ class Expander:
             assigned = _ASSIGNED.fullmatch(text)
             if assigned:
                 return self.assigned(assigned[1], assigned[2], assigned[3], line)
-            raw = syntax.parse_word(text.strip('"'), self.state.place, line, quoted=True)
+            raw = parse_word(text.strip('"'), self.state.place, line, quoted=True)
             plain = self.joined(raw).text
             if unknown(plain):
                 return None
@@ -301,18 +318,18 @@ class Expander:
             return self.joined(here.word).text
         if here.literal:
             return here.text
-        return self.joined(syntax.parse_word(here.text, self.state.place, here.line, quoted=True)).text
+        return self.joined(parse_word(here.text, self.state.place, here.line, quoted=True)).text
 
 
 def pieces(word: Word) -> list[Word]:
     """Words of a text, each with its line."""
-    words: list[Word] = []
+    divided: list[Word] = []
     line, before = word.line, 0
     for match in re.finditer(r"\S+", word.text):
         line += tree.lines_in(word.text[before : match.start()])
         before = match.start()
-        words.append(Word(match[0], line))
-    return words
+        divided.append(Word(match[0], line))
+    return divided
 
 
 def _is_list(part: tree.Part) -> bool:
@@ -342,10 +359,10 @@ def _ordered(value: Value) -> list[Word]:
     return list(value.values())
 
 
-def with_braces(words: list[Word]) -> list[Word]:
+def with_braces(argv: list[Word]) -> list[Word]:
     """Words with `{1..8}` written out."""
     written: list[Word] = []
-    for word in words:
+    for word in argv:
         match = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", word.text)
         if match is None or abs(int(match[3]) - int(match[2])) > MOST_TURNS:
             written.append(word)

@@ -23,7 +23,7 @@ def pipeline_output(
     variable: Callable[[str], str | None],
     folder: str,
 ) -> str | None:
-    """What a pipeline writes; None where that is not known.
+    """Text that a pipeline writes; None if it is not known.
 
     Args:
         node: the pipeline.
@@ -36,29 +36,31 @@ def pipeline_output(
     for command in node.commands:
         if not isinstance(command, tree.Simple):
             return None
-        words = [word for raw in command.words for word in expand(raw)]
-        given = text if command.here is None else text_of(command.here)
-        text = _of_command(words, given, folder, variable)
+        argv: list[str] = []
+        for raw in command.raw_words:
+            argv += expand(raw)
+        stdin = text if command.here is None else text_of(command.here)
+        text = _of_command(argv, stdin, folder, variable)
         if text is None:
             return None
     return text
 
 
-def _of_command(words: list[str], given: str | None, folder: str, variable: Callable[[str], str | None]) -> str | None:
-    """Output of one command of a pipeline that gets a text."""
-    if not words:
+def _of_command(argv: list[str], stdin: str | None, folder: str, variable: Callable[[str], str | None]) -> str | None:
+    """Output of one command of a pipeline, to which the one before it gives `stdin`."""
+    if not argv:
         return None
-    head, arguments = words[0], words[1:]
+    head, arguments = argv[0], argv[1:]
     plain = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
     if head == "pwd":
         return folder + "\n"
-    if head == "cat" and given is not None and not plain:
-        return given
+    if head == "cat" and stdin is not None and not plain:
+        return stdin
     if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
         return None
     if head == "echo":
-        words = [word for word in arguments if word not in ("-e", "-n", "-E")]
-        return " ".join(words) + ("" if "-n" in arguments[:1] else "\n")
+        texts = [argument for argument in arguments if argument not in ("-e", "-n", "-E")]
+        return " ".join(texts) + ("" if "-n" in arguments[:1] else "\n")
     if head == "printf" and arguments:
         return _formatted(arguments[0], arguments[1:])
     if head == "expr":
@@ -76,10 +78,10 @@ def _of_command(words: list[str], given: str | None, folder: str, variable: Call
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
     if head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
         nodes = variable("SLURM_NNODES") or ""
-        return (
-            "".join(f"node{i}\n" for i in range(int(nodes))) if nodes.isdecimal() and int(nodes) < MOST_NODES else None
-        )
-    return None if given is None else _filtered(head, arguments, given)
+        if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
+            return None
+        return "".join(f"node{i}\n" for i in range(int(nodes)))
+    return None if stdin is None else _filtered(head, arguments, stdin)
 
 
 def _formatted(form: str, values: list[str]) -> str | None:

@@ -10,7 +10,6 @@ from typing import Final
 from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch._shell_tree import (
     DECLARING,
-    JOINED,
     AndOr,
     Assignment,
     Calculation,
@@ -29,19 +28,13 @@ from perfmodel.ingest.launch._shell_tree import (
     Simple,
     Test,
     While,
-    lines_in,
 )
+from perfmodel.ingest.launch._shell_words import NAME, WordParser
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?!$-]")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
 _ELEMENT: Final = re.compile(r"\[([^\]\n]*)\]=")
 _REDIRECTION: Final = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\()|&>>|&>)")
 _FUNCTION: Final = re.compile(r"(?:function\s+)?([\w.:-]+)[ \t]*\([ \t]*\)|function\s+([\w.:-]+)")
-_PLAIN: Final = re.compile(r"[^\s;&|()<>\\'\"$`]+")
-"""Characters that mean themselves outside quotes."""
-_PLAIN_QUOTED: Final = re.compile(r"[^\"$`\\]+")
-"""The same inside double quotes."""
-_QUOTED: Final = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _RESERVED: Final = re.compile(
     r"(then|elif|else|fi|do|done|esac|\}|if|while|until|for|case|select|\{|\[\[|!|time|in)(?![\w=.+-])"
 )
@@ -77,54 +70,17 @@ def parse(text: str, place: str, line: int = 1, *, counts: bool = True) -> Seque
     return tree
 
 
-def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
-    """A text as one word, whatever blanks are in it: the default of a parameter, the text of a here-document."""
-    parser = _Parser(text, place, line)
-    parser.in_text(quoted)
-    return RawWord(tuple(parser.parts), line)
-
-
-class _Parser:
-    """One pass over a text by recursive descent; a method each for what the grammar has."""
+class _Parser(WordParser):
+    """One pass over a text by recursive descent; a method for each rule of the grammar."""
 
     def __init__(self, text: str, place: str, line: int, *, counts: bool = True) -> None:
-        self.text, self.place = text, place
-        self.only_line = None if counts else line
-        self.line = line
-        self.at = 0
+        super().__init__(text, place, line, counts=counts)
         self.depth = 0
+        """Levels of blocks that are open."""
         self.pending: list[HereText] = []
         """Here-documents whose text begins on the next line."""
-        self.parts: list[Part] = []
-        """Of the word that is being read."""
 
-    @property
-    def line(self) -> int:
-        """The line that is being read."""
-        return self.counted_line if self.only_line is None else self.only_line
-
-    @line.setter
-    def line(self, line: int) -> None:
-        self.counted_line = line
-
-    # What separates commands and words.
-
-    def char(self) -> str:
-        return self.text[self.at : self.at + 1]
-
-    def blanks(self) -> None:
-        """Pass over blanks, continued lines and comments, up to a word, an operator or the end of a line."""
-        while self.at < len(self.text):
-            if self.text.startswith("\\\n", self.at):
-                self.at, self.line = self.at + 2, self.line + 1
-            elif self.char() == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-            elif self.char() != "\n" and self.char().isspace():
-                self.line += self.char() == JOINED
-                self.at += 1
-            else:
-                return
+    # What separates commands.
 
     def newlines(self) -> None:
         """Pass over ends of lines and blanks, and read the here-documents that begin there."""
@@ -190,15 +146,15 @@ class _Parser:
         return Sequence(tuple(items))
 
     def and_or(self) -> AndOr:
-        first, others = self.pipeline(), []
+        first, rest = self.pipeline(), []
         while True:
             self.blanks()
             operator = self.text[self.at : self.at + 2]
             if operator not in ("&&", "||"):
-                return AndOr(first, tuple(others))
+                return AndOr(first, tuple(rest))
             self.at += 2
             self.newlines()
-            others.append((operator, self.pipeline()))
+            rest.append((operator, self.pipeline()))
 
     def pipeline(self) -> Pipeline:
         negated = False
@@ -230,25 +186,30 @@ class _Parser:
             "{": self.group,
             "[[": self.test,
         }
-        if self.text.startswith("((", self.at) and (calculation := self.calculation(line)):
-            return calculation
+        if self.text.startswith("((", self.at):
+            calculation = self.calculation(line)
+            if calculation is not None:
+                return calculation
         if self.char() == "(":
             return self.redirected(self.group(line))
         if word in blocks:
             return self.redirected(blocks[word](line))
-        if (match := _FUNCTION.match(self.text, self.at)) is not None:
-            self.line += match[0].count("\n")
-            self.at = match.end()
+        header = _FUNCTION.match(self.text, self.at)
+        if header is not None:
+            self.line += header[0].count("\n")
+            self.at = header.end()
             self.newlines()
-            return Function(match[1] or match[2], self.command())
+            return Function(header[1] or header[2], self.command())
         return self.simple()
 
     def redirected(self, node: Node) -> Node:
         """A block whose redirections, which change nothing that matters here, have been passed over."""
         self.blanks()
-        while match := _REDIRECTION.match(self.text, self.at):
-            self.redirection(match)
+        redirection = _REDIRECTION.match(self.text, self.at)
+        while redirection:
+            self.redirection(redirection)
             self.blanks()
+            redirection = _REDIRECTION.match(self.text, self.at)
         return node
 
     def if_block(self, line: int) -> If:
@@ -284,25 +245,25 @@ class _Parser:
         if self.text.startswith("((", self.at):
             self.enclosed("(", ")")
             return CountingFor(self.body(kind, line), line)
-        match = _NAME.match(self.text, self.at)
+        match = NAME.match(self.text, self.at)
         if match is None:
             raise broken(self.place, line, f"{kind!r} has no variable; mend the script")
         self.at = match.end()
         self.newlines()
-        words = None
+        raw_words = None
         if self.reserved() == "in":
             self.at += len("in")
-            words = self.words_of_line()
+            raw_words = self.words_of_line()
         body = self.body(kind, line)
-        return CountingFor(body, line) if kind == "select" else For(match[0], words, body, line)
+        return CountingFor(body, line) if kind == "select" else For(match[0], raw_words, body, line)
 
     def words_of_line(self) -> tuple[RawWord, ...]:
-        words: list[RawWord] = []
+        raw_words: list[RawWord] = []
         self.blanks()
         while self.char() not in ("", "\n", ";", "&", "|"):
-            words.append(self.word())
+            raw_words.append(self.word())
             self.blanks()
-        return tuple(words)
+        return tuple(raw_words)
 
     def case_block(self, line: int) -> Case:
         self.at += len("case")
@@ -343,20 +304,20 @@ class _Parser:
 
     def test(self, line: int) -> Test:
         self.at += 2
-        words: list[RawWord] = []
+        raw_words: list[RawWord] = []
         while True:
             self.newlines()
             if self.at >= len(self.text):
                 raise broken(self.place, line, "'[[' is opened here and never closed; add its ']]'")
             if re.match(r"\]\](?![\w\]])", self.text[self.at : self.at + 3]):
                 self.at += 2
-                return Test(tuple(words), line)
+                return Test(tuple(raw_words), line)
             operator = re.match(r"&&|\|\||[()<>|&;]", self.text[self.at : self.at + 2])
             if operator:
-                words.append(RawWord((Part("text", operator[0], False, self.line),), self.line))
+                raw_words.append(RawWord((Part("text", operator[0], False, self.line),), self.line))
                 self.at += len(operator[0])
             else:
-                words.append(self.word())
+                raw_words.append(self.word())
 
     def calculation(self, line: int) -> Calculation | None:
         """`((...))`; None where the parentheses are those of subshells."""
@@ -370,7 +331,7 @@ class _Parser:
     def simple(self) -> Simple:
         line = self.line
         assignments: list[Assignment] = []
-        words: list[RawWord] = []
+        raw_words: list[RawWord] = []
         here, output = None, None
         declares = False
         while True:
@@ -385,13 +346,13 @@ class _Parser:
                 break
             assignment = _ASSIGNMENT.match(self.text, self.at)
             of_array = assignment is not None and self.text.startswith("(", assignment.end())
-            if assignment and (declares or not words or of_array):
+            if assignment and (declares or not raw_words or of_array):
                 assignments.append(self.assignment(assignment))
                 continue
-            words.append(self.word())
-            first = words[0].parts
+            raw_words.append(self.word())
+            first = raw_words[0].parts
             declares = len(first) == 1 and first[0].kind == "text" and first[0].text in DECLARING
-        return Simple(tuple(assignments), tuple(words), here, output, line)
+        return Simple(tuple(assignments), tuple(raw_words), here, output, line)
 
     def redirection(self, match: re.Match[str]) -> HereText | RawWord | None:
         """Pass over a redirection; the text of a here-document, or the file."""
@@ -435,167 +396,3 @@ class _Parser:
             elements.append((element[1] if element else None, word))
             if self.at == before and not element:  # an operator, which no array can hold
                 self.at += 1
-
-    # Words.
-
-    def word(self, *, empty: bool = False) -> RawWord:
-        """The word that begins here: everything up to a blank or an operator outside quotes."""
-        outer, self.parts = self.parts, []
-        line = self.line
-        while self.at < len(self.text):
-            char = self.char()
-            if char.isspace() or char in ";&|)" or (char in "<>" and not self.text.startswith("(", self.at + 1)):
-                break
-            if char == "(" and not self.parts:
-                # No word of shell begins so; lists of arguments have such values, as in `--moe-layer-freq ([1]*4)`.
-                self.literal(self.enclosed("(", ")"))
-            elif char == "(":
-                if re.compile(r"\(\s*\)").match(self.text, self.at):
-                    break
-                self.literal(self.enclosed("(", ")"))
-            elif char in "<>":
-                self.at += 1
-                self.parts.append(Part("output", self.enclosed("(", ")")[1:-1], False, self.line))
-            else:
-                self.piece(char)
-        parts, self.parts = tuple(self.parts), outer
-        if not parts and not empty and self.at < len(self.text) and self.char() not in "\n;&|)":
-            self.at += 1
-        return RawWord(parts, line)
-
-    def literal(self, text: str, quoted: bool = False) -> None:
-        """Add text that stands for itself to the word."""
-        last = self.parts[-1] if self.parts else None
-        if last is not None and last.kind == "text" and last.quoted == quoted:
-            self.parts[-1] = Part("text", last.text + text, quoted, last.line)
-        else:
-            self.parts.append(Part("text", text, quoted, self.line))
-
-    def piece(self, char: str) -> None:
-        """One step through a word outside quotes."""
-        if char == "\\":
-            following = self.text[self.at + 1 : self.at + 2]
-            if following == "\n":
-                self.line += 1
-            else:
-                self.literal(following, quoted=True)
-            self.at += 2
-        elif char == "'":
-            self.single_quoted()
-        elif char == '"':
-            self.double_quoted()
-        elif char == "$" and self.text[self.at + 1 : self.at + 2] in ("'", '"'):
-            self.at += 1
-        elif char == "$":
-            self.dollar(quoted=False)
-        elif char == "`":
-            self.backticks(quoted=False)
-        else:
-            run = _PLAIN.match(self.text, self.at)
-            text = run[0] if run else char
-            self.literal(text)
-            self.at += len(text)
-
-    def single_quoted(self) -> None:
-        end = self.text.find("'", self.at + 1)
-        if end < 0:
-            raise broken(self.place, self.line, "a quote is opened here and never closed; add its '")
-        self.literal(self.text[self.at + 1 : end], quoted=True)
-        self.line += lines_in(self.text[self.at : end])
-        self.at = end + 1
-
-    def double_quoted(self) -> None:
-        opened = self.line
-        self.literal("", quoted=True)
-        self.at += 1
-        while self.at < len(self.text):
-            if self.char() == '"':
-                self.at += 1
-                return
-            self.quoted_piece()
-        raise broken(self.place, opened, 'a quote is opened here and never closed; add its "')
-
-    def quoted_piece(self) -> None:
-        """One step through a text in double quotes, or a here-document."""
-        char, following = self.char(), self.text[self.at + 1 : self.at + 2]
-        if char == "$":
-            self.dollar(quoted=True)
-        elif char == "`":
-            self.backticks(quoted=True)
-        elif char == "\\" and following and following in '\\"$`':
-            self.literal(following, quoted=True)
-            self.at += 2
-        elif char == "\\" and following == "\n":
-            # A continued line is joined. Between words it stays a blank, so that lines can be counted later.
-            around = self.text[self.at - 1 : self.at] + self.text[self.at + 2 : self.at + 3]
-            if re.search(r"[\s\"]", around):
-                self.literal(JOINED, quoted=True)
-            self.at, self.line = self.at + 2, self.line + 1
-        else:
-            run = _PLAIN_QUOTED.match(self.text, self.at)
-            text = run[0] if run else char
-            self.literal(text, quoted=True)
-            self.line += lines_in(text)
-            self.at += len(text)
-
-    def in_text(self, quoted: bool) -> None:
-        """Read all of the text as one word."""
-        while self.at < len(self.text):
-            char = self.char()
-            if quoted and char != '"':
-                self.quoted_piece()
-            elif quoted:
-                self.literal(char, quoted=True)
-                self.at += 1
-            else:
-                newline = char == "\n"
-                self.piece(char)
-                self.line += newline
-
-    def dollar(self, *, quoted: bool) -> None:
-        """What stands after a `$`."""
-        line = self.line
-        self.at += 1
-        if self.char() == "(":
-            inside = self.enclosed("(", ")")
-            if inside.startswith("((") and inside.endswith("))"):
-                self.parts.append(Part("arithmetic", inside[2:-2], quoted, line))
-            else:
-                self.parts.append(Part("output", inside[1:-1], quoted, line))
-        elif self.char() == "{":
-            self.parts.append(Part("parameter", self.enclosed("{", "}")[1:-1], quoted, line))
-        elif (match := _NAME.match(self.text, self.at)) is not None:
-            self.at = match.end()
-            self.parts.append(Part("parameter", match[0], quoted, line))
-        else:
-            self.literal("$", quoted)
-
-    def backticks(self, *, quoted: bool) -> None:
-        line, end = self.line, self.text.find("`", self.at + 1)
-        if end < 0:
-            raise broken(self.place, line, "a ` is opened here and never closed; add its `")
-        self.parts.append(Part("output", self.text[self.at + 1 : end], quoted, line))
-        self.line += self.text.count("\n", self.at, end)
-        self.at = end + 1
-
-    def enclosed(self, opening: str, closing: str) -> str:
-        """The text from the bracket here through the one that closes it, quotes in it skipped; moves behind it."""
-        start, opened, depth = self.at, self.line, 0
-        while self.at < len(self.text):
-            char = self.char()
-            if char == "\\":
-                self.line += self.text[self.at + 1 : self.at + 2] == "\n"
-                self.at += 2
-                continue
-            quoted = _QUOTED.match(self.text, self.at) if opening == "(" else None
-            if quoted:
-                self.line += quoted[0].count("\n")
-                self.at = quoted.end()
-                continue
-            depth += (char == opening) - (char == closing)
-            self.line += lines_in(char)
-            self.at += 1
-            if depth == 0:
-                return self.text[start : self.at]
-        message = f"a `{opening}` is opened here and never closed; add its `{closing}`"
-        raise broken(self.place, opened, message)

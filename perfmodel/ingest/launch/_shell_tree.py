@@ -70,7 +70,7 @@ class Simple:
 
     assignments: tuple[Assignment, ...]
     """Those before the command; of `export` and the like also those after."""
-    words: tuple[RawWord, ...]
+    raw_words: tuple[RawWord, ...]
     here: HereText | None
     output: RawWord | None
     """The file that the output goes to."""
@@ -79,9 +79,9 @@ class Simple:
 
 @dataclass(frozen=True)
 class Test:
-    """`[[ ... ]]`: the words between."""
+    """`[[ ... ]]`: the words between, not yet expanded."""
 
-    words: tuple[RawWord, ...]
+    raw_words: tuple[RawWord, ...]
     line: int
 
 
@@ -106,7 +106,7 @@ class AndOr:
     """A pipeline and those that run after it if it succeeds (`&&`) or fails (`||`)."""
 
     first: Pipeline
-    others: tuple[tuple[str, Pipeline], ...]
+    rest: tuple[tuple[str, Pipeline], ...]
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class While:
 
 @dataclass(frozen=True)
 class For:
-    """`for name in words`; without words over the script's own arguments."""
+    """`for name in WORDS`; without words over the script's own arguments."""
 
     name: str
-    words: tuple[RawWord, ...] | None
+    raw_words: tuple[RawWord, ...] | None
     body: Sequence
     line: int
 

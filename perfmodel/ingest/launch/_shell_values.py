@@ -125,69 +125,83 @@ def trimmed(value: str, mark: str, pattern: str) -> str:
 def replaced(value: str, text: str) -> str:
     """`${value/text}`: the first match of a pattern is replaced, or all of them where the text begins with a slash."""
     everywhere = text.startswith("/")
-    pattern, _, by = text.removeprefix("/").partition("/")
+    pattern, _, replacement = text.removeprefix("/").partition("/")
     anchor = pattern[:1] if pattern[:1] in ("#", "%") else ""
     expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern.removeprefix(anchor))
     if anchor:
         expression = f"^{expression}" if anchor == "#" else f"{expression}$"
-    return re.sub(expression, lambda match: by, value, count=0 if everywhere else 1) if expression else value
+    if not expression:
+        return value
+    # A function, as backslashes of a text would mean groups.
+    return re.sub(expression, lambda match: replacement, value, count=0 if everywhere else 1)
 
 
 class Condition:
     """The value of `[ ... ]` and `[[ ... ]]`: True, False, or None where it depends on what the script does not say."""
 
-    def __init__(self, words: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]) -> None:
-        self.words = list(words)
+    def __init__(self, tokens: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]) -> None:
+        self.tokens = list(tokens)
         self.double = double
         """Of `[[`: the right side of `==` is a pattern."""
         self.exists = exists
         """Whether a file exists, as far as anybody can say."""
 
     def value(self) -> bool | None:
-        if not self.words:
+        if not self.tokens:
             return False
         value = self._either()
-        return value if not self.words else None
+        return value if not self.tokens else None
 
     def _either(self) -> bool | None:
         value = self._both()
         while self._take("||", "-o"):
-            other = self._both()
-            value = True if value or other else (None if None in (value, other) else False)
+            right = self._both()
+            # Three-valued logic: an unknown side decides only if the other one does not.
+            if value or right:
+                value = True
+            elif None in (value, right):
+                value = None
+            else:
+                value = False
         return value
 
     def _both(self) -> bool | None:
         value = self._single()
         while self._take("&&", "-a"):
-            other = self._single()
-            value = False if value is False or other is False else (None if None in (value, other) else True)
+            right = self._single()
+            if value is False or right is False:
+                value = False
+            elif None in (value, right):
+                value = None
+            else:
+                value = True
         return value
 
-    def _take(self, *words: str) -> bool:
-        if self.words and self.words[0] in words:
-            del self.words[0]
+    def _take(self, *operators: str) -> bool:
+        if self.tokens and self.tokens[0] in operators:
+            del self.tokens[0]
             return True
         return False
 
     def _single(self) -> bool | None:
-        if len(self.words) >= 3 and self._is_binary(self.words[1]):
-            left, sign, right = self.words[:3]
-            del self.words[:3]
-            return self._compared(left, sign, right)
+        if len(self.tokens) >= 3 and self._is_binary(self.tokens[1]):
+            lhs, sign, rhs = self.tokens[:3]
+            del self.tokens[:3]
+            return self._compared(lhs, sign, rhs)
         if self._take("!"):
             value = self._single()
             return None if value is None else not value
-        if len(self.words) > 1 and self._take("("):
+        if len(self.tokens) > 1 and self._take("("):
             value = self._either()
             self._take(")")
             return value
-        if len(self.words) >= 2 and re.fullmatch(r"-[a-zA-Z]", self.words[0]):
-            sign, operand = self.words[:2]
-            del self.words[:2]
+        if len(self.tokens) >= 2 and re.fullmatch(r"-[a-zA-Z]", self.tokens[0]):
+            sign, operand = self.tokens[:2]
+            del self.tokens[:2]
             return self._of_one(sign, operand)
-        if not self.words:
+        if not self.tokens:
             return None
-        word = self.words.pop(0)
+        word = self.tokens.pop(0)
         return None if unknown(word) else bool(word)
 
     @staticmethod
@@ -203,23 +217,23 @@ class Condition:
             return bool(operand) is (sign == "-n")
         return None
 
-    def _compared(self, left: str, sign: str, right: str) -> bool | None:
-        if unknown(left) or unknown(right):
+    def _compared(self, lhs: str, sign: str, rhs: str) -> bool | None:
+        if unknown(lhs) or unknown(rhs):
             return None
         if sign in _COMPARES:
             # In `[[`, arithmetic is evaluated; an empty side counts as 0.
-            numbers = [calculate(side) if side.strip() else 0 for side in (left, right)]
-            if numbers[0] is None or numbers[1] is None or (not self.double and "" in (left, right)):
+            numbers = [calculate(side) if side.strip() else 0 for side in (lhs, rhs)]
+            if numbers[0] is None or numbers[1] is None or (not self.double and "" in (lhs, rhs)):
                 return None
             return _COMPARES[sign](numbers[0], numbers[1])
         if sign == "=~":
             try:
-                return re.search(right, left) is not None
+                return re.search(rhs, lhs) is not None
             except re.error:
                 return None
         if sign in ("<", ">"):
-            return left < right if sign == "<" else left > right
-        equal = fnmatchcase(left, right) if self.double else left == right
+            return lhs < rhs if sign == "<" else lhs > rhs
+        equal = fnmatchcase(lhs, rhs) if self.double else lhs == rhs
         return equal is (sign != "!=")
 
 

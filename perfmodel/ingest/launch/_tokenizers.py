@@ -10,7 +10,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._table import WHOLE, WHOLE_OR_NONE, Fields, Rule
 
 GPT2: Final = 50257
-"""Words of GPT-2's tokenizer, which frameworks have where nothing is said."""
+"""Vocabulary of GPT-2's tokenizer, the frameworks' default."""
 TYPES: Final = {
     "gpt2bpetokenizer": 50257,
     "llama2tokenizer": 32000,
@@ -18,7 +18,7 @@ TYPES: Final = {
     "bertwordpiecelowercase": 30522,
     "bertwordpiececase": 28996,
 }
-"""Words of tokenizers by the types of Megatron-LM that say it."""
+"""Vocabulary by those types of Megatron-LM's tokenizers that have a single one."""
 
 _FAMILIES: Final = (
     # The first pattern that a name has in it counts: those of a version stand before those of the whole family.
@@ -67,7 +67,7 @@ _FAMILIES: Final = (
     (r"opt-", 50272),
     (r"gpt-?2|gpt-?3", 50257),
 )
-"""Names of tokenizers, as patterns, and the words of each."""
+"""Names of tokenizers, as patterns, and the size of each one's vocabulary."""
 
 
 def vocabulary_rule(
@@ -80,7 +80,7 @@ def vocabulary_rule(
         sizes: keys of the size, those first that count more.
         types: keys of the tokenizer's type.
         names: keys of its name, path or files.
-        added: keys of how many words come to those of the tokenizer.
+        added: keys of the number of tokens that are added to the tokenizer's.
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
@@ -112,18 +112,18 @@ def vocabulary_rule(
 
 
 def vocabulary_of_type(name: Any) -> int | None:
-    """Words of a type of tokenizer that has one vocabulary alone."""
+    """Vocabulary of a type of tokenizer that has a single one."""
     return TYPES.get(str(name).lower())
 
 
 def vocabulary_of(name: Any) -> int | None:
-    """Words of the tokenizer of this name, path or id on a hub; None where the name tells no family."""
+    """Vocabulary of the tokenizer of this name, path or id on a hub; None if the name tells no family."""
     if not isinstance(name, str):
         return None
     # The folder says more than the file: `/models/Llama-3-8B/tokenizer.model`.
     parts = [part for part in re.split(r"[/\\]", name.lower().replace("_", "-")) if part]
     for part in reversed(parts):
-        for pattern, words in _FAMILIES:
+        for pattern, size in _FAMILIES:
             if re.search(pattern, part):
-                return words
+                return size
     return None

@@ -52,10 +52,8 @@ _ONE_DEGREE: Final = "training.data_parallel_degree"
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
-    family, flavor = (
-        TEXT.read(settings.get("model.name", "llama3")),
-        TEXT.read(settings.get("model.flavor", "debugmodel")),
-    )
+    family = TEXT.read(settings.get("model.name", "llama3"))
+    flavor = TEXT.read(settings.get("model.flavor", "debugmodel"))
     return {"model": _FLAVORS.get((family, flavor), _FAMILIES.get(family, f"{family}-") + flavor)}
 
 
@@ -81,20 +79,23 @@ def _stated(settings: Mapping[str, Any], name: str, otherwise: Any) -> Any:
 
 def _data(settings: Mapping[str, Any]) -> Fields:
     """Replicas times shards. Weights are gathered again for backward unless a pipeline keeps them, or the file says."""
-    # until August 2024 one degree, for FSDP
+    # Until August 2024 there was one degree, that of FSDP.
     shards = _stated(settings, "data_parallel_shard_degree", settings.get(_ONE_DEGREE, -1))
     copies = _stated(settings, "data_parallel_replicate_degree", 1)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
-    says: Fields = {"dp": copies * shards, "replicate": 1} if shards > 0 else {"replicate": 1}
-    if shards == 1 and _stated(settings, "context_parallel_degree", 1) == 1:  # FSDP shards over context ranks too
-        return says | {"zero": 0}
-    alone = _stated(settings, "pipeline_parallel_degree", 1) == 1
-    again = words({"default": alone, "always": True, "never": False})
-    kept = not again.read(settings.get("parallelism.fsdp_reshard_after_forward", "default"))
+    fields: Fields = {"dp": copies * shards, "replicate": 1} if shards > 0 else {"replicate": 1}
+    # FSDP shards over context ranks too: without these, one shard is none.
+    if shards == 1 and _stated(settings, "context_parallel_degree", 1) == 1:
+        return fields | {"zero": 0}
+    # By default a pipeline keeps the gathered weights, as it needs them again for every micro-batch.
+    no_pipeline = _stated(settings, "pipeline_parallel_degree", 1) == 1
+    choices = words({"default": no_pipeline, "always": True, "never": False})
+    reshards = choices.read(settings.get("parallelism.fsdp_reshard_after_forward", "default"))
+    zero = 3 if reshards else 2
     on_host = FLAG.read(settings.get(_ON_HOST, False))
-    return says | {"zero": 2 if kept else 3, "replicate": copies} | fsdp_offload(2 if kept else 3, on_host)
+    return fields | {"zero": zero, "replicate": copies} | fsdp_offload(zero, on_host)
 
 
 def _write_data(fields: Fields) -> Mapping[str, Any]:
@@ -124,16 +125,17 @@ _SCHEDULE: Final = (
 
 def _schedule(settings: Mapping[str, Any]) -> Fields:
     schedule, chunks = words(SCHEDULES).read(_stated(settings, "pipeline_parallel_schedule", "1F1B"))
-    says: Fields = {"schedule": schedule, "vpp": chunks}
+    fields: Fields = {"schedule": schedule, "vpp": chunks}
     if chunks > 1 and _SCHEDULE[1] in settings:
-        says["layers_per_chunk"] = WHOLE.read(settings[_SCHEDULE[1]])
-    return says
+        fields["layers_per_chunk"] = WHOLE.read(settings[_SCHEDULE[1]])
+    return fields
 
 
 def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     if fields["pp"] == 1:
         return {}
-    name = next((name for name, (own, _) in SCHEDULES.items() if own == fields["schedule"]), None)
+    names = [name for name, (schedule, _) in SCHEDULES.items() if schedule == fields["schedule"]]
+    name = names[0] if names else None
     if name is None:
         raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; take one of them")
     if fields["vpp"] in (1, SCHEDULES[name][1]):
@@ -159,20 +161,25 @@ _PIECES: Final = (
 
 
 def _batch(settings: Mapping[str, Any]) -> Fields:
-    """Of a pipeline a size of micro-batches since 2025; before, their number, that of all stages if nothing is said
-    (config_manager.py of December 2024)."""
-    says: Fields = {"local_batch": WHOLE.read(settings.get(_BATCH[0], settings.get(_BATCH[3], 8)))}
+    """Batches of a replica and of a step, and the micro-batches of a pipeline.
+
+    A pipeline has a size of micro-batches since 2025; before, it had their number, by default that of all stages
+    (config_manager.py of December 2024).
+    """
+    fields: Fields = {"local_batch": WHOLE.read(settings.get(_BATCH[0], settings.get(_BATCH[3], 8)))}
     if settings.get(_BATCH[1], -1) != -1:
-        says["global_batch"] = WHOLE.read(settings[_BATCH[1]])
+        fields["global_batch"] = WHOLE.read(settings[_BATCH[1]])
     elif _ACCUMULATED in settings:
-        says["grad_accum"] = WHOLE.read(settings[_ACCUMULATED])
+        fields["grad_accum"] = WHOLE.read(settings[_ACCUMULATED])
     if _BATCH[2] in settings:
-        says["pipeline_micro_batch"] = WHOLE.read(settings[_BATCH[2]])
-    elif (pieces := _pieces(settings)) > 1:
-        if says["local_batch"] % pieces:
-            raise BadValue(f"a local batch of {says['local_batch']} is not {pieces} equal micro-batches")
-        says["pipeline_micro_batch"] = says["local_batch"] // pieces
-    return says
+        fields["pipeline_micro_batch"] = WHOLE.read(settings[_BATCH[2]])
+        return fields
+    micro_batches = _pieces(settings)
+    if micro_batches > 1:
+        if fields["local_batch"] % micro_batches:
+            raise BadValue(f"a local batch of {fields['local_batch']} is not {micro_batches} equal micro-batches")
+        fields["pipeline_micro_batch"] = fields["local_batch"] // micro_batches
+    return fields
 
 
 def _pieces(settings: Mapping[str, Any]) -> int:
@@ -201,18 +208,18 @@ _FLOAT8_SWITCHES: Final = ("float8.enable_float8_linear", "training.enable_float
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
-    says: Fields = {}
-    # the type that weights are kept in, and with them optimizer states
+    fields: Fields = {}
+    # The type in which weights are kept, and with them optimizer states.
     if settings.get("training.dtype") == "bfloat16":
-        says["optimizer"] = "adam16bit"
+        fields["optimizer"] = "adam16bit"
     converters = settings.get("model.converters", [])
     names = converters if isinstance(converters, list) else str(converters).split(",")
     converted = any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names)
     switched = any(FLAG.read(settings[name]) for name in _FLOAT8_SWITCHES if name in settings)
     if converted or switched or settings.get("training.fp8_linear") not in (None, "", False):
-        return says | {"dtype": "fp8"}
+        return fields | {"dtype": "fp8"}
     name = settings.get("training.mixed_precision_param")
-    return says if name is None else says | {"dtype": _DTYPES.read(name)}
+    return fields if name is None else fields | {"dtype": _DTYPES.read(name)}
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:
@@ -225,25 +232,29 @@ _RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.select
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    """`selective` repeats every n-th layer as a whole; `op`, every second product, is taken as
-    as many layers."""
-    says: Fields = {}
+    """Recompute of all layers, or of every n-th one as a whole (`selective`).
+
+    `op`, which repeats every second product, is taken as every second layer.
+    """
+    fields: Fields = {}
     if _RECOMPUTE[0] in settings:
-        says["recompute"] = words({"none": "none", "selective": "selective", "full": "full"}).read(
-            settings[_RECOMPUTE[0]]
-        )
+        modes = words({"none": "none", "selective": "selective", "full": "full"})
+        fields["recompute"] = modes.read(settings[_RECOMPUTE[0]])
     if str(settings.get(_RECOMPUTE[1], "")).isdecimal():
-        says["selective_every"] = WHOLE.read(settings[_RECOMPUTE[1]])
-    elif settings.get(_RECOMPUTE[1]) == "op" and says.get("recompute") == "selective":
-        says["note.op"] = "recompute by operators (op) as every second layer"
-    return says
+        fields["selective_every"] = WHOLE.read(settings[_RECOMPUTE[1]])
+    elif settings.get(_RECOMPUTE[1]) == "op" and fields.get("recompute") == "selective":
+        fields["note.op"] = "recompute by operators (op) as every second layer"
+    return fields
 
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
-    whole, per_stage = fields.get("recompute_full_layers"), fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
-    if whole and per_stage and len(set(whole)) == 1:
-        every = next((n for n in range(2, 1 + int(per_stage)) if max(1, round(per_stage / n)) == whole[0]), None)
-        return {} if every is None else {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(every)}
+    full_layers = fields.get("recompute_full_layers")
+    layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
+    if full_layers and layers_per_stage and len(set(full_layers)) == 1:
+        for every in range(2, 1 + int(layers_per_stage)):
+            if max(1, round(layers_per_stage / every)) == full_layers[0]:
+                return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(every)}
+        return {}
     return {_RECOMPUTE[0]: fields["recompute"]}
 
 

@@ -46,8 +46,8 @@ def model_name(builder: str) -> str:
         return name
     # A dot can stand only between two digits.
     choices = []
-    for left, right in pairwise(parts):
-        choices.append(".-" if left[-1:].isdigit() and right[:1].isdigit() else "-")
+    for before, after in pairwise(parts):
+        choices.append(".-" if before[-1:].isdigit() and after[:1].isdigit() else "-")
     for marks in product(*choices):
         spelled = parts[0] + "".join(mark + part for mark, part in zip(marks, parts[1:], strict=True))
         if catalog_model(spelled) is not None:
@@ -81,14 +81,14 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 
 def _types(settings: Mapping[str, Any]) -> Fields:
     """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16 bits."""
-    says = optimizer_fields(settings["optimizer._component_"]) if "optimizer._component_" in settings else {}
+    fields = optimizer_fields(settings["optimizer._component_"]) if "optimizer._component_" in settings else {}
     dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(settings.get("dtype", "fp32"))
-    says["dtype"] = dtype
+    fields["dtype"] = dtype
     if dtype == "bf16":
-        says["grad_dtype"] = "bf16"
-        if says.get("optimizer", "adam") == "adam":
-            says["optimizer"] = "adam16bit"
-    return says
+        fields["grad_dtype"] = "bf16"
+        if fields.get("optimizer", "adam") == "adam":
+            fields["optimizer"] = "adam16bit"
+    return fields
 
 
 def _sharding(settings: Mapping[str, Any]) -> Fields:

@@ -45,8 +45,8 @@ def world_fields(settings: Mapping[str, Any]) -> Fields:
     each = _number(settings, "nproc_per_node", "num_gpus")
     if every is None and each is None:
         return {"nodes": nodes} if nodes else {}
-    says: Fields = {"devices": every if every is not None else (nodes or 1) * (each or 1)}
-    return says | ({"nodes": nodes} if nodes else {})
+    fields: Fields = {"devices": every if every is not None else (nodes or 1) * (each or 1)}
+    return fields | ({"nodes": nodes} if nodes else {})
 
 
 WORLD_RULE: Final = Rule(keys=WORLD, read=world_fields, fields=("devices",))
@@ -78,14 +78,14 @@ def half_of(settings: Mapping[str, Any]) -> str:
 
 def _precision(settings: Mapping[str, Any]) -> Fields:
     """The Trainer's switches, and the type that weights are loaded in."""
-    says: Fields = {"dtype": half_of(settings)}
+    fields: Fields = {"dtype": half_of(settings)}
     if is_on(settings.get("pure_bf16")):
         # without fp32 copies of the weights, which are what the optimizer's states are kept like
         return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
     loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
     if loaded in ("bf16", "fp16") and not any(name in settings for name in ("bf16", "fp16", "fp8")):
-        says["dtype"] = loaded
-    return says
+        fields["dtype"] = loaded
+    return fields
 
 
 def _packed(settings: Mapping[str, Any]) -> Fields:

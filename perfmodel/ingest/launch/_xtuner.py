@@ -107,14 +107,14 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             return _unknown(node)
 
 
-def _result(node: ast.BinOp, left: Any, right: Any) -> Any:
+def _result(node: ast.BinOp, lhs: Any, rhs: Any) -> Any:
     """A sum, product or quotient of numbers."""
     calculate = _OPERATORS.get(type(node.op))
-    numbers = all(isinstance(operand, (int, float)) and abs(operand) < _LARGEST for operand in (left, right))
+    numbers = all(isinstance(operand, (int, float)) and abs(operand) < _LARGEST for operand in (lhs, rhs))
     if calculate is None or not numbers:
         return _unknown(node)
     try:
-        return calculate(left, right)
+        return calculate(lhs, rhs)
     except ZeroDivisionError:
         return _unknown(node)
 
