@@ -12,9 +12,8 @@ from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_model import GridModel, distinct
 from perfmodel.prediction._grid_pipelines import PipelineBlocks, longest_path_s
-from perfmodel.prediction._grid_states import StateSeconds
 from perfmodel.prediction._memory import CATEGORIES, BlockBytes, Sharding, rank_memory
-from perfmodel.prediction._phases import PASSED, PLAIN, Phase, full_recompute_s, modes_of, recompute_s
+from perfmodel.prediction._phases import PASSED, Phase, full_recompute_s, modes_of, recompute_s
 from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
@@ -24,39 +23,58 @@ from perfmodel.spec import Layout
 
 
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
-    """The longest of some paths that every program of a layout contains: through the passes, with what must
-    come before and after them, or along a communication stream."""
+    """The longest of some paths that every program of a layout contains.
+
+    One goes through the passes, with what must come before and after them; the other along a communication stream.
+    """
     pipelines = model.pipelines_of(grid)
-    shapes, of_pipeline = model.shapes(grid)
-    tables = model.times(grid)
-    send_s = [model.send_s(grid, shape) for shape in shapes]
-    of_variants: dict[Hashable, PassSeconds] = {}
-    for t in pipelines:
-        if _variants_of(t) not in of_variants:
-            of_variants[_variants_of(t)] = _pass_seconds(model, grid, t, tables)
-    full = model.full_places(grid)
-    passes_s = np.stack(
-        [
-            longest_path_s(t, *of_variants[_variants_of(t)], full, send_s[n])
-            for t, n in zip(pipelines, of_pipeline, strict=True)
-        ]
-    )
-    states, of_shard = _states(model, grid)
-    # axes: pipelines, shards, states
-    start_s, end_s, gather_each_s, reduce_each_s, stream_s, stream_each_s = (
-        values[of_shard][:, of_pipeline].transpose(1, 0, 2) for values in states
-    )
-    micro_batches = np.array([t.spec.micro_batches // t.spec.replicas for t in pipelines])[:, None, None]
-    reductions = np.array([t.reductions for t in pipelines])[:, None, None]
-    beside_s = start_s + end_s + micro_batches * gather_each_s + reductions * reduce_each_s
-    stream_s = stream_s + micro_batches * stream_each_s
-    for p, t in enumerate(pipelines):
-        if t.spec.steps > 1:
-            stream_s[p] -= _slack(t, tables, send_s[of_pipeline[p]])[:, None] + stream_each_s[p]
+    shapes, shape_of_pipeline = model.shapes(grid)
+    block_times_of_shards = model.times(grid)
+    send_s_of_shapes = [model.send_s(grid, shape) for shape in shapes]
+    send_s = [send_s_of_shapes[shape] for shape in shape_of_pipeline]
+
+    passes_s = _passes_s(model, grid, send_s)
+
+    # What states add depends on the order of a shard's dimensions and on the shape of a pipeline.
+    by_order = model.state_seconds(grid)
+    order_of_shard = model.orders(grid)[1]
+
+    def state_s(name: str) -> Float[np.ndarray, "pipelines shards states"]:
+        of_orders = np.stack([getattr(seconds, name) for seconds in by_order])
+        return of_orders[order_of_shard][:, shape_of_pipeline].transpose(1, 0, 2)
+
+    micro_batches = np.array([p.spec.micro_batches // p.spec.replicas for p in pipelines])[:, None, None]
+    reductions = np.array([p.reductions for p in pipelines])[:, None, None]
+    beside_s = state_s("start_s") + state_s("end_s")
+    beside_s = beside_s + micro_batches * state_s("gather_each_s") + reductions * state_s("reduce_each_s")
+
+    stream_each_s = state_s("stream_each_s")
+    stream_s = state_s("stream_s") + micro_batches * stream_each_s
+    for place, pipeline in enumerate(pipelines):
+        if pipeline.spec.steps > 1:
+            slack_s = _slack_s(pipeline, block_times_of_shards, send_s[place])
+            stream_s[place] -= slack_s[:, None] + stream_each_s[place]
+
     scale = np.prod(step_factors(model.problem, grid.degrees))
     passes_s, beside_s, stream_s = ((part * scale).astype(np.float32) for part in (passes_s, beside_s, stream_s))
     bound_s = passes_s[..., None] + beside_s[:, :, None]
     return np.maximum(bound_s, stream_s[:, :, None], out=bound_s)
+
+
+def _passes_s(
+    model: GridModel, grid: LayoutGrid, send_s: Sequence[Float[np.ndarray, "2 stages shards"]]
+) -> Float[np.ndarray, "pipelines shards recomputes"]:
+    """Seconds of the longest path through the passes of every pipeline, from those of its transfers."""
+    full = model.full_places(grid)
+    # Pipelines with the same variants of passes have the same seconds by block.
+    of_variants: dict[Hashable, PassSeconds] = {}
+    longest_s = []
+    for pipeline, sends in zip(model.pipelines_of(grid), send_s, strict=True):
+        key = (pipeline.spec.scheduler.slices, pipeline.variants.tobytes())
+        if key not in of_variants:
+            of_variants[key] = _pass_seconds(model, grid, pipeline)
+        longest_s.append(longest_path_s(pipeline, *of_variants[key], full, sends))
+    return np.stack(longest_s)
 
 
 class PassSeconds(NamedTuple):
@@ -69,38 +87,26 @@ class PassSeconds(NamedTuple):
     """What blocks recomputed in full take beyond that."""
 
 
-def _variants_of(pipeline: PipelineBlocks) -> tuple[int, bytes]:
-    """What of a pipeline the seconds of its passes depend on."""
-    return pipeline.spec.scheduler.slices, pipeline.variants.tobytes()
-
-
-def _pass_seconds(
-    model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks, tables: list[BlockTimes]
-) -> PassSeconds:
-    phase_s = []
+def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) -> PassSeconds:
+    """Seconds of a pipeline's passes through each block, under each recompute choice."""
     slices = pipeline.spec.scheduler.slices
+    of_variants = []
     for variant in map(tuple, pipeline.variants.tolist()):
-        own = tables
-        if variant != PLAIN or slices > 1:
-            own = model.times(grid, variant, slices)
-        phase_s.append(np.stack([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in own], axis=-1))
-    phases = np.stack(phase_s)  # variants, blocks, phases, shards
-    by_phase, modes = np.moveaxis(phases, 2, -1), modes_of([choice.recompute for choice in grid.recomputes])
-    again_s = recompute_s(by_phase[None], modes[:, None, None, None])
-    in_full = np.array([choice.recompute_full_layers is not None for choice in grid.recomputes])[:, None, None, None]
-    full_s = np.where(in_full, full_recompute_s(by_phase[None], modes[:, None, None, None]), 0.0)
-    return PassSeconds(phases[:, :, PASSED], again_s, full_s)
+        _, _, beside = variant
+        times = model.times(grid, variant, slices)
+        of_variants.append(np.stack([t.paired.phase_s if beside == PAIRED else t.phase_s for t in times], axis=-1))
+    phase_s = np.stack(of_variants)  # variants, blocks, phases, shards
+
+    # Recomputation is a function of the phases, which it takes as the last axis.
+    by_phase_s = np.moveaxis(phase_s, 2, -1)[None]
+    modes = modes_of([choice.recompute for choice in grid.recomputes])[:, None, None, None]
+    recomputes_layers = np.array([choice.recompute_full_layers is not None for choice in grid.recomputes])
+    full_s = np.where(recomputes_layers[:, None, None, None], full_recompute_s(by_phase_s, modes), 0.0)
+    return PassSeconds(phase_s[:, :, PASSED], recompute_s(by_phase_s, modes), full_s)
 
 
-def _states(model: GridModel, grid: LayoutGrid) -> tuple[tuple[np.ndarray, ...], Int[np.ndarray, " shards"]]:
-    """Arrays of `StateSeconds`, stacked over the orders of dimensions; and the order of each shard choice."""
-    found = model.state_seconds(grid)
-    names = StateSeconds.__dataclass_fields__
-    return tuple(np.stack([getattr(seconds, name) for seconds in found]) for name in names), model.orders(grid)[1]
-
-
-def _slack(
-    pipeline: PipelineBlocks, tables: list[BlockTimes], send_s: Float[np.ndarray, "2 stages shards"]
+def _slack_s(
+    pipeline: PipelineBlocks, times: Sequence[BlockTimes], send_s: Float[np.ndarray, "2 stages shards"]
 ) -> Float[np.ndarray, " shards"]:
     """By how much less than its busiest stream a step may take where steps run into each other.
 
@@ -108,9 +114,8 @@ def _slack(
     the pipeline may hide: one micro-batch through all stages, over the steps of the shorter of the two streams
     whose difference is taken.
     """
-    blocks = pipeline.blocks
-    once = np.stack([blocks @ table.phase_s.sum(axis=1) for table in tables], axis=-1)
-    return (once + send_s.sum(axis=(0, 1))) / (pipeline.spec.steps // 2)
+    micro_batch_s = np.stack([pipeline.blocks @ of_shard.phase_s.sum(axis=1) for of_shard in times], axis=-1)
+    return (micro_batch_s + send_s.sum(axis=(0, 1))) / (pipeline.spec.steps // 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,14 +123,14 @@ class GridCosts:
     """What is known of a grid's layouts before any is evaluated."""
 
     grid: LayoutGrid
-    peak_bytes: Float[np.ndarray, "pipelines own_shards recomputes own_states"]
+    peak_bytes: Float[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
     """Memory of the fullest rank, exact, for choices that differ in it."""
-    largest: Int[np.ndarray, "pipelines own_shards recomputes own_states"]
+    largest: Int[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
     """What takes most of it (place in `CATEGORIES`)."""
     of_shard: Int[np.ndarray, " shards"]
     """Place of each shard choice among those that differ in memory."""
     of_state: Int[np.ndarray, " states"]
-    """The same for state choices."""
+    """Place of each state choice among those that differ in memory."""
     bound_s: Float[np.ndarray, "pipelines shards recomputes states"]
     """A step time that the layout does not beat (float32); infinite where no layout of the grid fits."""
     left_out: Int[np.ndarray, " categories"]
@@ -135,44 +140,52 @@ class GridCosts:
         """What is known by choices that differ in memory, for all layouts of the grid."""
         return of_memory[:, self.of_shard][..., self.of_state]
 
-    def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines own_shards recomputes own_states"]:
+    def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]:
         """Which choices that differ in memory are layouts that fit."""
         return self.grid.valid & (self.peak_bytes <= usable_bytes)
 
     @cached_property
-    def alike(self) -> Int[np.ndarray, "1 own_shards 1 own_states"]:
-        """Layouts that each choice stands for."""
+    def multiplicity(self) -> Int[np.ndarray, "1 distinct_shards 1 distinct_states"]:
+        """Number of layouts that each combination of choices stands for."""
         _, shards, _, states = self.peak_bytes.shape
-        of_shard, of_state = np.bincount(self.of_shard, minlength=shards), np.bincount(self.of_state, minlength=states)
-        return of_shard[None, :, None, None] * of_state
+        shard_choices = np.bincount(self.of_shard, minlength=shards)
+        state_choices = np.bincount(self.of_state, minlength=states)
+        return shard_choices[None, :, None, None] * state_choices
 
     def too_large(self, usable_bytes: float) -> Int[np.ndarray, " categories"]:
         """Layouts that do not fit, by what takes most of their memory."""
         over = self.grid.valid & (self.peak_bytes > usable_bytes)
-        weights = np.broadcast_to(self.alike, over.shape)[over]
+        weights = np.broadcast_to(self.multiplicity, over.shape)[over]
         return np.bincount(self.largest[over], weights, len(CATEGORIES)).astype(int)
 
     def fitting(self, usable_bytes: float) -> "GridCosts":
-        """Without the choices of which no layout fits; as it is where none does at all. Before bounds are known."""
+        """The costs without choices of which no layout fits; unchanged where no layout fits at all.
+
+        Called before bounds are known.
+        """
         fits = self.fits(usable_bytes)
         if not fits.any() or fits.all():
             return self
-        axes = range(fits.ndim)
-        pipelines, shards, recomputes, states = (
-            np.asarray(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes
-        )
-        chosen = [np.flatnonzero(of) for of in (pipelines, shards[self.of_shard], recomputes, states[self.of_state])]
-        grid = self.grid.only(chosen)
-        kept = replace(
+        pipelines, shards, recomputes, states = (_fits_along(fits, axis) for axis in range(fits.ndim))
+        chosen_shards = np.flatnonzero(shards[self.of_shard])
+        chosen_states = np.flatnonzero(states[self.of_state])
+        grid = self.grid.only([np.flatnonzero(pipelines), chosen_shards, np.flatnonzero(recomputes), chosen_states])
+        remaining = replace(
             self,
             grid=grid,
             peak_bytes=self.peak_bytes[pipelines][:, :, recomputes],
             largest=self.largest[pipelines][:, :, recomputes],
-            of_shard=self.of_shard[chosen[1]],
-            of_state=self.of_state[chosen[3]],
-            bound_s=_never(grid),
+            of_shard=self.of_shard[chosen_shards],
+            of_state=self.of_state[chosen_states],
+            bound_s=_no_bound(grid),
         )
-        return replace(kept, left_out=self.too_large(usable_bytes) - kept.too_large(usable_bytes))
+        return replace(remaining, left_out=self.too_large(usable_bytes) - remaining.too_large(usable_bytes))
+
+
+def _fits_along(fits: Bool[np.ndarray, "..."], axis: int) -> Bool[np.ndarray, " choices"]:
+    """Whether any layout with each choice of an axis fits."""
+    others = tuple(other for other in range(fits.ndim) if other != axis)
+    return np.asarray(fits.any(axis=others))
 
 
 def lower_bounds_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
@@ -185,54 +198,60 @@ def lower_bounds_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.
 
 
 def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes: float = np.inf) -> Iterator[GridCosts]:
-    """Costs of every grid, in order; the events of all of them are timed in one call.
+    """Costs of every grid, in order; the events of all of them are priced in one batch.
 
     Memory needs no times: choices of which no layout fits into `usable_bytes` are left out of their grids untimed.
     """
     full_layers = dict.fromkeys(choice.recompute_full_layers for grid in grids for choice in grid.recomputes)
     model = GridModel(problem, list(full_layers))
     try:
-        found = [_memory(model, grid).fitting(usable_bytes) for grid in grids]
-        fits = [bool((one.peak_bytes <= usable_bytes).any()) for one in found]
-        model.time_events([one.grid for one, possible in zip(found, fits, strict=True) if possible])
-        for one, possible in zip(found, fits, strict=True):
-            yield replace(one, bound_s=grid_bound_s(model, one.grid)) if possible else one
+        costs_before_bounds = [_memory_costs(model, grid).fitting(usable_bytes) for grid in grids]
+        some_fit = [bool((costs.peak_bytes <= usable_bytes).any()) for costs in costs_before_bounds]
+        model.price_events_of([costs.grid for costs, fits in zip(costs_before_bounds, some_fit, strict=True) if fits])
+        for costs, fits in zip(costs_before_bounds, some_fit, strict=True):
+            yield replace(costs, bound_s=grid_bound_s(model, costs.grid)) if fits else costs
     finally:
         model.pipelines.save()
 
 
-def _memory(model: GridModel, grid: LayoutGrid) -> GridCosts:
+def _memory_costs(model: GridModel, grid: LayoutGrid) -> GridCosts:
     """What is known of a grid without any times."""
-    own_shards, of_shard = distinct([shard.sequence_parallel for shard in grid.shards])
-    own_states, of_state = distinct([(state.zero, state.offload, state.offload_layers) for state in grid.states])
-    peak, largest = grid_memory(model, grid, own_shards, own_states)
-    return GridCosts(grid, peak, largest, of_shard, of_state, _never(grid), np.zeros(len(CATEGORIES), int))
+    shards, of_shard = distinct([choice.sequence_parallel for choice in grid.shards])
+    states, of_state = distinct([(choice.zero, choice.offload, choice.offload_layers) for choice in grid.states])
+    peak_bytes, largest = grid_memory(model, grid, shards, states)
+    none_left_out = np.zeros(len(CATEGORIES), int)
+    return GridCosts(grid, peak_bytes, largest, of_shard, of_state, _no_bound(grid), none_left_out)
 
 
-def _never(grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
+def _no_bound(grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
+    """Infinite bounds, of layouts that cannot run."""
     return np.broadcast_to(np.float32(np.inf), grid.shape)
 
 
 def grid_memory(
-    model: GridModel, grid: LayoutGrid, own_shards: Sequence[int], own_states: Sequence[int]
+    model: GridModel, grid: LayoutGrid, shard_places: Sequence[int], state_places: Sequence[int]
 ) -> tuple[
     Float[np.ndarray, "pipelines shards recomputes states"], Int[np.ndarray, "pipelines shards recomputes states"]
 ]:
     """Peak bytes, and the place in `CATEGORIES` of what takes most, for some shard and state choices."""
     setting, layout = model.problem.setting, grid.degrees
-    states = [grid.states[z] for z in own_states]
-    chosen = [layout.replace(zero=state.zero, offload_layers=state.offload_layers) for state in states]
-    of_shards = [model.blocks(grid)[s] for s in own_shards]
+    blocks = [model.blocks(grid)[place] for place in shard_places]
     modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
-    blocks = BlockBytes.of(of_shards, modes, layout.pp > 1, setting.job, setting.framework)
+    block_bytes = BlockBytes.of(blocks, modes, layout.pp > 1, setting.job, setting.framework)
+    states = [grid.states[place] for place in state_places]
+    layouts = [layout.replace(zero=state.zero, offload_layers=state.offload_layers) for state in states]
+
+    # Schedules keep other activations alive where some are offloaded, so these have ranks of their own.
     offloads = np.array([state.offload for state in states])
-    shape = len(grid.pipelines), len(own_shards), len(grid.recomputes), len(own_states)
-    peak, largest = np.empty(shape), np.empty(shape, np.int8)
+    shape = (len(grid.pipelines), len(shard_places), len(grid.recomputes), len(state_places))
+    peak_bytes, largest = np.empty(shape), np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
-        alike = Sharding.of([chosen[i] for i in np.flatnonzero(offloads == offload).tolist()])
-        memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting)
-        peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
-    return peak, largest
+        places = np.flatnonzero(offloads == offload)
+        sharding = Sharding.of([layouts[place] for place in places.tolist()])
+        memory = rank_memory(model.ranks(grid, offload), block_bytes, sharding, setting)
+        peak_bytes[..., places] = memory.peak
+        largest[..., places] = memory.largest
+    return peak_bytes, largest
 
 
 def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes"]:
@@ -245,9 +264,11 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     training = problem.job.mode == "train"
     phases = PASSED if training else [Phase.FORWARD]
     shortest = (1, 0, COMBINED)  # no plain pass runs faster
-    by_phase_s = np.array(
-        [np.array(t.repeats) @ t.phase_s for t in (block_times(problem, lay, shortest) for lay in layouts)]
-    )
+    phase_s_of_shards = []
+    for layout in layouts:
+        times = block_times(problem, layout, shortest)
+        phase_s_of_shards.append(np.array(times.repeats) @ times.phase_s)
+    by_phase_s = np.array(phase_s_of_shards)
     work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
     if training:
         work_s += recompute_s(by_phase_s[:, None], modes_of([choice.recompute for choice in grid.recomputes]))

@@ -1,30 +1,67 @@
-"""What grids of layouts share: block tables, pipelines, transfers and state events, each worked out once."""
+"""What grids of layouts share: block times, pipelines, transfers and state events, each worked out once.
+
+A search asks for a few hundred grids of one problem. Grids that differ in their degrees often have the same
+pipelines, and all shards of a grid have the same state events but for the order of their dimensions. Every quantity
+is therefore kept under exactly what it depends on, in a field of its own.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
-from perfmodel.prediction._grid import LayoutGrid, PipelineChoice
+from perfmodel.prediction._grid import LayoutGrid, PipelineChoice, StateChoice
 from perfmodel.prediction._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction._grid_states import StageShape, StateEvents, StateSeconds
 from perfmodel.prediction._memory import RankBlocks
 from perfmodel.prediction._phases import PLAIN, Variant
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
-from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._price import block_times, event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
-from perfmodel.prediction._sends import Transfers, hops, transfers
+from perfmodel.prediction._sends import Hops, Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import fully_recomputed, layer_count, stage_blocks
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage
 
-T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class PipelineKey(NamedTuple):
+    """What of a grid's degrees its pipelines depend on, counted in blocks of the model."""
+
+    pp: int
+    micro_batches: int
+    combines_passes: bool
+    """Whether a forward and a backward pass run as one, to hide the experts' exchanges."""
+    repeats: tuple[int, ...]
+    """How often the model has each of its blocks."""
+
+
+class StageBlockCounts(NamedTuple):
+    """Blocks of every stage of a pipeline."""
+
+    counts: Float[np.ndarray, "stages blocks"]
+    recomputed: Float[np.ndarray, "fulls stages blocks"]
+    """Those that are recomputed in full, under each of `GridModel.full_layers`."""
+
+
+class StageMapKey(NamedTuple):
+    """What of a pipeline its exchanges of states depend on."""
+
+    shape: tuple[int, ...]
+    stages: bytes
+    """The stage of every rank's chunks."""
+    runs_into_next_step: bool
+    plain: bool
+    """Whether every pass is of one micro-batch and one direction."""
 
 
 @dataclass(eq=False)
@@ -35,87 +72,112 @@ class GridModel:
     full_layers: Sequence[PerStage]
     """Layers recomputed in full, as they occur in the grids' choices."""
     pipelines: PipelineCache = field(default_factory=PipelineCache)
-    _known: dict[Hashable, object] = field(default_factory=dict)
 
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]  # pyright: ignore[reportReturnType]
+    _shards: dict[LayoutGrid, list[Layout]] = field(default_factory=dict)
+    _blocks: dict[LayoutGrid, list[ShardBlocks]] = field(default_factory=dict)
+    _slices: dict[tuple[ShardBlocks, int], list[ShardBlocks]] = field(default_factory=dict)
+    _pipeline: dict[tuple[PipelineKey, PipelineChoice, bool], PipelineBlocks] = field(default_factory=dict)
+    _ranks: dict[tuple[PipelineKey, tuple[PipelineChoice, ...], bool, bytes], RankBlocks] = field(default_factory=dict)
+    _counts: dict[tuple[int, tuple[int, ...]], StageBlockCounts] = field(default_factory=dict)
+    _stage_shapes: dict[tuple[StageMapKey, tuple[int, ...]], StageShape] = field(default_factory=dict)
+    _transfers: dict[tuple[ShardBlocks, float], Transfers] = field(default_factory=dict)
+    _transfer_s: dict[Transfers, Float[np.ndarray, "..."]] = field(default_factory=dict)
+    _hops: dict[tuple[StageShape, int], Hops] = field(default_factory=dict)
+    _states: dict[Hashable, StateEvents] = field(default_factory=dict)
+    _state_s: dict[tuple[StateEvents, tuple[StateChoice, ...]], StateSeconds] = field(default_factory=dict)
+    _times: dict[Hashable, BlockTimes] = field(default_factory=dict)
 
-    def time_events(self, grids: Sequence[LayoutGrid]) -> None:
-        """Time the events of all grids in one call."""
-        events: dict[int, ShardBlocks | Transfers | StateEvents] = {}
+    def price_events_of(self, grids: Sequence[LayoutGrid]) -> None:
+        """Price the events of all grids in one batch, in the problem's table of prices.
+
+        Any event is priced when it is first asked for; regressors are much faster on one long batch than on
+        hundreds of short ones.
+        """
+        events: dict[Op, None] = {}
         for grid in grids:
-            for layout, (blocks, _) in zip(self.shards(grid), self.senders(grid), strict=True):
-                for one in (blocks, self.transfers(layout, blocks, 1.0)):
-                    events[id(one)] = one
-            for one in self.state_events(grid):
-                events[id(one)] = one
-            shards = dict(zip(self.blocks(grid), self.shards(grid), strict=True))
-            for n in {get_schedule(choice.schedule).slices for choice in grid.pipelines} - {1}:
-                for blocks, layout in shards.items():
-                    for one in self._once(("slices", blocks, n), lambda n=n, lay=layout: self._slices(lay, n)):
-                        events[id(one)] = one
-        priced_events(self.problem, list(dict.fromkeys(op for one in events.values() for op in one.ops)))
+            for part in self._parts_with_events(grid):
+                events |= dict.fromkeys(part.ops)
+        event_prices(self.problem.unadjusted).of(list(events))
+
+    def _parts_with_events(self, grid: LayoutGrid) -> list[ShardBlocks | Transfers | StateEvents]:
+        """Everything of a grid that has events to price."""
+        layouts, blocks = self.shards(grid), self.blocks(grid)
+        parts: list[ShardBlocks | Transfers | StateEvents] = [*blocks]
+        parts += [self.transfers(layout, of_shard, 1.0) for layout, of_shard in zip(layouts, blocks, strict=True)]
+        parts += self.state_events(grid)
+        slice_counts = {get_schedule(choice.schedule).slices for choice in grid.pipelines} - {1}
+        for slices in slice_counts:
+            for layout, of_shard in zip(layouts, blocks, strict=True):
+                parts += self.slices(layout, of_shard, slices)
+        # Shards that differ in an overlap alone have the same blocks and transfers.
+        return list(dict.fromkeys(parts))
 
     def shards(self, grid: LayoutGrid) -> list[Layout]:
         """A layout for each shard choice."""
-        return self._once(("shards", grid), lambda: [grid.degrees.replace(**one._asdict()) for one in grid.shards])
-
-    def _slices(self, layout: Layout, slices: int) -> list[ShardBlocks]:
-        """Blocks of each slice of the sequence."""
-        return [shard_events(self.problem.setting, layout, slices, index) for index in range(slices)]
+        if grid not in self._shards:
+            self._shards[grid] = [grid.degrees.replace(**choice._asdict()) for choice in grid.shards]
+        return self._shards[grid]
 
     def blocks(self, grid: LayoutGrid) -> list[ShardBlocks]:
         """Blocks of each shard choice."""
-        setting = self.problem.setting
-        return self._once(
-            ("blocks", grid),
-            lambda: [shard_events(setting, layout) for layout in self.shards(grid)],
-        )
+        if grid not in self._blocks:
+            self._blocks[grid] = [shard_events(self.problem.setting, layout) for layout in self.shards(grid)]
+        return self._blocks[grid]
+
+    def slices(self, layout: Layout, blocks: ShardBlocks, slices: int) -> list[ShardBlocks]:
+        """Blocks of each slice of the sequence, where a layout's passes compute one slice after another."""
+
+        def compute() -> list[ShardBlocks]:
+            return [shard_events(self.problem.setting, layout, slices, index) for index in range(slices)]
+
+        return get_or_compute(self._slices, (blocks, slices), compute)
 
     def orders(self, grid: LayoutGrid) -> tuple[list[Layout], Int[np.ndarray, " shards"]]:
         """A layout for each order of dimensions, and which of them each shard choice has."""
         layouts = self.shards(grid)
-        first, of_shard = distinct([layout.order for layout in layouts])
-        return [layouts[s] for s in first], of_shard
+        first, order_of_shard = distinct([layout.order for layout in layouts])
+        return [layouts[shard] for shard in first], order_of_shard
 
     def pipelines_of(self, grid: LayoutGrid, offload: bool = False) -> list[PipelineBlocks]:
         """The pipeline of each choice with the model's blocks."""
-        of_grid = lambda: [self._pipeline(grid, choice, offload) for choice in grid.pipelines]  # noqa: E731
-        return self._once(("pipelines", grid.pipelines, offload, *self._alike(grid)), of_grid)
+        key = self._pipeline_key(grid)
+        return [
+            get_or_compute(
+                self._pipeline, (key, choice, offload), lambda choice=choice: self._pipeline_of(grid, choice, offload)
+            )
+            for choice in grid.pipelines
+        ]
+
+    def _pipeline_key(self, grid: LayoutGrid) -> PipelineKey:
+        layout = grid.degrees
+        micro_batches = self.problem.job.num_microbatches(layout)
+        return PipelineKey(layout.pp, micro_batches, layout.ep_overlap and layout.ep > 1, self.blocks(grid)[0].repeats)
+
+    def _pipeline_of(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
+        blocks = self.blocks(grid)[0]
+        layout = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
+        spec = program_spec(self.problem.setting, layout, layer_count(blocks.pairs))
+        by_stage = self._stage_block_counts(blocks, spec.n_stages)
+        pipeline = self.pipelines.get(spec, by_stage.counts, blocks.layers, blocks.kinds)
+        return PipelineBlocks(spec, pipeline, by_stage.counts, by_stage.recomputed)
+
+    def _stage_block_counts(self, blocks: ShardBlocks, n_stages: int) -> StageBlockCounts:
+        def compute() -> StageBlockCounts:
+            counts = stage_blocks(blocks.kinds, n_stages, 1).sum(axis=1)
+            recomputed = [fully_recomputed(counts, blocks.layers, layers) for layers in self.full_layers]
+            return StageBlockCounts(counts, np.stack(recomputed))
+
+        return get_or_compute(self._counts, (n_stages, blocks.repeats), compute)
 
     def ranks(self, grid: LayoutGrid, offload: bool) -> RankBlocks:
         """The fullest ranks of all pipelines under each recompute choice (`stacked_ranks`)."""
         full = self.full_places(grid)
-        return self._once(
-            ("ranks", grid.pipelines, offload, *self._alike(grid), full.tobytes()),
-            lambda: stacked_ranks([one.ranks for one in self.pipelines_of(grid, offload)], full),
-        )
 
-    def _alike(self, grid: LayoutGrid) -> tuple[Hashable, ...]:
-        """What of the degrees the pipelines with the model's blocks depend on."""
-        lay = grid.degrees
-        combines = lay.ep_overlap and lay.ep > 1
-        return lay.pp, self.problem.job.num_microbatches(lay), combines, self.blocks(grid)[0].repeats
+        def compute() -> RankBlocks:
+            return stacked_ranks([pipeline.ranks for pipeline in self.pipelines_of(grid, offload)], full)
 
-    def _pipeline(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
-        def make() -> PipelineBlocks:
-            blocks = self.blocks(grid)[0]
-            chosen = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
-            spec = program_spec(self.problem.setting, chosen, layer_count(blocks.pairs))
-            counts, full = self._once(
-                ("counts", spec.n_stages, blocks.repeats), lambda: self._counts(blocks, spec.n_stages)
-            )
-            return PipelineBlocks(spec, self.pipelines.get(spec, counts, blocks.layers, blocks.kinds), counts, full)
-
-        return self._once(("pipeline", choice, offload, *self._alike(grid)), make)
-
-    def _counts(self, blocks: ShardBlocks, stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks of every stage; those that are recomputed in full, under each of `full_layers`."""
-        counts = stage_blocks(blocks.kinds, stages, 1).sum(axis=1)
-        full = [fully_recomputed(counts, blocks.layers, n) for n in self.full_layers]
-        return counts, np.stack(full)
+        key = (self._pipeline_key(grid), grid.pipelines, offload, full.tobytes())
+        return get_or_compute(self._ranks, key, compute)
 
     def full_places(self, grid: LayoutGrid) -> Int[np.ndarray, " recomputes"]:
         """Place in `full_layers` of each recompute choice."""
@@ -125,73 +187,72 @@ class GridModel:
         """What stages the ranks of the grid's pipelines hold, and which of these each pipeline has."""
         specs = [pipeline.spec for pipeline in self.pipelines_of(grid)]
         keys = [
-            (spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain) for spec in specs
+            StageMapKey(spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain)
+            for spec in specs
         ]
-        first, of_pipeline = distinct(keys)
         blocks = self.blocks(grid)[0]
-
-        def shape(place: int) -> StageShape:
-            stages = specs[place].n_stages
-            segments = segments_of(layer_count(blocks.pairs), stages)
-            return StageShape(specs[place], stage_blocks(blocks.kinds, stages, segments))
-
-        known = [self._once(("shape", keys[place], blocks.repeats), lambda p=place: shape(p)) for place in first]
-        return known, of_pipeline
-
-    def senders(self, grid: LayoutGrid) -> list[tuple[ShardBlocks, int]]:
-        """What the transfers of each shard choice depend on: its blocks, and ranks from one stage to the next."""
-        return self._once(
-            ("senders", grid),
-            lambda: [
-                (blocks, rank_strides(layout)["pp"])
-                for layout, blocks in zip(self.shards(grid), self.blocks(grid), strict=True)
-            ],
-        )
+        first, shape_of_pipeline = distinct(keys)
+        shapes = []
+        for place in first:
+            key = (keys[place], blocks.repeats)
+            if key not in self._stage_shapes:
+                spec = specs[place]
+                segments = segments_of(layer_count(blocks.pairs), spec.n_stages)
+                self._stage_shapes[key] = StageShape(spec, stage_blocks(blocks.kinds, spec.n_stages, segments))
+            shapes.append(self._stage_shapes[key])
+        return shapes, shape_of_pipeline
 
     def transfers(self, layout: Layout, blocks: ShardBlocks, share: float) -> Transfers:
         """Transfers of a shard that carry `share` of a micro-batch."""
-        return self._once(
-            ("transfers", blocks, share),
-            lambda: transfers(layout, blocks.blocks, share, self.problem.job, self.problem.cluster),
+        job, cluster = self.problem.job, self.problem.cluster
+        return get_or_compute(
+            self._transfers, (blocks, share), lambda: transfers(layout, blocks.blocks, share, job, cluster)
         )
 
     def send_s(self, grid: LayoutGrid, shape: StageShape) -> Float[np.ndarray, "2 stages shards"]:
-        """Seconds of the transfers out of every stage."""
-        spec, counts = shape.spec, shape.by_segments
+        """Seconds of the transfers out of every stage, forwards and backwards."""
+        spec = shape.spec
         if spec.n_stages == 1:
             return np.zeros((2, 1, len(grid.shards)))
+        layouts, blocks = self.shards(grid), self.blocks(grid)
 
-        def seconds(layout: Layout, sender: tuple[ShardBlocks, int]) -> np.ndarray:
-            sent = self.transfers(layout, sender[0], 1 / spec.scheduler.slices)
-            table = self._once(("transfer seconds", sent), lambda: sent.seconds(self.timed_s(sent)))
-            way = self._once(("hops", shape, sender[1]), lambda: hops(spec, counts, layout, self.problem.cluster))
-            return way.seconds(table)
+        # A transfer depends on what a shard's blocks send and on how many ranks lie between two stages.
+        strides = [rank_strides(layout)["pp"] for layout in layouts]
+        first, sender_of_shard = distinct(list(zip(blocks, strides, strict=True)))
+        columns = []
+        for shard in first:
+            sent = self.transfers(layouts[shard], blocks[shard], 1 / spec.scheduler.slices)
+            columns.append(self._hops_of(shape, layouts[shard], strides[shard]).seconds(self._seconds_of(sent)))
+        return np.stack(columns, axis=-1)[..., sender_of_shard]
 
-        own, of_shard = distinct(self.senders(grid))
-        shards, senders = self.shards(grid), self.senders(grid)
-        return np.stack([seconds(shards[s], senders[s]) for s in own], axis=-1)[..., of_shard]
+    def _seconds_of(self, sent: Transfers) -> Float[np.ndarray, "..."]:
+        return get_or_compute(self._transfer_s, sent, lambda: sent.seconds(self._event_s(sent)))
 
-    def timed_s(self, events: Transfers | StateEvents) -> Float[np.ndarray, " ops"]:
-        """Seconds of some events."""
+    def _hops_of(self, shape: StageShape, layout: Layout, stride: int) -> Hops:
+        cluster = self.problem.cluster
+        return get_or_compute(self._hops, (shape, stride), lambda: hops(shape.spec, shape.by_segments, layout, cluster))
+
+    def _event_s(self, events: Transfers | StateEvents) -> Float[np.ndarray, " ops"]:
         return priced_events(self.problem, events.ops).time_s
 
     def state_events(self, grid: LayoutGrid) -> list[StateEvents]:
         """Events of weights, gradients and optimizer states for all shapes of the grid, by order of dimensions."""
         shapes, blocks = self.shapes(grid)[0], self.blocks(grid)[0]
-        return [
-            self._once(
-                ("states", *lay.degrees, lay.order, lay.replicate, lay.offload_states, tuple(shapes)),
-                lambda lay=lay: StateEvents(lay, shapes, blocks, self.problem.setting),
-            )
-            for lay in self.orders(grid)[0]
-        ]
+        events = []
+        for layout in self.orders(grid)[0]:
+            key = (*layout.degrees, layout.order, layout.replicate, layout.offload_states, tuple(shapes))
+            if key not in self._states:
+                self._states[key] = StateEvents(layout, shapes, blocks, self.problem.setting)
+            events.append(self._states[key])
+        return events
 
     def state_seconds(self, grid: LayoutGrid) -> list[StateSeconds]:
         """Bounds on what the grid's states add, by order of dimensions."""
         return [
-            self._once(
-                ("state seconds", events, grid.states),
-                lambda events=events: events.seconds(self.timed_s(events), grid.states),
+            get_or_compute(
+                self._state_s,
+                (events, grid.states),
+                lambda events=events: events.seconds(self._event_s(events), grid.states),
             )
             for events in self.state_events(grid)
         ]
@@ -199,21 +260,30 @@ class GridModel:
     def times(self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1) -> list[BlockTimes]:
         """Timed blocks of each shard choice in a variant of a pass."""
         layouts, blocks = self.shards(grid), self.blocks(grid)
-        # all that `block_times` depends on where degrees and micro-batch are alike
-        own, of_shard = distinct([(one, lay.tp_overlap) for one, lay in zip(blocks, layouts, strict=True)])
-        checked = self.problem.framework.checks(grid.degrees.pp)
-        found = [
-            self._once(
-                ("times", blocks[place], layouts[place].tp_overlap, checked, variant, slices),
-                lambda p=place: block_times(self.problem, layouts[p], variant, slices),
-            )
-            for place in own
-        ]
-        return [found[n] for n in of_shard.tolist()]
+        checks_numbers = self.problem.framework.checks(grid.degrees.pp)
+        # Degrees and micro-batch of a grid are alike, so its block times differ by these two alone.
+        first, times_of_shard = distinct(
+            [(of_shard, layout.tp_overlap) for of_shard, layout in zip(blocks, layouts, strict=True)]
+        )
+        times = []
+        for shard in first:
+            layout = layouts[shard]
+            key = (blocks[shard], layout.tp_overlap, checks_numbers, variant, slices)
+            if key not in self._times:
+                self._times[key] = block_times(self.problem, layout, variant, slices)
+            times.append(self._times[key])
+        return [times[place] for place in times_of_shard.tolist()]
+
+
+def get_or_compute(values: dict[K, V], key: K, compute: Callable[[], V]) -> V:
+    """The value of a key, computed where there is none yet."""
+    if key not in values:
+        values[key] = compute()
+    return values[key]
 
 
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], Int[np.ndarray, " keys"]]:
-    """Place of the first of each distinct key, and which of them each key is."""
+    """Place of the first of each distinct key, and which of the distinct keys each key is."""
     number: dict[Hashable, int] = {}
-    of_key = np.array([number.setdefault(key, len(number)) for key in keys])
-    return np.unique(of_key, return_index=True)[1].tolist(), of_key
+    number_of_key = np.array([number.setdefault(key, len(number)) for key in keys])
+    return np.unique(number_of_key, return_index=True)[1].tolist(), number_of_key

@@ -148,7 +148,7 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
             peak = _spread(cost, np.where(cost.grid.valid, cost.peak_bytes, np.inf))
             if smallest is None or peak.min() < smallest[1]:
                 smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
-        if number := int((fits * cost.alike).sum()):
+        if number := int((fits * cost.multiplicity).sum()):
             feasible += number
             possible.append(cost)
             bounds.append(np.where(_spread(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
