@@ -1,9 +1,10 @@
 """Lower bounds on what weights, gradients and optimizer states add to a step, for many pipelines at once."""
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,7 +12,7 @@ from jaxtyping import Float, Int
 from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._grid import StateChoice
-from perfmodel.prediction._placement import Group, Network
+from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     Exchange,
@@ -30,10 +31,22 @@ from perfmodel.prediction._zero import (
     update,
 )
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Cluster, Layout
+from perfmodel.spec import Layout
 
-_EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-_GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)
+EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
+GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)
+NO_EVENT: Final = -1
+
+
+class StateBound(NamedTuple):
+    """What weights, gradients and optimizer states add to a step of one pipeline shape; see `StateSeconds`."""
+
+    start_s: float
+    end_s: float
+    gather_each_s: float
+    reduce_each_s: float
+    stream_s: float
+    stream_each_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +60,11 @@ class StateSeconds:
     gather_each_s: Float[np.ndarray, "shapes states"]
     """Between the passes, on every rank: weights that are not gathered ahead."""
     reduce_each_s: Float[np.ndarray, "shapes states"]
-    """The same: gradients that are reduced after each backward (once per weight gradient on the stream)."""
+    """Between the passes: gradients that are reduced after each backward (once per weight gradient on the stream)."""
     stream_s: Float[np.ndarray, "shapes states"]
     """On the communication stream of some rank, whatever the passes do."""
     stream_each_s: Float[np.ndarray, "shapes states"]
+    """On that stream, for every micro-batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,160 +77,225 @@ class StageShape:
 
 
 class StateEvents:
-    """The events of one placement of some degrees, for all pipeline shapes; timed later with those of others."""
+    """The events of one placement of some degrees, for all pipeline shapes; timed later with those of others.
 
-    def __init__(
-        self,
-        layout: Layout,
-        shapes: Sequence[StageShape],
-        blocks: ShardBlocks,
-        setting: Setting,
-    ) -> None:
-        job, cluster = setting.job, setting.cluster
-        self.shapes, self._job = shapes, job
-        self.ops: list[Op] = []
-        params = stored_params(blocks, layout.pp > 1, job)
-        trained = trained_params(blocks, layout.pp > 1, job)
-        self._groups: list[Group] = [group for group, of_block in params.items() if of_block.any()]
-        self._index: dict[Hashable, dict[float, int]] = {}
-        self._exchanges: dict[tuple[int, bool, Group], Int[np.ndarray, "kinds stages segments"]] = {}
-        self._units: dict[tuple[int, bool], Float[np.ndarray, "stages segments"]] = {}
-        self._updates: dict[tuple[int, Group], Int[np.ndarray, "sharded ranks"]] = {}
-        self._on_host = layout.offload_states != "none"
-        self._host: list[HostSeconds] = []
-        self._own: list[tuple[Float[np.ndarray, "stages segments"], Float[np.ndarray, "stages segments"]]] = []
-        """Where the host updates: parameters that are a rank's own, and those of them that it updates."""
-        places = {
-            (group, replicas): _placed(StatePlace.of(group, layout, layout.replicate, replicas), cluster)
-            for replicas in {shape.spec.replicas for shape in shapes}
-            for group in self._groups
-        }
-        frozen = any((params[group] != trained[group]).any() for group in self._groups)
-        for n, shape in enumerate(shapes):
-            counts, spec = shape.by_segments, shape.spec
-            if self._on_host:
-                self._host.append(host_seconds(setting, layout, spec.grad_reduce != "none"))
-                held, updated = (counts @ shard_params(layout, of, spec.replicas) for of in (params, trained))
-                self._own.append((held, updated))
-            for by_layer in (False, True):
-                self._units[n, by_layer] = exchanged_units(3 if by_layer else 0, blocks.layers, counts)
-            for group in self._groups:
-                place, on_network = places[group, spec.replicas]
-                make = {kind: partial(exchange, kind, place=place, job=job, cluster=cluster) for kind in _EXCHANGES}
-                for by_layer in (False, True):
-                    units, exchanged = self._units[n, by_layer], [(_EXCHANGES, trained[group])]
-                    if by_layer and frozen:  # weights that are kept sharded are gathered whether trained or not
-                        exchanged = [(_EXCHANGES[:-1], trained[group]), (_GATHER, params[group])]
-                    self._exchanges[n, by_layer, group] = np.concatenate([
-                        self._numbers(counts @ of_block / units, {kind: make[kind] for kind in kinds}, on_network)
-                        for kinds, of_block in exchanged
-                    ])  # fmt: skip
-                held = (counts.sum(axis=1) @ trained[group])[spec.stage_map].sum(axis=1)
-                shards = place.shards.size
-                updates = {of: partial(update, shards=of, job=job, on_host=self._on_host) for of in (1, shards)}
-                self._updates[n, group] = self._numbers(held, updates, "update")[[0, -1]]
+    Shapes share most events: amounts of parameters that are alike make one event, whatever stage they lie on.
+    """
 
-    def _numbers(
-        self,
-        amounts: Float[np.ndarray, "*shape"],
-        make: Mapping[Any, Callable[[float], Op | None]],
-        what: Hashable,
-    ) -> Int[np.ndarray, "kinds *shape"]:
-        """Number of the event that each of `make` makes of each amount, -1 for none; the same for all alike in `what`
-        and its key."""
-        values, inverse = np.unique(amounts, return_inverse=True)
-        table = np.full((len(make), len(values)), -1)
-        for k, (kind, one) in enumerate(make.items()):
-            known = self._index.setdefault((what, kind), {})
-            for at, value in enumerate(values.tolist()):
-                if value > 0 and value not in known:
-                    op = one(value)
-                    known[value] = -1 if op is None else len(self.ops)
-                    self.ops += [] if op is None else [op]
-                table[k, at] = known.get(value, -1)
-        return table[:, inverse.reshape(-1)].reshape(len(make), *amounts.shape)
+    def __init__(self, layout: Layout, shapes: Sequence[StageShape], blocks: ShardBlocks, setting: Setting) -> None:
+        self._job = setting.job
+        self._events = DistinctEvents()
+        self._shapes = [_ShapeEvents.of(layout, shape, blocks, setting, self._events) for shape in shapes]
+
+    @property
+    def ops(self) -> list[Op]:
+        """The distinct events of all shapes."""
+        return self._events.ops
 
     def seconds(self, time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]) -> StateSeconds:
-        """The bounds, from the seconds of `ops`."""
-        time_s = np.append(time_s, 0.0)  # -1 stands for no event
-        rows = []
-        own = list(dict.fromkeys(state.resident for state in states))  # activations are of no account
-        wanted = {(s.zero == 3, kinds) for s in own for kinds in (_GATHER, reductions(s.zero, self._job))}
-        for n, shape in enumerate(self.shapes):
-            parts = {one: self._collective(n, *one, time_s) for one in wanted}
-            updates = np.sum([time_s[self._updates[n, group]] for group in self._groups], axis=0)
-            if self._on_host:
-                of_rank = self._own[n][1].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
-                updates = updates + of_rank * self._host[n].update
-            fullest = np.min if shape.spec.steps > 1 else np.max  # without a barrier of all devices any may be last
-            alone = fullest(updates, axis=1)
-            gathered = {
-                by_layer: float(fullest(updates[1] + of_kind.of_rank))
-                for (by_layer, kinds), of_kind in parts.items()
-                if kinds == _GATHER
-            }
-            every = reduces_every_micro_batch(
-                np.arange(4), shape.spec.stages > 1, shape.spec.replicas, self._job
-            ).tolist()
-            rows.append([self._of(shape.spec, s, every[s.zero], parts, alone, gathered) for s in own])
-        of_state = [own.index(state.resident) for state in states]
-        return StateSeconds(*np.array(rows, float).transpose(2, 0, 1)[..., of_state])
+        """Bounds for every shape and state choice, from the seconds of `ops`."""
+        time_s = np.append(time_s, 0.0)  # NO_EVENT is the last place, and takes no time
+        # Where activations lie is of no account here, so choices that differ in it alone have the same bounds.
+        resident = list(dict.fromkeys(state.resident for state in states))
+        bounds_of_shapes = [self._bounds_of_shape(shape, time_s, resident) for shape in self._shapes]
+        of_state = [resident.index(state.resident) for state in states]
+        by_name = np.array(bounds_of_shapes, float).transpose(2, 0, 1)
+        return StateSeconds(*by_name[..., of_state])
 
-    def _of(
-        self,
-        spec: ProgramSpec,
-        state: StateChoice,
-        every: bool,
-        parts: "dict[tuple[bool, tuple[Exchange, ...]], Collectives]",
-        updates: Float[np.ndarray, " sharded"],
-        gathered: dict[bool, float],
-    ) -> tuple[float, ...]:
-        zero, overlap, ahead = state.zero, state.overlap_grad_reduce, state.overlap_param_gather
+    def _bounds_of_shape(
+        self, shape: "_ShapeEvents", time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]
+    ) -> list[StateBound]:
+        spec = shape.spec
+        # Without a barrier of all devices any rank may be the last.
+        over_ranks = np.min if spec.steps > 1 else np.max
+        updates_s = shape.updates_s(time_s)
+        every_micro_batch = reduces_every_micro_batch(np.arange(4), spec.stages > 1, spec.replicas, self._job)
+
+        # Many choices of states have the same exchanges.
+        exchanged: dict[tuple[bool, tuple[Exchange, ...]], Collectives] = {}
+
+        def collectives(by_layer: bool, kinds: tuple[Exchange, ...]) -> Collectives:
+            if (by_layer, kinds) not in exchanged:
+                exchanged[by_layer, kinds] = shape.collectives(by_layer, kinds, time_s)
+            return exchanged[by_layer, kinds]
+
         trained = is_trained(self._job)
-        reduce = parts[zero == 3, reductions(zero, self._job)] if trained else NONE
-        gather = parts[zero == 3, _GATHER] if "all_gather" in exchanges(zero, self._job) else NONE
-        passes = 1 if spec.is_forward_only else 2
-        start = end = gather_each = reduce_each = stream = stream_each = 0.0
-        if zero == 3 and not ahead:
-            gather_each = passes * gather.least
-        if every and not overlap:
-            reduce_each = reduce.least
-        if every:
-            stream_each = passes * gather.most if zero == 3 else 0.0
-            stream_each = max(stream_each + reduce.least, reduce.most)
-            stream = gather.least * (zero == 2 and ahead)
-        if not spec.scheduler.plain:  # a pass may be of several micro-batches, or of a slice of one
-            gather_each = reduce_each = stream_each = 0.0
-        after = float(updates[int(zero > 0)]) * trained
-        if spec.steps > 1:
-            if spec.scheduler.staggered:  # the next step of a device waits for its update, in all steps but one
-                end = (after + reduce.smallest) * (1 - 2 / spec.steps)
-            return start, end, gather_each, reduce_each, 0.0, stream_each
-        if ahead:
-            start = gather.first
-        elif zero == 3:  # a rank gathers for its first pass while ranks before it compute
-            start = gather.first - gather.largest
-        elif trained and zero in (1, 2):
-            after = gathered[False]
-        if overlap:
-            end = reduce.smallest
-        elif not every:
-            end = reduce.least
-        return start, end + after, gather_each, reduce_each, stream + after, stream_each
+        bounds = []
+        for state in states:
+            by_layer = state.zero == 3
+            gathers = "all_gather" in exchanges(state.zero, self._job)
+            # Weights that an update changed are gathered as one piece, whatever pieces they are computed in.
+            gather_after_update = collectives(False, GATHER)
+            bound = _bound(
+                spec,
+                state,
+                reduces_every_micro_batch=bool(every_micro_batch[state.zero]),
+                reduce=collectives(by_layer, reductions(state.zero, self._job)) if trained else NONE,
+                gather=collectives(by_layer, GATHER) if gathers else NONE,
+                update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
+                update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
+                trained=trained,
+            )
+            bounds.append(bound)
+        return bounds
 
-    def _collective(
-        self, n: int, by_layer: bool, kinds: tuple[Exchange, ...], time_s: Float[np.ndarray, " ops"]
+
+def _bound(
+    spec: ProgramSpec,
+    state: StateChoice,
+    *,
+    reduces_every_micro_batch: bool,
+    reduce: "Collectives",
+    gather: "Collectives",
+    update_s: float,
+    update_and_gather_s: float,
+    trained: bool,
+) -> StateBound:
+    """What the states of one shape add at least under one choice.
+
+    Args:
+        reduce: reductions of gradients, of one micro-batch or of the step.
+        gather: gathers of weights, before each pass or before the step.
+        update_s: seconds of the update on the rank that is last.
+        update_and_gather_s: those of a sharded update and of the gather that follows it.
+    """
+    sharded_weights, gathers_ahead = state.zero == 3, state.overlap_param_gather
+    passes = 1 if spec.is_forward_only else 2
+
+    # Between the passes stands what comes for every micro-batch and is not overlapped. On the stream it stands anyway.
+    gather_each = reduce_each = stream_each = stream = 0.0
+    if sharded_weights and not gathers_ahead:
+        gather_each = passes * gather.least
+    if reduces_every_micro_batch:
+        reduce_each = 0.0 if state.overlap_grad_reduce else reduce.least
+        gathers = passes * gather.most if sharded_weights else 0.0
+        stream_each = max(gathers + reduce.least, reduce.most)
+        stream = gather.least if state.zero == 2 and gathers_ahead else 0.0
+    if not spec.scheduler.plain:  # a pass may be of several micro-batches, or of a slice of one
+        gather_each = reduce_each = stream_each = 0.0
+
+    if spec.steps > 1:
+        # The next step of a device waits for its update, in all steps but one.
+        end = (update_s + reduce.smallest) * (1 - 2 / spec.steps) if spec.scheduler.staggered else 0.0
+        return StateBound(0.0, end, gather_each, reduce_each, 0.0, stream_each)
+
+    start = 0.0
+    after_s = update_s
+    if gathers_ahead:
+        start = gather.first
+    elif sharded_weights:  # a rank gathers for its first pass while ranks before it compute
+        start = gather.first - gather.largest
+    elif trained and state.zero in (1, 2):
+        after_s = update_and_gather_s
+    end = 0.0
+    if state.overlap_grad_reduce:
+        end = reduce.smallest
+    elif not reduces_every_micro_batch:
+        end = reduce.least
+    return StateBound(start, end + after_s, gather_each, reduce_each, stream + after_s, stream_each)
+
+
+class DistinctEvents:
+    """Events, numbered as they are first asked for: equal amounts of one kind make one event."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self._numbers: dict[tuple[Hashable, float], int] = {}
+
+    def numbers(
+        self, kind: Hashable, amounts: Float[np.ndarray, "*shape"], make: Callable[[float], Op | None]
+    ) -> Int[np.ndarray, "*shape"]:
+        """Number of the event that `make` makes of each amount, `NO_EVENT` where it makes none.
+
+        Args:
+            kind: stands for `make`.
+        """
+        values, place = np.unique(amounts, return_inverse=True)
+        numbers = [self._number(kind, value, make) for value in values.tolist()]
+        return np.array(numbers, int)[place.reshape(-1)].reshape(amounts.shape)
+
+    def _number(self, kind: Hashable, amount: float, make: Callable[[float], Op | None]) -> int:
+        if amount <= 0:
+            return NO_EVENT
+        if (kind, amount) not in self._numbers:
+            op = make(amount)
+            self._numbers[kind, amount] = NO_EVENT if op is None else len(self.ops)
+            if op is not None:
+                self.ops.append(op)
+        return self._numbers[kind, amount]
+
+
+class _HostShare(NamedTuple):
+    """Where the host updates: its seconds per parameter, and the parameters that are a rank's own."""
+
+    seconds: HostSeconds
+    stored: Float[np.ndarray, "stages segments"]
+    updated: Float[np.ndarray, "stages segments"]
+    """Those of `stored` that are trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class _ShapeEvents:
+    """Which events the stages of one pipeline shape have."""
+
+    spec: ProgramSpec
+    exchanges: Mapping[tuple[bool, Exchange], Int[np.ndarray, "parts stages segments"]]
+    """Numbers of the collectives that exchange a unit of each segment, by whether layers are exchanged one by one.
+    One part per group of ranks."""
+    units: Mapping[bool, Float[np.ndarray, "stages segments"]]
+    """Collectives that each exchange of a segment is made of."""
+    updates: Int[np.ndarray, "groups 2 ranks"]
+    """Numbers of every rank's updates of all parameters, and of its shard."""
+    host: _HostShare | None
+
+    @classmethod
+    def of(
+        cls, layout: Layout, shape: StageShape, blocks: ShardBlocks, setting: Setting, events: DistinctEvents
+    ) -> "_ShapeEvents":
+        """The events of one shape, numbered among those of others."""
+        spec, counts = shape.spec, shape.by_segments
+        pipelined = layout.pp > 1
+        stored = stored_params(blocks, pipelined, setting.job)
+        trained = trained_params(blocks, pipelined, setting.job)
+        groups: list[Group] = [group for group, params in stored.items() if params.any()]
+        some_frozen = any((stored[group] != trained[group]).any() for group in groups)
+
+        units = {by_layer: exchanged_units(3 if by_layer else 0, blocks.layers, counts) for by_layer in (False, True)}
+        parts: dict[tuple[bool, Exchange], list[Int[np.ndarray, "stages segments"]]] = defaultdict(list)
+        updates = []
+        for group in groups:
+            place = StatePlace.of(group, layout, layout.replicate, spec.replicas)
+            for by_layer, units_of_segment in units.items():
+                for kind in EXCHANGES:
+                    # Weights that are kept sharded are gathered whether they are trained or not.
+                    all_weights = kind == "all_gather" and by_layer and some_frozen
+                    params = stored[group] if all_weights else trained[group]
+                    numbers = _exchange_numbers(kind, counts @ params / units_of_segment, place, setting, events)
+                    parts[by_layer, kind].append(numbers)
+            updates.append(_update_numbers(counts @ trained[group], spec, place, layout, setting, events))
+
+        host = None
+        if layout.offload_states != "none":
+            of_rank = [counts @ shard_params(layout, params, spec.replicas) for params in (stored, trained)]
+            host = _HostShare(host_seconds(setting, layout, spec.grad_reduce != "none"), *of_rank)
+        exchanged = {key: np.stack(numbers) for key, numbers in parts.items()}
+        return cls(spec, exchanged, units, np.stack(updates), host)
+
+    def collectives(
+        self, by_layer: bool, kinds: Sequence[Exchange], time_s: Float[np.ndarray, " ops"]
     ) -> "Collectives":
-        spec = self.shapes[n].spec
-        numbers = [_EXCHANGES.index(kind) for kind in kinds]
-        found = [time_s[self._exchanges[n, by_layer, group][numbers]].sum(axis=0) for group in self._groups]
-        seconds = np.sum(found, axis=0) * self._units[n, by_layer]
-        if self._on_host:
-            held, updated = self._own[n]
-            seconds = seconds + (held * self._host[n].gather if kinds == _GATHER else updated * self._host[n].reduce)
+        """Seconds of the exchanges of some kinds, one after another, from those of all events."""
+        seconds = np.zeros(self.units[by_layer].shape)
+        for parts in zip(*(self.exchanges[by_layer, kind] for kind in kinds), strict=True):
+            seconds = seconds + np.sum([time_s[numbers] for numbers in parts], axis=0)
+        seconds = seconds * self.units[by_layer]
+        if self.host is not None:
+            of_host = self.host.seconds
+            copies_s = self.host.stored * of_host.gather if kinds == GATHER else self.host.updated * of_host.reduce
+            seconds = seconds + copies_s
         if not seconds.any():
             return NONE
-        of_rank = seconds.sum(axis=1)[spec.stage_map].sum(axis=1)
+        of_rank = _by_rank(seconds.sum(axis=1), self.spec)
         return Collectives(
             first=float(seconds[0, 0]),
             smallest=float(np.min(seconds, where=seconds > 0, initial=np.inf)),
@@ -226,15 +305,54 @@ class StateEvents:
             of_rank=of_rank,
         )
 
+    def updates_s(self, time_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, "2 ranks"]:
+        """Seconds of every rank's update of all parameters, and of its shard."""
+        seconds = time_s[self.updates].sum(axis=0)
+        if self.host is not None:
+            seconds = seconds + _by_rank(self.host.updated.sum(axis=1), self.spec) * self.host.seconds.update
+        return seconds
 
-def _placed(place: StatePlace, cluster: Cluster) -> tuple[StatePlace, tuple[Network, ...]]:
-    """Ranks that hold the same parameters, and where on the network these, those with shards and those with copies
-    lie."""
-    return place, tuple(over.on_network(cluster) for over in (place.whole, place.shards, place.copies))
+
+def _exchange_numbers(
+    kind: Exchange,
+    params: Float[np.ndarray, "stages segments"],
+    place: StatePlace,
+    setting: Setting,
+    events: DistinctEvents,
+) -> Int[np.ndarray, "stages segments"]:
+    """Numbers of the collectives that exchange so many parameters' weights or gradients."""
+    cluster = setting.cluster
+    # Groups that lie alike on the network exchange alike, so they share events.
+    on_network = tuple(ranks.on_network(cluster) for ranks in (place.whole, place.shards, place.copies))
+    make = partial(exchange, kind, place=place, job=setting.job, cluster=cluster)
+    return events.numbers((kind, on_network), params, make)
+
+
+def _update_numbers(
+    params: Float[np.ndarray, "stages segments"],
+    spec: ProgramSpec,
+    place: StatePlace,
+    layout: Layout,
+    setting: Setting,
+    events: DistinctEvents,
+) -> Int[np.ndarray, "2 ranks"]:
+    """Numbers of every rank's updates of all parameters of its stages, and of its shard of them."""
+    of_rank = _by_rank(params.sum(axis=1), spec)
+    on_host = layout.offload_states != "none"
+    numbers = []
+    for shards in (1, place.shards.size):
+        make = partial(update, shards=shards, job=setting.job, on_host=on_host)
+        numbers.append(events.numbers(("update", shards), of_rank, make))
+    return np.stack(numbers)
+
+
+def _by_rank(of_stages: Float[np.ndarray, " stages"], spec: ProgramSpec) -> Float[np.ndarray, " ranks"]:
+    """Sum over the stages that each rank holds."""
+    return of_stages[spec.stage_map].sum(axis=1)
 
 
 class Collectives(NamedTuple):
-    """Seconds of one kind of collective over the parts of all stages."""
+    """Seconds of one kind of exchange over the parts of all stages."""
 
     first: float
     """Of the first stage's first part."""
@@ -243,8 +361,9 @@ class Collectives(NamedTuple):
     largest: float
     """Of the part that takes most."""
     least: float
-    """Of all parts of any rank."""
+    """Of all parts of the rank that takes least."""
     most: float
+    """Of all parts of the rank that takes most."""
     of_rank: Float[np.ndarray, " ranks"] | float
 
 
