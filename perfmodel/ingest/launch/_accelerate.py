@@ -88,10 +88,14 @@ def _context(settings: Mapping[str, Any]) -> Fields:
 
 
 def _no_file(settings: Mapping[str, Any]) -> Fields:
-    return {
-        "doubt.deepspeed": "the layout, the precision and memory may be wrong: deepspeed_config_file "
-        f"{settings[DEEPSPEED_FILE]} is not beside the file"
-    }
+    """What is left to say of a file of DeepSpeed's that is not there; nearly all of them train in 16 bits."""
+    if DEEPSPEED_FILE not in settings:
+        return {}
+    missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} is not beside the file"
+    fields: Fields = {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {missing}"}
+    if _DTYPE not in settings:
+        fields |= {"dtype": "bf16", "note.dtype": f"dtype=bf16 ({missing}; give --dtype for another)"}
+    return fields
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
@@ -144,9 +148,9 @@ ACCELERATE: Final = LaunchFormat(
     table=(
         *_WORLD,
         Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
-        Rule(keys=(DEEPSPEED_FILE,), read=_no_file),
         Rule(keys=_OFFLOADS, read=_offload),
         key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}), default="fp32"),
+        Rule(keys=(DEEPSPEED_FILE, _DTYPE), read=_no_file),
         Rule(
             keys=("fsdp_config.fsdp_activation_checkpointing", "megatron_lm_config.megatron_lm_recompute_activations"),
             read=_recompute,

@@ -174,6 +174,15 @@ def _buckets(settings: Mapping[str, Any]) -> Fields:
     return {"bucket_bytes": elements * (4.0 if dtype == "fp32" else 2.0)}
 
 
+_SEQUENCE: Final = "sequence_parallel_size"
+"""Ranks that share a sequence by heads (DeepSpeed 0.17, `runtime/sequence_parallel/ulysses_sp.py`)."""
+
+
+def _sequence(settings: Mapping[str, Any]) -> Fields:
+    ranks = WHOLE.read(settings[_SEQUENCE])
+    return {"cp": ranks, "cp_kind": "ulysses"} if ranks > 1 else {}
+
+
 _SECONDARY: Final = (
     "zero_optimization.zero_hpz_partition_size",
     "zero_optimization.zero_quantized_weights",
@@ -234,6 +243,7 @@ DEEPSPEED: Final = LaunchFormat(
         key("train_micro_batch_size_per_gpu", "micro_batch"),
         key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
+        Rule(keys=(_SEQUENCE,), read=_sequence, fields=("cp",)),
         Rule(keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)),
         Rule(keys=_OLD_OFFLOADS, read=_old_offload),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),

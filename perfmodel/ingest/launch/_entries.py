@@ -38,7 +38,8 @@ class Entry:
     included: tuple[str, int] | None = None
     """Path of the included file that says it, and the line there."""
     is_default: bool = False
-    """Whether the framework has this value where nobody says anything, as far as the file tells."""
+    """Whether it says nothing by itself: the framework has this value anyway, as far as the file tells, or the table
+    that it stands in is there for others to take over."""
 
 
 Entries = Mapping[str, Entry]
@@ -181,6 +182,25 @@ def _is_template(text: str, line: int) -> bool:
     return bool(_TEMPLATE.search(lines[line - 1] if 0 < line <= len(lines) else text))
 
 
+def _merged_tables(root: Any) -> set[int]:
+    """Identities of the tables that `<<` takes over elsewhere; many stand where they do only for that."""
+    tables: set[int] = set()
+    seen: set[int] = set()
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node.value, list):
+            continue
+        seen.add(id(node))
+        for item in node.value:
+            key_node, child = item if isinstance(item, tuple) else (None, item)
+            if key_node is not None and key_node.value == "<<":
+                sources = child.value if isinstance(child.value, list) and child.id == "sequence" else [child]
+                tables.update(map(id, sources))
+            waiting.append(child)
+    return tables
+
+
 def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict[str, Entry]:
     """Entries of a YAML file; of a key that is given twice the last counts, as in every loader in use.
 
@@ -214,7 +234,9 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
         except (yaml.YAMLError, ValueError, TypeError):  # a tag of the framework's own, or a date that is none
             return str(node.value)
 
-    def walk(node: yaml.MappingNode, prefix: str) -> None:
+    merged_tables = _merged_tables(root)
+
+    def walk(node: yaml.MappingNode, prefix: str, is_merged: bool) -> None:
         seen: set[str] = set()
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
@@ -233,11 +255,11 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
         last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
         for key, (line, child) in last.items():
             if isinstance(child, yaml.MappingNode) and child.value:
-                walk(child, f"{prefix}{key}.")
+                walk(child, f"{prefix}{key}.", is_merged or id(child) in merged_tables)
             else:
-                entries[f"{prefix}{key}"] = Entry(value_of(child), line)
+                entries[f"{prefix}{key}"] = Entry(value_of(child), line, is_default=is_merged)
 
-    walk(root, "")
+    walk(root, "", False)
     return entries
 
 

@@ -51,7 +51,8 @@ _WORDS: Final = (
     (Harm.MODEL, "attention attn gated glu activation norm layernorm rmsnorm tied tie untie encoder decoder vision"),
     (Harm.MODEL, "patch image bias architecture block blocks channels gate state groups model hc engram indexer"),
     (Harm.MODEL, "lf conv conv1d conv2d filter filtering variant linear sparse delta"),
-    (Harm.MEMORY, "memory optimizer optim"),
+    (Harm.MEMORY, "memory optimizer optim bucket buffer"),
+    (Harm.MODEL, "size sizes num number"),
 )
 _PHRASES: Final = (
     (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),

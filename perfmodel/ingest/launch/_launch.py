@@ -170,8 +170,9 @@ def settle(
     if global_batch is None:
         missing.append("the global batch is not in it; give --global-batch")
     assumed = _assumed(stated, overrides, framework.label)
-    assumed += [text for key, text in known.items() if key.startswith("note.")]
-    if model is not None and overrides.model is None and "model.vocab" not in stated.fields:
+    assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
+    # A model that is given or named has a vocabulary of its own, whatever the tokenizer is called.
+    if model is not None and overrides.model is None and "model" not in known:
         assumed += _assumed_vocabulary(stated)
     if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
         assumed.append(f"micro_batch={default_micro_batch} (it does not say; give --layout micro_batch=N)")
@@ -237,8 +238,10 @@ def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[st
 
 
 def _assumed_vocabulary(stated: Stated) -> list[str]:
-    """A sentence on the vocabulary that the framework fills in, which a file often leaves to its tokenizer."""
-    if "model.vocab" not in stated.defaults:
+    """A sentence on a vocabulary that follows from the tokenizer's name, or that the framework fills in."""
+    if "note.vocabulary" in stated.fields:
+        return [stated.fields["note.vocabulary"]]
+    if "model.vocab" in stated.fields or "model.vocab" not in stated.defaults:
         return []
     size = stated.defaults["model.vocab"]
     return [f"a vocabulary of {size:,} (it names no tokenizer whose size is known; give --model for another)"]

@@ -225,11 +225,26 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     return plain | {"doubt.quantization": f"the precision may be wrong: quantization {name} is not read"}
 
 
+_CAPACITY: Final = "capacity_factor"
+
+
+def _capacity(settings: Mapping[str, Any]) -> Fields:
+    """Tokens that an expert takes at most; the capacity holds where tokens are dropped, not in sparse products."""
+    capacity = NUMBER.read(settings.get(_CAPACITY, -1))
+    if capacity <= 0 or settings.get("sparse_matmul", True) is True:
+        return {}
+    return {"expert_capacity_factor": capacity}
+
+
 def _weights(settings: Mapping[str, Any]) -> Fields:
     """Element type of weights and so of their optimizer states; 32 bits unless a file says otherwise."""
-    name = TEXT.read(settings["weight_dtype"])
+    name = TEXT.read(settings.get("weight_dtype", "float32"))
     if name == "float32":
         return {}
+    optimizer = OPTIMIZER.read(settings["opt_type"]) if "opt_type" in settings else "adam"
+    if name == "bfloat16" and optimizer in ("adam", "adamw") and settings.get("mu_dtype", "") in ("", name):
+        # Moments have the type of the weights unless `mu_dtype` says another (MaxText `optimizers.py`).
+        return {"optimizer": "adam16bit"}
     return {"doubt.weights": f"memory may be wrong: weights and optimizer states are {name}, and counted as float32"}
 
 
@@ -255,8 +270,9 @@ MAXTEXT: Final = LaunchFormat(
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
         key("max_target_length", "seq_len", default=2048),
         Rule(keys=("dtype", "quantization"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
-        Rule(keys=("weight_dtype",), read=_weights),
         read_only("opt_type", "optimizer", OPTIMIZER),
+        Rule(keys=("weight_dtype", "opt_type", "mu_dtype"), read=_weights),
+        Rule(keys=(_CAPACITY, "sparse_matmul"), read=_capacity),
         key("grad_dtype", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
         Rule(
             keys=("remat_policy", *_KEPT_BY_CHOICE),

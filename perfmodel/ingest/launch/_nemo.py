@@ -24,6 +24,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     require_no_pipeline,
     zero_of,
 )
+from perfmodel.ingest.launch._nemo_encoders import encoder_rules
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
@@ -168,17 +169,6 @@ def _write_activation(fields: Fields) -> Mapping[str, Any]:
     return {"model.activation": words(_ACTIVATIONS).write(wanted)}
 
 
-_KINDS: Final = ("model.bert_binary_head", "model.bert_type", "model.patch_dim", "model.img_h", "model.num_classes")
-
-
-def _nemo_kind(settings: Mapping[str, Any]) -> Fields:
-    """What is trained where that is no causal decoder: BERT, or an encoder of images, which is not described here."""
-    if any(name.startswith("model.bert") for name in settings):
-        return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
-    named = ", ".join(name.removeprefix("model.") for name in settings)
-    return {"doubt.model": f"the model may be wrong: it is an encoder of images ({named}), and is read as a decoder"}
-
-
 _POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "alibi", "none": "none"}
 
 
@@ -199,7 +189,7 @@ NEMO: Final = LaunchFormat(
         key("model.virtual_pipeline_model_parallel_size", "vpp", default=1),
         key("model.micro_batch_size", "micro_batch"),
         key("model.global_batch_size", "global_batch"),
-        key("model.encoder_seq_length", "seq_len", also=("model.data.seq_length",)),
+        key("model.encoder_seq_length", "seq_len", also=("model.seq_length", "model.data.seq_length")),
         Rule(keys=("model.optim.name", "model.fsdp"), read=_nemo_zero, write=_write_nemo_zero),
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
         key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
@@ -222,7 +212,7 @@ NEMO: Final = LaunchFormat(
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.bias", "model.bias", FLAG),
-        Rule(keys=_KINDS, read=_nemo_kind),
+        *encoder_rules(_ACTIVATIONS),
         vocabulary_rule(
             "model.tokenizer.vocab_size",
             ("model.override_vocab_size", "model.tokenizer.vocab_size"),

@@ -1,0 +1,67 @@
+"""NeMo's models that are no causal decoders: BERT, T5, and encoders of images, which are only named."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._table import WHOLE, Fields, Rule, words
+
+_KINDS: Final = ("model.bert_binary_head", "model.bert_type", "model.patch_dim", "model.img_h", "model.num_classes")
+"""Keys that only encoders have."""
+_SIZES: Final = {
+    "num_layers": "model.layers",
+    "hidden_size": "model.hidden",
+    "num_attention_heads": "model.heads",
+    "ffn_hidden_size": "model.ffn_hidden",
+    "kv_channels": "model.head_dim",
+}
+"""Sizes of an encoder or decoder (`megatron_t5_config.yaml`), and the fields that they are."""
+_DECODER_LENGTH: Final = "model.data.seq_length_dec"
+_USUAL_DECODER_LENGTH: Final = 128
+"""Tokens of a decoder where a file does not say them (`megatron_t5_config.yaml`)."""
+_ENCODER: Final = "model.encoder."
+_DECODER: Final = "model.decoder."
+
+
+def _kind(settings: Mapping[str, Any]) -> Fields:
+    """What is trained where that is no causal decoder."""
+    if any(name.startswith("model.bert") for name in settings):
+        return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
+    named = ", ".join(name.removeprefix("model.") for name in settings)
+    return {"doubt.model": f"the model may be wrong: it is an encoder of images ({named}), and is read as a decoder"}
+
+
+def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ...]:
+    """Rules of models with an encoder.
+
+    Args:
+        activations: what the names of activations mean: function, and whether it is gated.
+    """
+
+    def read_stacks(settings: Mapping[str, Any]) -> Fields:
+        """Sizes of an encoder and a decoder, which T5 has alike but for their layers."""
+        if f"{_ENCODER}num_layers" not in settings:
+            return {}
+        fields: Fields = {"model.decoder_seq_len": WHOLE.read(settings.get(_DECODER_LENGTH, _USUAL_DECODER_LENGTH))}
+        unlike = []
+        for name, field in _SIZES.items():
+            size = settings.get(_ENCODER + name)
+            if size is None:
+                continue
+            fields[field] = WHOLE.read(size)
+            if name != "num_layers" and settings.get(_DECODER + name, size) != size:
+                unlike.append(name)
+        fields["model.decoder_layers"] = WHOLE.read(settings.get(f"{_DECODER}num_layers", fields["model.layers"]))
+        if f"{_ENCODER}activation" in settings:
+            kind, gated = words(activations).read(settings[f"{_ENCODER}activation"])
+            fields |= {"model.activation": kind, "model.gated_ffn": gated}
+        if unlike:
+            fields["doubt.decoder"] = (
+                f"the model may be wrong: the decoder's {', '.join(unlike)} differ from the encoder's, whose are taken"
+            )
+        return fields
+
+    stacks = [start + name for start in (_ENCODER, _DECODER) for name in (*_SIZES, "activation")]
+    return (
+        Rule(keys=_KINDS, read=_kind),
+        Rule(keys=(*stacks, _DECODER_LENGTH), read=read_stacks, fields=("model.",)),
+    )

@@ -1,0 +1,155 @@
+"""Relatives of the files in `strangers/`: the same kinds of thing said in other ways, each in a few lines of text."""
+
+import json
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.workload import parameter_count
+
+
+def read(name: str, text: str, **given: Any) -> Launch:
+    return parse_launch(dedent(text).lstrip("\n"), name, **given)
+
+
+NEMO_T5 = """
+    trainer: {devices: 8, num_nodes: 1, precision: bf16}
+    model:
+      micro_batch_size: 4
+      global_batch_size: 64
+      seq_length: 512
+      max_position_embeddings: 512
+      encoder: {num_layers: 12, hidden_size: 768, ffn_hidden_size: 2048, num_attention_heads: 12, activation: geglu}
+      decoder: {num_layers: 6, hidden_size: 768, ffn_hidden_size: 2048, num_attention_heads: 12, activation: geglu}
+"""
+
+
+def test_an_encoder_and_a_decoder_of_nemo() -> None:
+    launch = read("t5.yaml", NEMO_T5)
+    net: Any = launch.model
+    assert (net.layers, net.decoder_layers, net.gated_ffn, net.ffn_hidden) == (12, 6, True, 2048)
+    assert (launch.seq_len, net.decoder_seq_len, launch.devices) == (512, 128, 8)
+    assert launch.may_be_wrong == ()
+
+
+def test_a_decoder_of_other_sizes_than_its_encoder_is_doubted() -> None:
+    launch = read("t5.yaml", NEMO_T5.replace("decoder: {num_layers: 6, hidden_size: 768", "decoder: {hidden_size: 512"))
+    (doubt,) = launch.may_be_wrong
+    assert "the decoder's hidden_size differ" in doubt
+
+
+def test_sequences_of_bert_in_nemo() -> None:
+    text = """
+        trainer: {devices: 8, num_nodes: 2, precision: bf16}
+        model:
+          {micro_batch_size: 4, global_batch_size: 256, seq_length: 256, num_layers: 12, hidden_size: 768,
+           num_attention_heads: 12, bert_binary_head: true, tokenizer: {type: bert-large-uncased}}
+    """
+    launch = read("bert.yaml", text)
+    net: Any = launch.model
+    assert (launch.seq_len, net.causal, net.vocab) == (256, False, 30522)
+    assert launch.may_be_wrong == ()
+
+
+NAMED_MODELS = {
+    "maxtext.yml": """
+        model_name: deepseek3-671b
+        per_device_batch_size: 2
+        ici_fsdp_parallelism: 16
+        max_target_length: 4096
+    """,
+    "primus.yaml": """
+        modules:
+          pre_trainer:
+            framework: megatron
+            model: llama3.1_8B.yaml
+            overrides: {micro_batch_size: 2, global_batch_size: 128, seq_length: 8192, tensor_model_parallel_size: 1}
+    """,
+    "foundry.yaml": """
+        max_seq_len: 4096
+        model: {name: hf_causal_lm, pretrained_model_name_or_path: meta-llama/Llama-2-7b-hf}
+        global_train_batch_size: 64
+        device_train_microbatch_size: 2
+        precision: amp_bf16
+        fsdp_config: {sharding_strategy: FULL_SHARD}
+    """,
+}
+
+
+@pytest.mark.parametrize("name", NAMED_MODELS)
+def test_the_vocabulary_of_a_named_model_is_not_assumed(name: str) -> None:
+    launch = read(name, NAMED_MODELS[name], devices=16)
+    assert launch.model is not None
+    assert not any("vocabulary" in sentence for sentence in launch.assumed)
+
+
+def test_a_table_that_others_take_over_says_nothing_where_it_stands() -> None:
+    text = """
+        batches: &batches {micro_batch_size: 1, global_batch_size: 64}
+        sizes: &sizes {num_layers: 24, hidden_size: 2048, num_attention_heads: 16}
+        trainer: {devices: 8, num_nodes: 1, precision: bf16}
+        model:
+          <<: *batches
+          <<: *sizes
+          encoder_seq_length: 2048
+    """
+    launch = read("nemo.yaml", text)
+    assert launch.may_be_wrong == launch.ignored == ()
+    assert launch.model is not None
+    assert parameter_count(launch.model) == pytest.approx(1.316e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("more", [{}, {"mixed_precision": "fp16"}])
+def test_a_file_of_deepspeed_that_is_not_there_does_not_mean_fp32(more: dict[str, str], tmp_path: Path) -> None:
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: gone.json}\nnum_processes: 8\n"
+    text += "".join(f"{key}: {value}\n" for key, value in more.items())
+    launch = parse_launch(text, str(tmp_path / "run.yaml"), model="llama3-8b", global_batch=64)
+    assert launch.job_fields["dtype"] == more.get("mixed_precision", "bf16")
+    assert any("gone.json" in doubt for doubt in launch.may_be_wrong)
+
+
+def test_deepspeed_shares_sequences_by_heads() -> None:
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "sequence_parallel_size": 4,
+              "train_batch_size": 16, "train_micro_batch_size_per_gpu": 1}  # fmt: skip
+    launch = parse_launch(json.dumps(config), "ds.json", devices=16, model="llama3-8b", seq_len=32768)
+    assert launch.layout is not None
+    assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.dp) == (4, "ulysses", 4)
+    assert launch.may_be_wrong == ()
+
+
+MAXTEXT_EXPERTS = """
+    model_name: mixtral-8x7b
+    per_device_batch_size: 4
+    ici_fsdp_parallelism: 16
+    ici_expert_parallelism: 4
+    max_target_length: 4096
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "job"),
+    [
+        ("capacity_factor: 1.25\n    sparse_matmul: false", {"expert_capacity_factor": 1.25}),
+        ("capacity_factor: 1.25\n    sparse_matmul: true", {}),
+        ("capacity_factor: -1\n    sparse_matmul: false", {}),
+        ("weight_dtype: bfloat16", {"optimizer": "adam16bit"}),
+        ("weight_dtype: bfloat16\n    mu_dtype: bfloat16", {"optimizer": "adam16bit"}),
+        ("weight_dtype: float32", {}),
+    ],
+)
+def test_capacity_and_narrow_weights_of_maxtext(more: str, job: dict[str, Any]) -> None:
+    launch = read("maxtext.yml", f"{MAXTEXT_EXPERTS}    {more}\n")
+    assert {key: value for key, value in launch.job_fields.items() if key != "dtype"} == job
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize("flag", ["--mystery-size 4", "--num-somethings 2"])
+def test_an_unknown_size_makes_the_model_doubtful(flag: str) -> None:
+    arguments = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --vocab-size 32000"
+    batches = "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8"
+    launch = parse_launch(f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} {batches} {flag}\n", "run.sh")
+    (doubt,) = launch.may_be_wrong
+    assert doubt.startswith("the model may be wrong: 1 unread flag")
