@@ -58,6 +58,7 @@ STEP_TERMS: Final = (
     StepTerm("clock under load", _site(sustained=(), power_limited=False)),
     StepTerm("older attention kernels", _framework(attention="fastest")),
     StepTerm("unfused kernels", _job(eager_kernels=())),
+    StepTerm("loss apart from its gradient", _job(loss_with_gradient=True)),
     StepTerm("quantised operands", _fused_quantisation),
     StepTerm("waiting for the host", _framework(host_op_s=0.0)),
     StepTerm(

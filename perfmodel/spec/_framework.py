@@ -36,6 +36,7 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
     "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher", "fused_batch_norm",
+    "loss_with_gradient",
 )  # fmt: skip
 _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "repeated_keys": lambda model: model.kv_heads < model.heads,
@@ -121,6 +122,7 @@ class Framework(Stated):
     whole_gradients_in_pipelines: bool = False
     repeated_keys: bool = False
     masked_head: bool = False
+    loss_with_gradient: bool = False
     fused_batch_norm: bool = False
     """All as in `Job`."""
     partition_copy_s: float = 0.0

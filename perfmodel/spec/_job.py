@@ -181,6 +181,9 @@ class Job:
     masked_head: bool = False
     """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
     (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
+    loss_with_gradient: bool = False
+    """One kernel reads the logits and writes their gradient over them while it sums up the loss, so that backward has
+    nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
     fused_batch_norm: bool = False
     """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
     weighted_experts: bool = False

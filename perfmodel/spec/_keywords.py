@@ -44,6 +44,7 @@ class JobKeywords(TypedDict, total=False):
     wide_last_layers: int
     head: Head
     masked_head: bool
+    loss_with_gradient: bool
     fused_batch_norm: bool
     weighted_experts: bool
     fused_experts: bool

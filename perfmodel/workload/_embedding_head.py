@@ -129,8 +129,11 @@ def _label_head(local: Local) -> list[Piece]:
 
 
 def head_workspace_bytes(model: Transformer, local: Local) -> float:
-    """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy."""
-    if local.job.head != "vocabulary":
+    """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy.
+
+    A gradient that is written over the logits needs neither.
+    """
+    if local.job.head != "vocabulary" or local.job.loss_with_gradient:
         return 0.0
     width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
     return float(_seen_by_head(model, local).tokens) * local.vocab * width
@@ -177,16 +180,36 @@ def _lookup(local: Local, tokens: int, rows: int) -> Piece:
 
 def _cross_entropy(local: Local) -> Piece:
     """Vocabulary-parallel cross entropy: maximum, target logit and sum of exponentials are each
-    reduced over the tensor-parallel ranks, one fp32 value per token."""
+    reduced over the tensor-parallel ranks, one fp32 value per token.
+
+    With its gradient (`Job.loss_with_gradient`) it is one pass that moves what a softmax of the logits moves.
+    """
+    if local.job.loss_with_gradient:
+        return _loss_with_gradient(local)
     name, dtype = ("cross_entropy", "fp32") if local.job.fuses("cross_entropy") else ("cross_entropy_unfused", None)
-    small = Comm(collective="all_reduce", bytes=4.0 * local.tokens, group="tp", count=3)
     forward = memory(local.precision, name, local.tokens, local.vocab, dtype=dtype)
     return Piece(
         forward=(forward,),
         backward_input=(replace(forward, pass_="bwd"),),
-        forward_comm=(small,) if local.tp > 1 else (),
+        forward_comm=_loss_reductions(local),
         saved_bytes=4.0 * local.tokens * local.vocab,
     )
+
+
+def _loss_with_gradient(local: Local) -> Piece:
+    """The gradient of the logits is their softmax less one at the target, and takes their place."""
+    return Piece(
+        forward=(memory(local.precision, "softmax", local.tokens, local.vocab),),
+        forward_comm=_loss_reductions(local),
+        saved_bytes=float(local.tokens) * local.vocab * local.act_bytes,
+    )
+
+
+def _loss_reductions(local: Local) -> tuple[Comm, ...]:
+    """What tensor-parallel ranks tell one another of their parts of the vocabulary."""
+    if local.tp == 1:
+        return ()
+    return (Comm(collective="all_reduce", bytes=4.0 * local.tokens, group="tp", count=3),)
 
 
 def _bert_transform(model: Transformer, local: Local) -> list[Piece]:

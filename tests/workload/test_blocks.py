@@ -254,6 +254,27 @@ def test_residual_units_repeat():
     assert parts[0][0].boundary_bytes == 32 * 64 * 112 * 112 * 2
 
 
+def test_a_loss_with_its_gradient_passes_over_the_logits_once():
+    """Backward has no kernel of the loss, the logits are read and written once, and kept once in their own type."""
+    net, shard = model("gpt2-117m"), Shard(micro_batch=4)
+    apart, together = (
+        blocks(net, Job(global_batch=4, seq_len=1024, loss_with_gradient=value), shard)[-1][0]
+        for value in (False, True)
+    )
+    logits = 4 * 1024 * next(op.hidden for op, _ in apart.forward if op.op == "cross_entropy")
+
+    def element_wise(kernels) -> list:
+        return [op for op, n in kernels for _ in range(n) if op.family == "memory"]
+
+    backward = len(element_wise(apart.backward_input)) - len(element_wise(together.backward_input))
+    assert backward == 1
+    assert len(element_wise(apart.forward)) == len(element_wise(together.forward))
+    assert max(op.bytes for op in element_wise(together.forward)) == 2 * 2 * logits
+    saved_bytes = apart.activation_bytes.none - together.activation_bytes.none
+    assert saved_bytes == pytest.approx(2 * logits)
+    assert together.workspace_bytes < apart.workspace_bytes
+
+
 def test_a_fused_batch_norm_takes_in_what_follows_it():
     """No sum, no ReLU and none of their traffic is left; products, weights and what is kept stay."""
     own, fused = (

@@ -98,9 +98,11 @@ _LIGER: Final = (
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    """Kernels of Liger for norms, rotary embeddings and activations together."""
+    """Kernels of Liger for norms, rotary embeddings and activations together, and its loss with the gradient."""
     needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
-    return {"eager_kernels": ()} if all(needed) else {}
+    losses = (is_on(settings.get("liger_cross_entropy")), is_on(settings.get("liger_fused_linear_cross_entropy")))
+    stated: Fields = {"eager_kernels": ()} if all(needed) else {}
+    return stated | ({"loss_with_gradient": True} if any(losses) else {})
 
 
 def _further(settings: Mapping[str, Any]) -> Fields:

@@ -33,6 +33,7 @@ JOB_FIELDS: Final = (
     "adapter_rank",
     "adapter_modules",
     "bucket_bytes",
+    "loss_with_gradient",
 )
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
