@@ -148,6 +148,10 @@ class Framework(Stated):
     straggling: float = 0.0
     """Relative spread of the ranks' speeds. A step waits for the slowest of n ranks, which takes
     exp(spread sqrt(2 ln n)) of the usual time (mean of the largest of n normal draws, to first order)."""
+    length_bin_tokens: int = 0
+    """Width of the bins into which its loader sorts the sequences of an encoder's pre-training by length; a batch comes
+    from one bin and is padded to the bin's end. Data of the shortest length that models are pre-trained with
+    (128 tokens) are not sorted. 0: nothing is sorted, or nobody knows."""
     step_overhead_s: float = 0.0
     """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
 

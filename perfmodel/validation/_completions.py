@@ -148,7 +148,10 @@ def with_open_choices(
 
 
 def _expanded(completion: Completion, choice: OpenChoice, year: int | None, priors: ChoicePriors) -> list[Completion]:
-    """A completion with every value of a choice that it leaves open and can have; itself where it has none."""
+    """A completion with every value of a choice that it leaves open and can have; itself where it has none.
+
+    A single value that it can have is no choice, and so nothing that is assumed.
+    """
     case = completion.case
     features = case_features(case, year)
     possible: list[Completion] = []
@@ -160,8 +163,10 @@ def _expanded(completion: Completion, choice: OpenChoice, year: int | None, prio
         chosen = completion.chosen | {choice.name: variant.value}
         possible.append(Completion(_assuming(filled, choice.name), chance, chosen))
     total = sum(completed.prior for completed in possible)
-    if len(possible) < 2 or total <= 0:
+    if not possible or total <= 0:
         return [completion]
+    if len(possible) == 1:
+        return [replace(completion, case=replace(possible[0].case, assumed=case.assumed))]
     return [replace(completed, prior=completion.prior * completed.prior / total) for completed in possible]
 
 

@@ -81,8 +81,8 @@ class OpenChoice(ABC):
         if self.stated(case) or not self.matters(case):
             return []
         variants = self.variants(case)
-        if len(variants) < 2:
-            return []
+        if len(variants) == 1:
+            return [(variants[0], 1.0)]
         values = tuple(dict.fromkeys(variant.counted_as or variant.value for variant in variants))
         chances = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
         chance = dict(zip(values, chances.tolist(), strict=True))
@@ -304,18 +304,25 @@ class EncoderLength(OpenChoice):
         return None
 
 
+_LENGTHS_OF_TASKS: Final = (384,)
+"""Tokens per sequence that only a task has: SQuAD's (google-research/bert run_squad.py, `max_seq_length`, and every
+port of it), which no pre-training takes. Its code pads every example to that length (run_squad.py
+`convert_examples_to_features`; Hugging Face run_qa.py, `pad_to_max_length`, True by default)."""
+
+
 class EncoderHead(OpenChoice):
     """What an encoder of text predicts: the word at every token, at masked tokens alone, or labels of a task.
 
-    Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open. No
-    published run states it otherwise, so all three are as likely.
+    Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open; the
+    length of a task has its labels. No published run states it otherwise, so all three are as likely.
     """
 
     name = "encoder_head"
     tunable = False
 
     def matters(self, case: Case) -> bool:
-        return _reads_words_both_ways(case) and not case.framework.masked_head
+        is_of_task = case.job.seq_len in _LENGTHS_OF_TASKS
+        return _reads_words_both_ways(case) and (is_of_task or not case.framework.masked_head)
 
     def stated(self, case: Case) -> bool:
         return not {"head", "masked_head"}.isdisjoint(case.stated)
@@ -326,11 +333,10 @@ class EncoderHead(OpenChoice):
         return "masked tokens" if case.job.masked_head else "all tokens"
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [
-            Variant(value="all tokens"),
-            Variant(value="masked tokens", job={"masked_head": True}),
-            Variant(value="labels", job={"head": "token_labels"}),
-        ]
+        labels = Variant(value="labels", job={"head": "token_labels"})
+        if case.job.seq_len in _LENGTHS_OF_TASKS:
+            return [labels]
+        return [Variant(value="all tokens"), Variant(value="masked tokens", job={"masked_head": True}), labels]
 
     def usual(self, case: Case) -> str | None:
         return None
@@ -352,7 +358,9 @@ def real_tokens(seq_len: int) -> float:
 class Padding(OpenChoice):
     """Whether an encoder of text computes the padding of its sequences, or batches those of like length, or removes it.
 
-    Compiled steps have fixed shapes, and so compute it.
+    Compiled steps have fixed shapes, and so compute it. Where a loader is known to sort (`Framework.length_bin_tokens`)
+    nothing is open: sequences end half a bin short of what they are padded to, on the mean, and those of the shortest
+    pre-training are padded to their stated length. So are those of a task.
     """
 
     name = "padding"
@@ -368,8 +376,18 @@ class Padding(OpenChoice):
         return "left out" if case.job.varied_lengths else "computed"
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        left_out = {"mean_tokens": real_tokens(case.job.seq_len)}
-        return [Variant(value="computed"), Variant(value="left out", job=left_out)]
+        computed = Variant(value="computed")
+        text_tokens, seq_len = real_tokens(case.job.seq_len), case.job.seq_len
+        if seq_len in _LENGTHS_OF_TASKS:
+            return [computed]
+        bin_tokens = case.framework.length_bin_tokens
+        if not bin_tokens:
+            return [computed, Variant(value="left out", job={"mean_tokens": text_tokens})]
+        shortest, _ = _LENGTHS_OF_BERT[0]
+        if seq_len <= shortest or case.job.head != "vocabulary":
+            return [computed]
+        padded_tokens = min(seq_len, text_tokens + bin_tokens / 2)
+        return [Variant(value="left out", job={"mean_tokens": padded_tokens})]
 
 
 class DataParallelOverlap(OpenChoice):

@@ -230,11 +230,12 @@ def test_text_of_pretraining_data_fills_less_of_longer_sequences():
 @pytest.mark.parametrize(
     ("framework", "columns", "left_open"),
     [
-        ("pytorch@2021", {}, {"padding", "encoder_head"}),
+        ("pytorch@2020", {}, {"padding", "encoder_head"}),
+        ("pytorch@2021", {}, set()),  # its loader sorts by length, and its code gathers masked tokens
         ("tensorflow-xla@2021", {}, {"encoder_head"}),  # compiled steps have fixed shapes
         ("oneflow@2020", {}, {"padding"}),  # its code gathers masked tokens
-        ("pytorch@2021", {"job.mean_tokens": 100, "job.masked_head": 1}, set()),
-        ("pytorch@2021", {"job.rms_tokens": 100, "job.head": "token_labels"}, set()),
+        ("pytorch@2020", {"job.mean_tokens": 100, "job.masked_head": 1}, set()),
+        ("pytorch@2020", {"job.rms_tokens": 100, "job.head": "token_labels"}, set()),
     ],
 )
 def test_encoders_of_text_leave_padding_and_head_open(framework, columns, left_open):
@@ -243,6 +244,21 @@ def test_encoders_of_text_leave_padding_and_head_open(framework, columns, left_o
     row = ROW | plain | encoder | columns
     names = {effect.name for effect in predict_run(row).effects}
     assert names & {"padding", "encoder_head"} == left_open
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "head", "most_tokens"),
+    [
+        (128, "vocabulary", None),  # the shortest pre-training is not sorted
+        (512, "vocabulary", real_tokens(512) + 32),  # half a bin is padding
+        (384, "token_labels", None),  # a task pads all to its length
+    ],
+)
+def test_a_loader_that_sorts_by_length_pads_half_a_bin(seq_len, head, most_tokens):
+    plain = {"tp": 1, "dp": 16, "zero_stage": 0, "sequence_parallel": 0, "launch_and_overlap": ""}
+    encoder = {"model": "bert-large", "seq_len": seq_len, "framework": "pytorch@2021", "dtype": "fp16"}
+    jobs = [completion.job for completion in predict_run(ROW | plain | encoder).completions]
+    assert {(job.head, job.mean_tokens) for job in jobs} == {(head, most_tokens)}
 
 
 def test_encoders_of_unstated_length_may_have_either_of_berts_lengths():

@@ -34,7 +34,7 @@ FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     "tensorflow-xla": ("masked_head", "fused_batch_norm", "eager_kernels"),
     "paddlepaddle": ("masked_head", "eager_kernels"),
     "mxnet": ("masked_head", "eager_kernels"),
-    "pytorch": ("eager_kernels", "ddp_buckets", "bucket_bytes"),
+    "pytorch": ("eager_kernels", "ddp_buckets", "bucket_bytes", "length_bin_tokens", "masked_head"),
 }  # fmt: skip
 """By framework, the fields whose values were looked up, or chosen, with errors of published runs in view."""
 
