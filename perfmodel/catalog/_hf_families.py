@@ -51,6 +51,20 @@ from perfmodel.catalog._hf_llama import (
     activation,
     plain_sizes,
 )
+from perfmodel.catalog._hf_more import (
+    Arctic,
+    Dbrx,
+    Electra,
+    EncoderDecoder,
+    FalconH1,
+    GptBigCode,
+    GptNeo,
+    LatentLlama,
+    Lfm2,
+    Lfm2Moe,
+    ModernBert,
+    Whisper,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import AdaLN, Patches
 
@@ -280,15 +294,20 @@ class Family(Protocol):
 
 
 FAMILIES: Mapping[str, type[Family]] = {
+    "arctic": Arctic,
     "bamba": Bamba,
+    "bart": EncoderDecoder,
     "bert": Bert,
     "bloom": Bloom,
     "cohere": Cohere,
     "cohere2": Cohere2,
+    "dbrx": Dbrx,
     "deepseek_v2": DeepSeek,
     "deepseek_v3": DeepSeek,
     "DiTTransformer2DModel": Dit,
+    "electra": Electra,
     "falcon": Falcon,
+    "falcon_h1": FalconH1,
     "falcon_mamba": FirstMamba,
     "gemma": Gemma,
     "gemma2": Gemma2,
@@ -297,17 +316,23 @@ FAMILIES: Mapping[str, type[Family]] = {
     "glm4": Glm4,
     "glm4_moe": LlamaWithExperts,
     "gpt2": Gpt2,
+    "gpt_bigcode": GptBigCode,
+    "gpt_neo": GptNeo,
     "gpt_neox": GptNeoX,
     "gpt_oss": GptOss,
     "gptj": GptJ,
     "granitemoehybrid": GraniteHybrid,
     "jamba": Jamba,
+    "lfm2": Lfm2,
+    "lfm2_moe": Lfm2Moe,
     "llama": Llama,
     "llama4": Llama4,
     "llama_with_experts": LlamaWithExperts,
     "mamba": FirstMamba,
     "mamba2": Mamba2,
+    "minicpm3": LatentLlama,
     "mistral": Llama,
+    "modernbert": ModernBert,
     "mpt": Mpt,
     "mt5": T5,
     "nemotron": Nemotron,
@@ -328,5 +353,6 @@ FAMILIES: Mapping[str, type[Family]] = {
     "starcoder2": Starcoder2,
     "t5": T5,
     "vit": Vit,
+    "whisper": Whisper,
 }
 """Families by `model_type`, each with the class that reads its configuration; see also `RELATIVES`."""

@@ -27,6 +27,8 @@ _QK_NORM_OF_ALL_HEADS: Final = {"qk_norm": True, "qk_norm_of_all_heads": True}
 _NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
 _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
+_NO_TABLE: Final = {"positions": "none"}
+_RELATIVE_TERMS: Final = "scores between tokens and distances (disentangled attention) are left out"
 _INDEXER: Final = "the indexer that chooses which keys a query sees is left out; attention is counted over all keys"
 
 RELATIVES: Final[Mapping[str, Relative]] = {
@@ -54,6 +56,13 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "smollm3": Relative(family="llama"),
     "xverse": Relative(family="llama"),
     "yi": Relative(family="llama"),
+    "bitnet": Relative(family="llama"),
+    "granite_swa": Relative(family="llama", fields={"attention_sinks": True}),
+    "hyperclovax": Relative(family="llama", fields={"norm_at": "both"}),
+    "mimo": Relative(family="qwen2"),
+    "nanochat": Relative(
+        family="llama", fields=_UNGATED | {"norm_parameters": False}, defaults={"hidden_act": "relu2"}
+    ),
     "eurobert": Relative(family="llama", fields={"causal": False}),
     "vaultgemma": Relative(family="gemma2", fields={"norm_at": "input"}),
     # --- other dense families ---
@@ -62,28 +71,49 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "olmo": Relative(family="llama", fields={"norm": "layer_norm", "norm_parameters": False}),
     "olmo3": Relative(family="olmo2"),
     "jais2": Relative(family="starcoder2", defaults={"tie_word_embeddings": False, "hidden_act": "relu2"}),
+    "apertus1p5": Relative(family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}),
+    "glm4v": Relative(family="glm4", fields={"qkv_bias": True}),
+    "paddleocr_vl": Relative(family="llama", defaults={"tie_word_embeddings": True}),
+    "qwen2_5_omni": Relative(family="qwen2"),
     "qwen2_vl": Relative(family="qwen2"),
     "qwen2_5_vl": Relative(family="qwen2"),
     "qwen3_vl": Relative(family="qwen3"),
     "gpt-sw3": Relative(family="gpt2"),
     "codegen": Relative(family="gptj"),
+    "openai-gpt": Relative(family="gpt2", aliases={"afn": "activation_function"}),
+    "persimmon": Relative(
+        family="gpt_neox",
+        defaults={"use_parallel_residual": False, "hidden_act": "relu2"},
+        fields=_QK_NORM,
+    ),
+    "youtu": Relative(family="minicpm3", defaults={"tie_word_embeddings": True}),
     # --- experts on LLaMA's or Qwen's attention ---
+    "aria": Relative(family="llama_with_experts"),
     "bailing_moe": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
     "bailing_moe_v2": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
     "dots1": Relative(family="llama_with_experts", fields=_QK_NORM),
     "ernie4_5_moe": Relative(family="llama_with_experts", defaults={"tie_word_embeddings": True}),
     "exaone_moe": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "afmoe": Relative(family="llama_with_experts", fields=_QK_NORM | {"attention_gate": True, "norm_at": "both"}),
+    "flex_olmo": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS | {"norm_at": "output"}),
     "granitemoe": Relative(family="llama_with_experts"),
+    "granitemoe_swa": Relative(family="llama_with_experts", fields={"attention_sinks": True}),
     "granitemoeshared": Relative(family="llama_with_experts"),
     "glm4v_moe": Relative(family="glm4_moe"),
     "hunyuan_v1_moe": Relative(family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}),
     "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "minimax_m3_vl": Relative(
+        family="llama_with_experts",
+        aliases={"intermediate_size": "moe_intermediate_size", "dense_intermediate_size": "intermediate_size"},
+        fields=_QK_NORM,
+    ),
     "mellum": Relative(family="llama_with_experts", fields=_QK_NORM),
     "mixtral": Relative(family="llama_with_experts"),
     "minimax_m2": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS),
     "olmoe": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS),
     "phimoe": Relative(family="llama_with_experts", fields=_LAYER_NORM),
     "qwen2_5_vl_moe": Relative(family="qwen2_moe"),
+    "qwen3_omni_moe": Relative(family="qwen3_moe"),
     "qwen3_vl_moe": Relative(family="qwen3_moe"),
     "sarvam_moe": Relative(family="llama_with_experts"),
     "solar_open": Relative(family="llama_with_experts"),
@@ -92,6 +122,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "glm_moe_dsa": Relative(family="deepseek_v3", left_out=_INDEXER),
     "glm4_moe_lite": Relative(family="deepseek_v3"),
     "kimi_k2": Relative(family="deepseek_v3"),
+    "mistral4": Relative(family="deepseek_v3"),
     "sarvam_mla": Relative(family="deepseek_v3"),
     # --- hybrids ---
     "qwen3_5_moe": Relative(family="qwen3_next"),
@@ -109,9 +140,21 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         },
         fields={"token_types": 0},
     ),
+    "deberta-v2": Relative(family="roberta", left_out=_RELATIVE_TERMS),
     "ernie": Relative(family="roberta"),
     "megatron-bert": Relative(family="roberta"),
+    "mpnet": Relative(family="roberta", fields={"token_types": 0}),
     "xlm-roberta": Relative(family="roberta"),
+    "xlm-roberta-xl": Relative(family="roberta"),
+    # --- encoder-decoders with BART's layers ---
+    "blenderbot": Relative(family="bart"),
+    "blenderbot-small": Relative(family="bart"),
+    "m2m_100": Relative(family="bart", fields=_NO_TABLE),
+    "marian": Relative(family="bart", fields=_NO_TABLE),
+    "mbart": Relative(family="bart"),
+    "mvp": Relative(family="bart"),
+    "pegasus": Relative(family="bart", fields=_NO_TABLE),
+    "plbart": Relative(family="bart"),
     "umt5": Relative(family="t5"),
     "longt5": Relative(family="t5"),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from perfmodel.catalog._hf_experts import EXPERT_KEYS
 from perfmodel.errors import UnknownNameError
 
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -16,6 +17,28 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
 }
 """Sizes of a transformer, and what configurations call them."""
+_OTHER_EXPERT_KEYS: Final = {
+    size: tuple(key for key, known in EXPERT_KEYS.items() if known == size)
+    for size in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace")
+}
+EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "count": ("num_experts", *_OTHER_EXPERT_KEYS["num_experts"]),
+    "topk": ("num_experts_per_tok", *_OTHER_EXPERT_KEYS["num_experts_per_tok"]),
+    "ffn_hidden": ("moe_intermediate_size", *_OTHER_EXPERT_KEYS["moe_intermediate_size"], "intermediate_size"),
+    "shared_ffn_hidden": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "first_dense_layers": ("first_k_dense_replace", *_OTHER_EXPERT_KEYS["first_k_dense_replace"]),
+}
+"""Sizes of experts, and what configurations call them."""
+LATENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "kv_lora_rank": ("kv_lora_rank",),
+    "q_lora_rank": ("q_lora_rank",),
+    "qk_nope_head_dim": ("qk_nope_head_dim",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "v_head_dim": ("v_head_dim",),
+}
+"""Sizes of multi-head latent attention, which all configurations call the same."""
+OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
+"""Sizes of these tables that are none where a configuration leaves them out."""
 ASK: Final = "?"
 """Stands in the TOML where the configuration does not tell a size."""
 
@@ -48,12 +71,29 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
         "dropout = false",
         f"tied_embeddings = {'true' if tied else 'false'}",
     ]
-    experts = next((key for key in config if "expert" in key and isinstance(config[key], int)), None)
-    if experts is not None:
-        lines.append(
-            f"# it has experts ({experts} = {config[experts]}): add a table [experts] with count, topk, ffn_hidden"
-        )
-    return "\n".join(lines)
+    window = config.get("sliding_window")
+    if isinstance(window, int) and config.get("use_sliding_window") is not False:
+        lines.append(f"window = {window}  # of every layer, unless full_attention_every says that every n-th has none")
+    return "\n".join([*lines, *_table("experts", EXPERTS, config), *_table("latent_attention", LATENT, config)])
+
+
+def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, Any]) -> list[str]:
+    """A table of the TOML; empty where the configuration does not tell the first of its sizes."""
+    sizes = {}
+    for size, names in keys.items():
+        sizes[size] = next((config[key] for key in names if isinstance(config.get(key), int)), None)
+    if sizes[next(iter(keys))] is None:
+        return []
+    # Queries that are not compressed have no rank.
+    if sizes.get("q_lora_rank", 0) is None:
+        sizes["q_lora_rank"] = 0
+    lines = ["", f"[{name}]"]
+    for size, value in sizes.items():
+        if value is not None:
+            lines.append(f"{size} = {value}")
+        elif size not in OPTIONAL:
+            lines.append(f"# {size} = {ASK}  # the configuration does not tell it")
+    return lines
 
 
 def _activation(name: str) -> str:

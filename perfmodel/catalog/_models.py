@@ -165,7 +165,9 @@ def from_config(config: Config, *, where: str = "config.json") -> Transformer:
     of_family = f"{where}, model_type {family!r}"
     read = checked(reader, stated, of_family)
     try:
-        fields = listed_layers(config, {**read.fields(), **relative.fields}, of_family)
+        fields = {**read.fields(), **relative.fields}
+        if not getattr(reader, "READS_LAYER_TYPES", False):
+            fields = listed_layers(config, fields, of_family)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{where}",
             source=f"Hugging Face configuration {where}",

@@ -38,7 +38,7 @@ from perfmodel.spec._notation import (
     written,
     written_values,
 )
-from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan
+from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan, ShortConv
 from perfmodel.spec._problem import Problem
 
 shorten_reprs(__name__)

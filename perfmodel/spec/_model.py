@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan
+from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan, ShortConv
 from perfmodel.units import whole
 
 MOST_LAYERS: Final = 10**5
@@ -23,10 +23,15 @@ MIXERS: Final = {
     "M": "mamba",
     "S": "selective scan (the first Mamba)",
     "L": "gated delta net",
+    "C": "gated short convolution",
     "E": "experts",
     "-": "a dense feed-forward",
 }
 """What a letter of `Transformer.mixers` stands for."""
+
+
+_PART_OF_LETTER: Final = {"M": "mamba", "S": "selective_scan", "L": "delta_net", "C": "short_conv"}
+"""The field of `Transformer` that says the sizes of a mixer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,7 @@ class Transformer(Stated):
     mamba: Mamba | None = None
     selective_scan: SelectiveScan | None = None
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     mtp_layers: int = 0
     """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
     section 2.2)."""
@@ -139,7 +145,7 @@ class Transformer(Stated):
                 f"{', '.join(f'{letter} ({what})' for letter, what in MIXERS.items())}; got {self.mixers!r} for "
                 f"{self.layers} layers"
             )
-        for letter, what in {"M": "mamba", "S": "selective_scan", "L": "delta_net"}.items():
+        for letter, what in _PART_OF_LETTER.items():
             if (letter in letters) != (sizes[what] is not None):
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {what} for {letter}, and only then")
         for letter, what in {"E": "experts", "W": "window"}.items():

@@ -114,6 +114,17 @@ class SelectiveScan(Stated):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConv(Stated):
+    """Gated short convolutions (LFM2, arXiv 2511.23404): a causal convolution over a few tokens between two gates."""
+
+    kernel: int
+    """Tokens that the convolution sees."""
+
+    def __post_init__(self) -> None:
+        whole("short_conv", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeltaNet(Stated):
     """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
 

@@ -21,6 +21,7 @@ from perfmodel.workload._recurrent import (
     delta_rule_products,
     mamba_weights,
     selective_scan_weights,
+    short_conv_weights,
     state_space_products,
 )
 
@@ -128,6 +129,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if model.delta_net:
         per_token += letters["L"] * delta_net_weights(h, model.delta_net)
         weightless += letters["L"] * delta_rule_products(model.delta_net)
+    if model.short_conv:
+        per_token += letters["C"] * short_conv_weights(h)
     layers = 2.0 * batch * s * per_token
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)

@@ -11,7 +11,12 @@ from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
 from perfmodel.workload._flops import ffn_weights
 from perfmodel.workload._pointwise import norm_params
-from perfmodel.workload._recurrent import delta_net_parameters, mamba_parameters, selective_scan_parameters
+from perfmodel.workload._recurrent import (
+    delta_net_parameters,
+    mamba_parameters,
+    selective_scan_parameters,
+    short_conv_parameters,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,7 @@ class Parameters:
     router: int = 0
     """And the projections to and from what experts work on, where that is not the hidden size."""
     mamba: int = 0
-    """Mamba-2 mixers and gated delta nets of hybrids."""
+    """Mamba-2 mixers, gated delta nets and short convolutions of hybrids."""
     norms: int = 0
     """And what scales and shifts them (adaLN)."""
     further_tokens: int = 0
@@ -128,6 +133,7 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     mixed = n["M"] * mamba_parameters(h, model.mamba) if model.mamba else 0
     mixed += n["S"] * selective_scan_parameters(h, model.selective_scan) if model.selective_scan else 0
     mixed += n["L"] * delta_net_parameters(h, model.delta_net) if model.delta_net else 0
+    mixed += n["C"] * short_conv_parameters(h, model.short_conv) if model.short_conv else 0
     return Parameters(
         attention=per_attention * attending,
         feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
@@ -199,4 +205,6 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     if net := model.delta_net:
         elements = net.values * net.key_dim + net.convolved * (net.conv_kernel - 1)
         held["L"] = MAMBA_STATE_BYTES * elements / tp
+    if conv := model.short_conv:
+        held["C"] = element_bytes * model.hidden * (conv.kernel - 1) / tp
     return tuple(sum(held.get(letter, 0.0) for letter in word) for word in model.stack)

@@ -1,14 +1,14 @@
 """Mixers that carry a state from token to token, sharded by heads or channels.
 
-Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao, arXiv 2312.00752) and
-gated delta nets (Yang et al., arXiv 2412.06464).
+Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao, arXiv 2312.00752),
+gated delta nets (Yang et al., arXiv 2412.06464) and gated short convolutions.
 """
 
 from dataclasses import replace
 
 from perfmodel.errors import Reason
 from perfmodel.ops import Recurrence
-from perfmodel.spec import DeltaNet, Mamba, SelectiveScan, Transformer
+from perfmodel.spec import DeltaNet, Mamba, SelectiveScan, ShortConv, Transformer
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
@@ -168,6 +168,44 @@ def selective_scan_parameters(hidden: int, scan: SelectiveScan) -> int:
     step_bias, decay_and_skip = scan.inner, scan.inner * (scan.state + 1)
     norms = scan.step_rank + 2 * scan.state if scan.inner_norms else 0
     return selective_scan_weights(hidden, scan) + convolution + step_bias + decay_and_skip + norms
+
+
+def short_conv_mixer(model: Transformer, local: Local, conv: ShortConv) -> list[Piece]:
+    """Input projection to two gates and a value, the gated convolution, output projection (`Lfm2ShortConv` of
+    transformers); sharded by channels.
+
+    Raises:
+        LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the last
+            tokens would have to be passed.
+    """
+    tp = local.tp
+    divide(model, Reason.HEADS, f"short_conv channels={model.hidden} are", model.hidden, "tp", tp)
+    require_whole_sequence(model, local, "short convolutions")
+    inner = model.hidden // tp
+    tensor = float(local.tokens * local.act_bytes)
+    return [
+        column_linear(local, 3 * inner, local.hidden, kept_output=1.0),
+        # Both gates and the convolution are element-wise: they pass over their tensors once each.
+        pointwise(
+            local.precision,
+            [("silu_mul", 2), ("silu", 1)],
+            local.tokens,
+            inner,
+            params=inner * conv.kernel,
+            saved_bytes=tensor * inner,
+        ),
+        row_linear(local, local.hidden, inner),
+    ]
+
+
+def short_conv_weights(hidden: int) -> int:
+    """Elements of the two projections."""
+    return 4 * hidden * hidden
+
+
+def short_conv_parameters(hidden: int, conv: ShortConv) -> int:
+    """Parameters of one mixer, without the layer's norm."""
+    return short_conv_weights(hidden) + hidden * conv.kernel
 
 
 def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Piece]:

@@ -19,7 +19,7 @@ from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
-from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer
+from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
 
 WEIGHTS_OF_A_LAYER = 6
 """Tensors of a layer whose gradients are added up apart: four products and two norms (or a shared one)."""
@@ -70,6 +70,8 @@ def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
         widest = max(widest, local.tokens * 2 * model.selective_scan.inner // local.tp)
     elif "L" in word and model.delta_net:
         widest = max(widest, local.tokens * 2 * model.delta_net.values // local.tp)
+    elif "C" in word:
+        widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
     pieces = _sub_layers(model, local, word)
     return _layer(f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer", local, pieces, widest=widest)
 
@@ -80,6 +82,7 @@ _NAMES: Final = {
     "M": "mamba",
     "S": "selective_scan",
     "L": "delta",
+    "C": "short_conv",
     "*": "attention",
     "W": "attention",
 }
@@ -105,6 +108,8 @@ def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
         return selective_scan_mixer(model, local, model.selective_scan)
     if letter == "L" and model.delta_net:
         return delta_net_mixer(model, local, model.delta_net)
+    if letter == "C" and model.short_conv:
+        return short_conv_mixer(model, local, model.short_conv)
     if letter == "E" and model.experts:
         return expert_feed_forward(model, local, model.experts)
     if letter == "-":

@@ -83,6 +83,13 @@ COMMAND_R = {"model_type": "cohere", "hidden_size": 8192, "intermediate_size": 2
 AYA_8B = {"model_type": "cohere", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256_000}  # fmt: skip
 
+DBRX = {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100_352,
+        "max_seq_len": 32_768, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}}  # fmt: skip
+ARCTIC = {"model_type": "arctic", "hidden_size": 7168, "intermediate_size": 4864, "num_hidden_layers": 35,
+          "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 32_000, "num_local_experts": 128,
+          "num_experts_per_tok": 2, "moe_layer_frequency": 1, "max_position_embeddings": 4096}  # fmt: skip
+
 PUBLISHED = {
     "llama-2-7b": (LLAMA2_7B, 6_738_415_616, 0),
     "llama-3.2-1b": (LLAMA32_1B, 1_235_814_400, 0),
@@ -106,6 +113,9 @@ PUBLISHED = {
     "phi-2": (PHI_2, 2_779_683_840, 51200),  # bias of the head
     "stablelm-3b-4e1t": (STABLELM, 2_795_443_200, 0),
     "command-r-v01": (COMMAND_R, 34_980_831_232, 0),
+    "dbrx": (DBRX, 131_596_523_520, 0),
+    # 480 B, of which 10 B are dense and 128 x 3.66 B experts, as its authors round them
+    "arctic": (ARCTIC, 479_000_000_000, 500_000_000),
     "aya-expanse-8b": (AYA_8B, 8_028_033_024, 0),
 }
 
@@ -113,7 +123,22 @@ PUBLISHED = {
 FAMILY_COUNTS = json.loads((Path(__file__).parent / "huggingface_parameters.json").read_text())
 """By `model_type`, a configuration and the parameters of the model that transformers 5.24 builds from it."""
 NOT_COUNTED = {
+    "afmoe": 7 * 64,  # biases that balance experts, which are not trained
     "apertus": 8 * 2,  # parameters of the activation
+    "bart": 1026 * 1024 + 2 * 1024,  # one of its two tables of positions, and norms after the embeddings
+    "bitnet": 8 * (2560 + 6912),  # norms inside attention and feed-forward
+    "blenderbot": 128 * 2560,  # one of its two tables of positions
+    "deberta-v2": 2 * 768,  # the norm of its distances
+    "falcon_h1": -8 * (4096 + 1024),  # one norm for attention and mixer; no norm inside the mixer
+    "gpt_neo": -8 * 3 * 2048,  # queries, keys and values have no biases
+    "marian": 2 * 1024 * 1024 - 4 * 1024,  # positions, which are not trained; no norm behind its last layers
+    "mbart": 1026 * 1024 + 2 * 1024 + 4 * 1024,
+    "modernbert": -768,  # the first layer has no norm
+    "mpnet": 32 * 12,  # relative positions
+    "openai-gpt": -2 * 768,  # no norm behind the last layer
+    "pegasus": 2 * 1024 * 1024,  # positions, which are not trained
+    "plbart": 1026 * 768 + 2 * 768,
+    "whisper": 698_112,  # two convolutions of the input, the decoder's positions
     "bert": -(768 * 768 + 768 + 2 * 768 + 2),  # its masked-LM class has no pooler
     "bloom": 2 * 64,  # norm after the embedding
     "codegen": 214_240,  # biases of feed-forward and head, as of GPT-J
@@ -148,6 +173,43 @@ def test_a_family_under_another_name_is_the_known_one(family):
         config | {"model_type": family} if family in RELATIVES else {"model_type": family, "text_config": config}
     )
     assert replace(renamed, name=known.name, source=known.source) == known
+
+
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "minicpm3", "afmoe"])
+def test_ranks_hold_what_a_family_has(family):
+    """Blocks have all parameters, and products are shared out over ranks of tensor parallelism."""
+    net = replace(from_config(FAMILY_COUNTS[family]["config"]), seq_len=1024, longest_seq_len=0)
+    job = Job(global_batch=1, seq_len=1024)
+    held = sum(block.params * n for block, n in blocks(net, job, Shard()))
+    assert held == pytest.approx(parameters(replace(net, seq_len=1024)).total, rel=2e-3)
+    whole = sum(matmul_flops(block.forward) * n for block, n in blocks(net, job, Shard()))
+    half = sum(matmul_flops(block.forward) * n for block, n in blocks(net, job, Shard(tp=2)))
+    assert half < 0.6 * whole
+
+
+def test_embeddings_narrower_than_layers_are_refused():
+    config = FAMILY_COUNTS["electra"]["config"] | {"embedding_size": 64}
+    with pytest.raises(PerfModelError, match="embedding_size 64 is projected to hidden_size 256"):
+        from_config(config)
+
+
+def test_a_layer_of_an_unknown_kind_is_refused():
+    config = FAMILY_COUNTS["lfm2"]["config"] | {"layer_types": ["conv", "retention"] * 4}
+    with pytest.raises(PerfModelError, match="layer_types must be 8 of conv, full_attention"):
+        from_config(config)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v2", "qwen3_moe"])
+def test_toml_of_an_unknown_family_has_its_experts(family, tmp_path):
+    config = FAMILY_COUNTS[family]["config"]
+    with pytest.raises(UnknownNameError) as error:
+        from_config(config | {"model_type": "zzz"})
+    path = tmp_path / "mine.toml"
+    path.write_text(error.value.__notes__[0])
+    known, begun = from_config(config), model(path)
+    assert (begun.experts.count, begun.experts.topk) == (known.experts.count, known.experts.topk)
+    assert begun.experts.ffn_hidden == known.experts.ffn_hidden
+    assert begun.latent_attention == known.latent_attention
 
 
 @pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
