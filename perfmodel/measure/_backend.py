@@ -152,6 +152,13 @@ class Transport:
 
         return torch_module().cuda.get_device_name(0)
 
+    @property
+    def method(self) -> Row:
+        """What the card says about how calls are timed."""
+        if self.name == "nccl":
+            return {"collective_calls": "CUDA graphs, between CUDA events"}
+        return {}
+
     def check_ranks(self, num_ranks: int) -> None:
         """Raise `CalibrationError` unless this machine has a device for each rank."""
         if self.name != "nccl":

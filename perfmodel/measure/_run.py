@@ -237,7 +237,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
                     )
 
-    method: dict[str, Any] = {"pinning": "rank r on core r modulo cores"}
+    method: dict[str, Any] = {"pinning": "rank r on core r modulo cores", **transport.method}
     if plan.emulated_network:
         method["emulated_network"] = asdict(plan.emulated_network)
     if agents:

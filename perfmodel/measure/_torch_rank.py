@@ -1,6 +1,6 @@
 """Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
@@ -62,11 +62,24 @@ class GlooSession(RankSession):
             self._output.copy_(self._input)
 
 
+GRAPH_CALLS: Final = 256
+"""Most calls that one CUDA graph holds; longer bundles replay it."""
+
+
 class NcclSession(GlooSession):
-    """A session on GPUs, one per rank."""
+    """A session on GPUs, one per rank.
+
+    The host needs some 10 to 20 us to launch a collective, longer than a small one takes inside a node. A CUDA graph
+    launches a whole bundle at once, as frameworks that train with graphs do, so that its time is the collective's.
+    """
 
     transport = "nccl"
     device = "cuda"
+
+    def load(self, op: Collective) -> None:
+        """As of gloo; graphs of the collective before are dropped."""
+        super().load(op)
+        self._graphs: dict[int, Any] = {}
 
     def take_device(self, index: int) -> None:
         torch = torch_module()
@@ -75,17 +88,60 @@ class NcclSession(GlooSession):
         torch.cuda.set_device(index)
 
     def run(self, calls: int) -> list[Span]:
-        """By events of the stream, which NCCL's kernels hold up: calls return before they are done."""
+        """Spans of the bundle's graphs, each divided evenly over its calls.
+
+        Times are those of events of the stream, which NCCL's kernels hold up: launches return before they are done.
+        """
         cuda = torch_module().cuda
+        parts = [GRAPH_CALLS] * (calls // GRAPH_CALLS)
+        if rest := calls % GRAPH_CALLS:
+            parts.append(rest)
+        graphs = [self._graph(part) for part in parts]
+
+        # One call lines the ranks up; all graphs are captured before.
         self._once()
         cuda.synchronize()
-        events = [cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+        events = [cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
         events[0].record()
-        for event in events[1:]:
-            self._once()
+        for graph, event in zip(graphs, events[1:], strict=True):
+            graph.replay()
             event.record()
         cuda.synchronize()
-        return list(pairwise([1e-3 * events[0].elapsed_time(event) for event in events]))
+        at_s = [1e-3 * events[0].elapsed_time(event) for event in events]
+        return evenly_divided(at_s, parts)
+
+    def _graph(self, calls: int) -> Any:
+        """A graph of so many calls, captured once; every rank captures the same, at the same time."""
+        if calls not in self._graphs:
+            cuda = torch_module().cuda
+            # NCCL makes its connections in the first call, which no graph may hold.
+            self._once()
+            cuda.synchronize()
+            graph = cuda.CUDAGraph()
+            with cuda.graph(graph):
+                for _ in range(calls):
+                    self._once()
+            self._graphs[calls] = graph
+        return self._graphs[calls]
+
+    def leave(self) -> None:
+        """Leave the group; graphs go first, since they hold on to its communicator."""
+        self._graphs = {}
+        super().leave()
+
+
+def evenly_divided(at_s: Sequence[float], parts: Sequence[int]) -> list[Span]:
+    """Spans of calls of which only the ends of bundles were timed.
+
+    Args:
+        at_s: start of the first bundle, then the end of each.
+        parts: calls of each bundle.
+    """
+    divided: list[Span] = []
+    for (start_s, end_s), calls in zip(pairwise(at_s), parts, strict=True):
+        call_s = (end_s - start_s) / calls
+        divided += [(start_s + i * call_s, start_s + (i + 1) * call_s) for i in range(calls)]
+    return divided
 
 
 def _dist() -> Any:

@@ -1,8 +1,10 @@
 """Calibrations of several started processes: as torchrun, mpirun and srun number them, on 'nodes' of this machine."""
 
+import argparse
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_collectives import collective
@@ -393,3 +396,42 @@ def test_connections_without_the_secret_are_bounded(tmp_path: Path, monkeypatch:
             stranger.close()
         with pytest.raises(CalibrationError, match=r"3 connections to .* did not know"):
             server.accept([1], launch(0), 5.0)
+
+
+def test_slurm_is_told_whom_to_charge_and_which_container_to_run(monkeypatch: pytest.MonkeyPatch):
+    submitit = SimpleNamespace(helpers=SimpleNamespace(DelayedSubmission=object))
+    monkeypatch.setitem(sys.modules, "submitit", submitit)
+    slurm = runpy.run_path(str(ROOT / "calibrate/launch/slurm.py"))["slurm_options"]
+    names = ("partition", "account", "qos", "constraint", "container", "mounts")
+    nothing = dict.fromkeys(names)
+    assert slurm(argparse.Namespace(**nothing)) == {}
+    chosen = {"partition": "gpu", "account": "project", "container": "/shared/p.sqsh", "mounts": "/shared:/shared"}
+    assert slurm(argparse.Namespace(**nothing | chosen)) == {
+        "slurm_partition": "gpu",
+        "slurm_account": "project",
+        "slurm_srun_args": [
+            "--container-image=/shared/p.sqsh",
+            "--no-container-mount-home",
+            "--container-mounts=/shared:/shared",
+        ],
+    }
+
+
+@pytest.mark.parametrize("container", ["", "/shared/p.sqsh"])
+def test_the_batch_script_starts_the_command_in_the_container_that_is_named(tmp_path: Path, container: str):
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONTAINER": container, "MOUNTS": "/a b:/c"}
+    script = ROOT / "calibrate/launch/slurm.sh"
+    done = subprocess.run(
+        ["bash", script, "plan.toml", "out", "--backend", "torch"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.splitlines()
+    assert words[-8:] == ["calibrate", "--plan", "plan.toml", "--out", "out", "--launched", "--backend", "torch"]
+    assert ("--container-image=/shared/p.sqsh" in words) == bool(container)
+    assert ("--container-mounts=/a b:/c" in words) == bool(container)
