@@ -2,13 +2,16 @@
 
 import argparse
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._emulate_settings import (
+    SHAPED,
     add_flags,
     conditions_of,
     delays_and_network,
+    placed,
     predicted_step,
     prices_of,
     ranks_of,
@@ -97,9 +100,11 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
             "apart": arguments.apart,
         },
     )
-    if arguments.classes is not None:
-        return _by_class(arguments, emulation, cluster)
-    result = emulate(emulation, arguments.out)
+    with placed(arguments, cluster) as places:
+        emulation = replace(emulation, **places)
+        if arguments.classes is not None:
+            return _by_class(arguments, emulation, cluster)
+        result = emulate(emulation, arguments.out)
     report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
     report["never_called"] = _never_called({*delays_s, *filter(None, [swept])}, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
@@ -128,8 +133,6 @@ def _program(
     arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices", delays_s: Mapping[str, float]
 ) -> dict[str, Any]:
     """A program in its text form: JAX kernels of its real ranks, one after another."""
-    from dataclasses import replace
-
     import pandas as pd
 
     from perfmodel.emulate import classes_of_program, emulate_program
@@ -183,6 +186,7 @@ def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "C
         "--model": arguments.model,
         "--out": arguments.out,
         "--png": arguments.png,
+        "--peer shaped": arguments.peer == SHAPED,
     }
     if given := [name for name, value in of_one_run.items() if value]:
         raise PerfModelError(f"emulate: {', '.join(given)} is of one run; --classes makes several, leave one out")

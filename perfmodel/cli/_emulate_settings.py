@@ -1,7 +1,8 @@
 """Flags of `perfmodel emulate`, and what they ask for: prices, delays, network, conditions, a step to compare with."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from perfmodel.planning.what_if import Scenario
     from perfmodel.spec import Cluster
 
+SHAPED: Final = "shaped"
+"""Word of `--peer` for a network namespace behind a link of set bandwidth and latency."""
 _MOST_POINTS: Final = 1000
 _SWEPT_EVERY: Final = 4
 
@@ -34,6 +37,12 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         "--wire",
         action="store_true",
         help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
+    )
+    command.add_argument(
+        "--peer",
+        metavar="HOST",
+        help="with --wire: host of that process, reached by ssh (default: this one); shaped: a network namespace "
+        "behind a link with the cluster's bandwidth and latency",
     )
     command.add_argument(
         "--classes",
@@ -118,15 +127,40 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
     from perfmodel.emulate import Network
 
     if not arguments.wire:
+        if arguments.peer:
+            raise PerfModelError("emulate: --peer says where the process of --wire runs; give both")
         return None
     others = {"--prices": arguments.prices, "--occupancy": arguments.occupancy, "--calibration": arguments.calibration,
               "--sweep": arguments.sweep, "--apart": arguments.apart}  # fmt: skip
     if given := [name for name, value in others.items() if value]:
         raise PerfModelError(f"emulate: {', '.join(given)}: with --wire messages take what they take; leave one out")
     if cluster.name == "localhost":
+        if arguments.peer == SHAPED:
+            raise PerfModelError("emulate: --peer shaped takes its link from --cluster, and localhost has none")
         return Network()
+    if arguments.peer == SHAPED:
+        return Network()  # the link itself is as slow as the cluster's
     level = cluster.levels[cluster.level_of(arguments.world_size)]
     return Network(level.latency_s, level.bandwidth_bytes_per_s)
+
+
+@contextmanager
+def placed(arguments: argparse.Namespace, cluster: "Cluster") -> "Iterator[dict[str, Any]]":
+    """Fields of `Emulation` that say where real ranks and the process of `--wire` run, as long as that exists."""
+    from perfmodel.emulate import PeerPlace
+    from perfmodel.measure import EmulatedHosts
+
+    if arguments.peer is None:
+        yield {}
+    elif arguments.peer != SHAPED:
+        yield {"peer": PeerPlace.named(arguments.peer)}
+    else:
+        level = cluster.levels[cluster.level_of(arguments.world_size)]
+        with EmulatedHosts(2, level.bandwidth_bytes_per_s, level.latency_s) as emulated:
+            # Gloo connects to the lower address, which the emulated ranks therefore have.
+            peer_host, real_host = emulated.hosts
+            real_ranks = len(ranks_of(arguments.real_ranks))
+            yield {"peer": PeerPlace.on_host(peer_host), "hosts": (real_host,) * real_ranks}
 
 
 def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perfmodel.emulate._replay import EmulatedCurve, Replay, emulated_curve, replay
     from perfmodel.emulate._run import EmulatedRun, read_run
     from perfmodel.emulate._spans import iteration, measured_trace, typical
+    from perfmodel.emulate._wire import PeerPlace
 
 # on first use: a rank's process, whose memory and start are the script's, imports next to nothing of this
 __getattr__, __dir__ = lazy_names(__name__)

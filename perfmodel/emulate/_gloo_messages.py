@@ -20,8 +20,9 @@ KINDS: Final = (
 )
 _ADDRESS: Final = struct.Struct("<H2s4s120xq")
 """A `sockaddr_storage` of IPv4 and a sequence number."""
-_LOWEST: Final = bytes(4)
-"""Of two addresses the library connects to the lower one, and this is below all; it reaches the same host."""
+ABOVE_LOOPBACK: Final = "127.255.255.254"
+"""Of two addresses the library connects to the lower one. A rank whose device has this address, which Linux lets
+anybody take, connects to whoever listens on this host."""
 _SEQUENCE: Final = struct.Struct("<q")
 _MOST_AT_ONCE: Final = 1 << 22
 _MOST_PARTS: Final = 64
@@ -45,10 +46,20 @@ def kind_of(slot: int) -> str:
     return KINDS[prefix] if prefix < len(KINDS) else f"kind {prefix}"
 
 
-def rank_info(port: int, sequences: range) -> bytes:
+def number_of(slot: int) -> int:
+    """Number of the collective in its group; of what a script sends by itself, its tag."""
+    return slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
+
+
+def connects_to(host: str, peer: str) -> bool:
+    """Whether gloo on one IPv4 address connects to the other (else it waits to be connected to)."""
+    return socket.inet_aton(peer) < socket.inet_aton(host)
+
+
+def rank_info(host: str, port: int, sequences: range) -> bytes:
     """What a rank publishes: name of its host, where it listens, and by what number each other rank calls there."""
     name = b"emulated"
-    address = _ADDRESS.pack(socket.AF_INET, struct.pack(">H", port), _LOWEST, -1)
+    address = _ADDRESS.pack(socket.AF_INET, struct.pack(">H", port), socket.inet_aton(host), -1)
     numbers = b"".join(map(_SEQUENCE.pack, sequences))
     return struct.pack("<Q", len(name)) + name + struct.pack("<Q", len(address)) + address + numbers
 

@@ -19,7 +19,7 @@ from perfmodel.emulate._orders import VARIABLE, EmulationError, Orders
 from perfmodel.emulate._prices import Prices
 from perfmodel.emulate._record import record_of
 from perfmodel.emulate._run import EmulatedRun, read_run
-from perfmodel.emulate._wire import PEER, end, failure_of, peers
+from perfmodel.emulate._wire import PEER, PeerPlace, Peers, peers
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import Host, free_port
 from perfmodel.processes import supervised
@@ -45,6 +45,8 @@ class Emulation:
     sent."""
     wire: Network | None = None
     """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
+    peer: PeerPlace = field(default_factory=PeerPlace)
+    """Where that process runs."""
     conditions: Mapping[str, object] = field(default_factory=dict)
     """What-if: fields of `Orders`."""
     cores: tuple[int, ...] = ()
@@ -68,8 +70,8 @@ class Emulation:
             raise PerfModelError(
                 "emulation: collectives take what prices say, or what the wire takes; give one of them"
             )
-        if self.wire is not None and self.hosts:
-            raise PerfModelError("emulation: ranks on the wire are on this host; leave the emulated hosts out")
+        if self.wire is not None and self.hosts and len(set(self.hosts)) > 1:
+            raise PerfModelError("emulation: real ranks on the wire share one host; give them the same emulated one")
         conditions = self.conditions
         if self.wire is not None and (conditions.get("swept") or conditions.get("apart")):
             raise PerfModelError(
@@ -110,7 +112,6 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
             stack.callback(environment.close)
         orders = Orders(
             address=str(work / "environment") if environment else "",
-            wire=str(work / "wire") if emulation.wire is not None else "",
             rank=0,
             world_size=emulation.world_size,
             real_ranks=emulation.real_ranks,
@@ -123,14 +124,15 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
             # The peer process keeps to the next core after those of the real ranks.
             cores = emulation.cores
             with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
-                peer_process = stack.enter_context(peers(orders, emulation.wire))
+                peer_process = stack.enter_context(peers(orders, emulation.wire, emulation.peer))
+            orders = peer_process.orders
         processes: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_end, processes)
         for number, rank in enumerate(emulation.real_ranks):
             processes[rank] = _start(emulation, replace(orders, rank=rank), number, port, _errors_of(work, rank))
         _watch(emulation, processes, environment, work, folder, peer_process)
         if peer_process is not None:
-            end(peer_process)
+            peer_process.end()
         return read_run(folder)
 
 
@@ -187,7 +189,7 @@ def _watch(
     environment: Environment | None,
     work: Path,
     folder: Path,
-    peer_process: "subprocess.Popen[str] | None",
+    peer_process: Peers | None,
 ) -> None:
     """Until all ranks have ended well.
 
@@ -208,8 +210,8 @@ def _watch(
             environment.fail(stuck) if (stuck := environment.stuck(emulation.timeout_s, ended)) else None
             if environment.failure:
                 raise EmulationError(environment.failure)
-        if peer_process is not None and peer_process.poll() is not None:
-            raise EmulationError(f"emulated ranks: {failure_of(folder)}")
+        if peer_process is not None and peer_process.ended:
+            raise EmulationError(f"emulated ranks: {peer_process.failure}")
         for rank, code in codes.items():
             progress = _told(folder, rank)
             if code and (code > 0 or not record_of(folder, rank).exists()):

@@ -87,6 +87,32 @@ def first_clear(bits: int) -> int:
     return (~bits & (bits + 1)).bit_length() - 1
 
 
+_MOST_CALLS: Final = 1024
+"""Calls of a group that are remembered, at most; by then all real ranks have made the older ones."""
+
+
+class Calls:
+    """Kinds of the collectives that real ranks have begun, by group and number."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, dict[int, tuple[int, str]]] = {}
+
+    def disagreement(self, group: str, rank: int, number: int, kind: str) -> str:
+        """Note a call of a real rank; returns in words if another real rank made another one, else nothing.
+
+        Ranks that disagree wait for each other's messages for as long as the library has patience.
+        """
+        if kind == "send_recv":  # whose number is a tag
+            return ""
+        calls = self._by_group.setdefault(group, {})
+        first_rank, first_kind = calls.setdefault(number, (rank, kind))
+        if len(calls) > _MOST_CALLS:
+            del calls[next(iter(calls))]
+        if kind == first_kind:
+            return ""
+        return f"call #{number} of group {group} is {kind} on rank {rank}, but {first_kind} on rank {first_rank}"
+
+
 Zeros = Callable[[int], memoryview]
 """So many bytes."""
 

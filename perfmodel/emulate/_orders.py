@@ -33,7 +33,9 @@ class Orders:
     address: str
     """Address of the socket at which the emulated environment answers; empty: only record, on a real network."""
     wire: str = ""
-    """Address of the socket at which the process answers that stands for the other ranks on the wire; empty: none."""
+    """`HOST:PORT` at which the process answers that stands for the other ranks on the wire; empty: none."""
+    wire_key: str = ""
+    """Secret of this run, without which that process answers nobody."""
     rank: int
     world_size: int
     real_ranks: tuple[int, ...]

@@ -1,8 +1,11 @@
-"""The other ranks of a world on the wire: `python -m perfmodel.emulate._peer ORDERS`, a JSON object.
+"""The other ranks of a world on the wire: `python -m perfmodel.emulate._peer`, on this host or on another one.
 
 One process without torch stands for all emulated ranks. Real ranks connect to it as to the ranks that they believe in
 and send their library's messages; it answers them message by message (`_operations`), nothing else: no model, no
 reduction, no messages among emulated ranks.
+
+It reads its orders, a JSON object, from the first line of standard input, and says `ready PORT` on standard output when
+real ranks may come. When standard input ends it writes what it noted as a JSON object, and ends too.
 """
 
 import json
@@ -17,8 +20,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from hmac import compare_digest
 from itertools import count
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from perfmodel.emulate._clock import come_first, fine_timers
@@ -30,12 +33,16 @@ from perfmodel.emulate._gloo_messages import (
     Header,
     called_as,
     kind_of,
+    number_of,
 )
-from perfmodel.emulate._operations import NEVER_S, Links, Message, Network, Operation, Pair
+from perfmodel.emulate._operations import NEVER_S, Calls, Links, Message, Network, Operation, Pair
 from perfmodel.emulate._orders import Conditions, EmulationError, Orders
-from perfmodel.emulate._wire import OPERATION_COLUMNS, PEER
+from perfmodel.emulate._wire import CLOCK, OPERATION_COLUMNS
 
 _SCRAP_BYTES: Final = 1 << 22
+_JOIN_S: Final = 10.0
+_JOIN_BYTES: Final = 1 << 24
+"""A line that names the members of a group is shorter."""
 _MOST_OPERATIONS: Final = 64
 """Operations of a group that are remembered, at most; older ones are over."""
 
@@ -84,10 +91,10 @@ class Peer:
     def __init__(self, orders: Orders, network: Network) -> None:
         self._orders, self._network = orders, network
         self._selector: Any = selectors.DefaultSelector()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self._joins = socket.socket(socket.AF_UNIX)
-        self._joins.bind(orders.wire)
-        self._joins.listen(64)
+        address = orders.wire.rpartition(":")[0]
+        self._listener = socket.create_server((address, 0), backlog=1024)
+        self._joins = socket.create_server((address, 0), backlog=64)
+        self._calls = Calls()
         for listener, act in ((self._listener, self._accept), (self._joins, self._join)):
             self._selector.register(listener, selectors.EVENT_READ, act)
         self._expected: dict[int, tuple[_Group, int]] = {}
@@ -102,6 +109,11 @@ class Peer:
         self._zeros = memoryview(b"")
         self._log: list[dict[str, Any]] = []
         self._ended = False
+
+    @property
+    def port(self) -> int:
+        """Port at which real ranks say which groups they form."""
+        return self._joins.getsockname()[1]
 
     def serve(self) -> None:
         """Until standard input closes.
@@ -224,6 +236,8 @@ class Peer:
         if operation is not None:
             return operation
         kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
+        if wrong := self._calls.disagreement(group.name, group.rank, number_of(header.slot), kind):
+            raise EmulationError(wrong)
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
         # The emulated ranks come when the real one does, but for what a what-if adds.
         late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
@@ -237,13 +251,11 @@ class Peer:
     def _forget(self, group: _Group) -> None:
         """The oldest operation, but for the log."""
         operation = group.operations.pop(next(iter(group.operations)))
-        slot = operation.slot
-        number = slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
         row = (
             group.rank,
             group.name,
             len(group.members),
-            number,
+            number_of(operation.slot),
             operation.kind,
             operation.in_bytes,
             operation.out_bytes,
@@ -257,8 +269,19 @@ class Peer:
     def _join(self) -> None:
         """A real rank says which group it forms, and is told where the other ranks are."""
         connected, _ = self._joins.accept()
+        # Whoever reaches the port must neither hold up the ranks nor learn anything.
+        connected.settimeout(_JOIN_S)
         with connected, connected.makefile("rw") as line:
-            rank, name, listed = json.loads(line.readline())
+            try:
+                key, request, *details = json.loads(line.readline(_JOIN_BYTES))
+            except (OSError, ValueError, TypeError):
+                return
+            if not isinstance(key, str) or not compare_digest(key, self._orders.wire_key):
+                return
+            if request == CLOCK:
+                line.write(json.dumps(time.perf_counter()) + "\n")
+                return
+            rank, name, listed = details
             members = tuple(listed)
             if (name, members) not in self._bases:
                 self._bases[name, members] = self._next_base
@@ -283,16 +306,20 @@ class Peer:
         self._selector.register(connected, selectors.EVENT_READ, end)
 
 
-def main(orders: str) -> int:
-    """Serve, and leave what there was in the orders' folder: `peer.json`."""
-    fields: dict[str, Any] = json.loads(orders)
+def main() -> int:
+    """Serve, and write what there was."""
+    # Byte by byte, so that nothing beyond the line is taken from what the selector watches.
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        line += os.read(sys.stdin.fileno(), 1) or b"\n"
+    fields: dict[str, Any] = json.loads(line)
     network = Network(**fields.pop("network"))
     rank_orders = Orders.from_fields(fields)
     peer, failure = Peer(rank_orders, network), ""
     begin_s, cpu_s = time.perf_counter(), time.process_time()
     # The ranks' script may be interrupted; this process ends after it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("ready", flush=True)
+    print(f"ready {peer.port}", flush=True)
     try:
         peer.serve()
     except EmulationError as error:
@@ -301,11 +328,12 @@ def main(orders: str) -> int:
         "failure": failure,
         "cpu_s": time.process_time() - cpu_s,
         "wall_s": time.perf_counter() - begin_s,
-        "operations": peer.log(),
+        # Whoever waits for the failure reads one line at the end, which must fit into a pipe.
+        "operations": [] if failure else peer.log(),
     }
-    (Path(rank_orders.out) / PEER).write_text(json.dumps(result))
+    print(json.dumps(result), flush=True)
     return 1 if failure else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

@@ -1,19 +1,25 @@
 """The other ranks of a world as a process on the wire: started and ended here, joined by the real ranks' own gloo."""
 
 import json
+import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from perfmodel.emulate._gloo_messages import rank_info
+from perfmodel.emulate._gloo_messages import ABOVE_LOOPBACK, connects_to, rank_info
 from perfmodel.emulate._operations import Network
 from perfmodel.emulate._orders import EmulationError, Orders
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.measure import Host
 
 PEER: Final = "peer.json"
 """File in which the process of the emulated ranks leaves what it noted."""
@@ -24,6 +30,10 @@ OPERATION_COLUMNS: Final = (
 TIMEOUT: Final = timedelta(minutes=30)
 """Timeout of groups that a script gives none, as torch has it."""
 _END_S: Final = 20.0
+JOIN, CLOCK = "join", "clock"
+"""What may be asked of the process of the emulated ranks."""
+_CLOCK_ROUNDS: Final = 20
+_TIMES: Final = ("first_s", "begin_s", "last_s")
 
 
 def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]]) -> type:
@@ -42,14 +52,15 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
     class OnTheWire(library):
         def __init__(self, store: Any, place: int, size: int, timeout: timedelta | None = None) -> None:
             ranks = members()
-            port, base = _join(orders, ranks)
+            joined = _join(orders, ranks)
             store = c10d.PrefixStore("wire", store)
             for peer, rank in enumerate(ranks):
                 if rank not in orders.real_ranks:
                     # the key that gloo gives a rank of its first device
-                    store.set(f"0/{peer}", rank_info(port, range(base + peer * size, base + (peer + 1) * size)))
+                    first = joined.base + peer * size
+                    store.set(f"0/{peer}", rank_info(joined.peer_host, joined.port, range(first, first + size)))
             options = library._Options()
-            options._devices = [library.create_device(hostname="127.0.0.1")]
+            options._devices = [library.create_device(hostname=joined.host)]
             options._timeout = timeout or TIMEOUT
             super().__init__(store, place, size, options)
 
@@ -77,51 +88,186 @@ def check_first_ranks(dist: Any, orders: Orders) -> None:
     dist._verify_params_across_processes = checked
 
 
-def _join(orders: Orders, members: tuple[int, ...]) -> tuple[int, int]:
-    """Port of the emulated ranks, and the first of the numbers by which ranks of the group call them."""
+@dataclass(frozen=True)
+class Joined:
+    """Where a real rank finds the emulated ranks of a group."""
+
+    host: str
+    """This rank's address, from which its library connects."""
+    peer_host: str
+    port: int
+    base: int
+    """First of the numbers by which ranks of the group call them."""
+
+
+def _join(orders: Orders, members: tuple[int, ...]) -> Joined:
+    """Tell the emulated ranks of a group that is being made.
+
+    Raises:
+        EmulationError: they are gone, or gloo would wait for them to connect.
+    """
     name = ",".join(map(str, members))
+    peer_host, _, port = orders.wire.rpartition(":")
     try:
-        with socket.socket(socket.AF_UNIX) as connected:
-            connected.connect(orders.wire)
+        with socket.create_connection((peer_host, int(port))) as connected:
+            host = connected.getsockname()[0]
             with connected.makefile("rw") as line:
-                line.write(json.dumps([orders.rank, name, members]) + "\n")
+                line.write(json.dumps([orders.wire_key, JOIN, orders.rank, name, members]) + "\n")
                 line.flush()
-                port, base = json.loads(line.readline())
+                data_port, base = json.loads(line.readline())
     except (OSError, ValueError) as error:
         raise EmulationError(f"rank {orders.rank}: the emulated ranks are gone ({error})") from None
-    return port, base
+    if is_loopback(peer_host):
+        host = ABOVE_LOOPBACK
+    if not connects_to(host, peer_host):
+        raise EmulationError(
+            f"rank {orders.rank}: gloo connects to the lower of two addresses, and the emulated ranks' {peer_host} is "
+            f"above this host's {host}; start the run on the other host, or give that one a second, lower address"
+        )
+    return Joined(host, peer_host, data_port, base)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IPv4 address is of this host alone."""
+    return address.startswith("127.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerPlace:
+    """Where the process of the emulated ranks runs."""
+
+    address: str = "127.0.0.1"
+    """IPv4 address at which real ranks reach it."""
+    command: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("_peer.py")))
+    """Starts it; what stands before it may lead to another host."""
+    name: str = ""
+    """Host as the user named it; empty: this one."""
+    other_clock: bool = False
+    """Whether times there are of another clock than this host's."""
+
+    @classmethod
+    def named(cls, host: str) -> Self:
+        """On the host of a name or address, `USER@HOST` too: this one, else by ssh.
+
+        Raises:
+            PerfModelError: a host that is not known.
+        """
+        try:
+            found = socket.getaddrinfo(host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:
+            raise PerfModelError(
+                f"emulation: --peer {host}: {error.strerror or error}; name a host or an address"
+            ) from None
+        address = str(found[0][4][0])
+        if is_loopback(address):
+            return cls(address=address, name=host)
+        shell = ("ssh", "-o", "BatchMode=yes", host, "python3", "-m", "perfmodel.emulate._peer")
+        return cls(address=address, command=shell, name=host, other_clock=True)
+
+    @classmethod
+    def on_host(cls, host: "Host") -> Self:
+        """On an emulated host."""
+        start = (sys.executable, "-m", "perfmodel.emulate._on_host", host.namespace, host.address)
+        return cls(address=host.address, command=(*start, *cls().command), name=host.address)
+
+
+@dataclass(eq=False)
+class Peers:
+    """The process that stands for all emulated ranks."""
+
+    process: "subprocess.Popen[str]"
+    orders: Orders
+    """Orders of real ranks, with the address at which it answers."""
+    ahead_s: float
+    """By how much its clock is ahead of this host's."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        """Let it leave what it noted in the orders' folder: `PEER`."""
+        text, _ = self.process.communicate(timeout=_END_S)
+        noted = json.loads(text)
+        for operation in noted["operations"]:
+            operation |= {name: operation[name] - self.ahead_s for name in _TIMES}
+        (Path(self.orders.out) / PEER).write_text(json.dumps(noted))
+
+    @property
+    def failure(self) -> str:
+        """Why it ended."""
+        text = self.process.stdout.read() if self.process.stdout is not None else ""
+        try:
+            return json.loads(text)["failure"]
+        except (ValueError, KeyError):
+            return "their process ended"
+
+
+def clock_ahead_s(orders: Orders) -> float:
+    """By how much the peer's clock is ahead of this one: of several rounds the one that was fastest there and back.
+
+    A round's error is at most half of what it took (Cristian's algorithm).
+
+    Raises:
+        EmulationError: the peer cannot be reached.
+    """
+    peer_host, _, port = orders.wire.rpartition(":")
+    fastest_s, ahead_s = float("inf"), 0.0
+    for _ in range(_CLOCK_ROUNDS):
+        try:
+            with (
+                socket.create_connection((peer_host, int(port)), _END_S) as connected,
+                connected.makefile("rw") as line,
+            ):
+                sent_s = time.perf_counter()
+                line.write(json.dumps([orders.wire_key, CLOCK]) + "\n")
+                line.flush()
+                there_s = float(json.loads(line.readline()))
+                back_s = time.perf_counter()
+        except (OSError, ValueError) as error:
+            raise EmulationError(
+                f"emulation: the emulated ranks started, but {orders.wire} cannot be reached ({error}); is a firewall "
+                "between the hosts?"
+            ) from None
+        if back_s - sent_s < fastest_s:
+            fastest_s, ahead_s = back_s - sent_s, there_s - (sent_s + back_s) / 2
+    return ahead_s
 
 
 @contextmanager
-def peers(orders: Orders, network: Network) -> Iterator["subprocess.Popen[str]"]:
-    """The process that stands for all emulated ranks; when it ends it leaves `PEER` in the orders' folder."""
+def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[Peers]:
+    """The emulated ranks, from their start until what they noted is read.
+
+    Raises:
+        EmulationError: their process does not start.
+    """
+    orders = replace(orders, wire=f"{place.address}:0", wire_key=secrets.token_hex(16))
     fields: Mapping[str, Any] = {**json.loads(orders.to_json()), "network": asdict(network)}
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("_peer.py")), json.dumps(fields)],
+        place.command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        if process.stdout is None or process.stdout.readline() != "ready\n":
-            raise EmulationError("emulation: the process of the emulated ranks did not start")
-        yield process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # said below
+            process.stdin.write(json.dumps(fields) + "\n")
+            process.stdin.flush()
+        ready, _, port = process.stdout.readline().partition(" ")
+        if ready != "ready":
+            where = f" on {place.name}" if place.name else ""
+            raise EmulationError(
+                f"emulation: the process of the emulated ranks did not start{where}; its last words are on standard "
+                "error. Another host takes ssh without a password, and perfmodel where its python3 finds it"
+            )
+        orders = replace(orders, wire=f"{place.address}:{int(port)}")
+        yield Peers(process, orders, clock_ahead_s(orders) if place.other_clock else 0.0)
     finally:
         process.kill()
         process.wait()
         for stream in filter(None, (process.stdin, process.stdout)):
             stream.close()
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    """Let it leave what it noted."""
-    if process.stdin is not None:
-        process.stdin.close()
-    process.wait(_END_S)
-
-
-def failure_of(folder: Path) -> str:
-    """Why it ended."""
-    path = folder / PEER
-    return (json.loads(path.read_text())["failure"] if path.exists() else "") or "their process ended"

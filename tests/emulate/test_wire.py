@@ -1,17 +1,25 @@
 """Real ranks whose gloo exchanges its messages with one process for all others; skipped where torch is missing."""
 
+import os
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from perfmodel.emulate import Emulation, EmulationError, Network, measured_trace
+from perfmodel.emulate import Emulation, EmulationError, Network, PeerPlace, measured_trace
 from perfmodel.emulate import emulate as emulate
+from perfmodel.emulate._orders import Orders
+from perfmodel.emulate._wire import clock_ahead_s, peers
 from perfmodel.errors import PerfModelError
+from perfmodel.measure import EmulatedHosts
+from perfmodel.measure._hosts import unavailable
 
 pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 SCRIPTS = Path(__file__).parent / "scripts"
 DELAY_S, LATENCY_S = 0.2, 0.01
+_SSH = ("ssh", "-o", "BatchMode=yes", "elsewhere", "python3", "-m", "perfmodel.emulate._peer")
 
 
 def emulation(script: str, *arguments: str, **more) -> Emulation:
@@ -60,6 +68,59 @@ def test_several_real_ranks_talk_to_each_other_themselves() -> None:
     assert {*calls[calls["rank"] == 0].kind} == {"all_gather", "all_reduce", "broadcast"}
     assert (calls[calls["rank"] == 2].kind == "send_recv").any()
     assert (run.iterations().groupby("rank").iteration.max() == 3).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets anybody take any loopback address")
+def test_the_emulated_ranks_may_be_at_another_address() -> None:
+    run = emulate(emulation("steps.py", "4", world_size=4, wire=Network(), peer=PeerPlace.named("127.0.0.2")))
+    assert run.peer is not None
+    assert run.peer.messages > 0
+    assert run.iterations().iteration.max() >= 3
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_the_emulated_ranks_may_be_behind_a_link_of_their_own() -> None:
+    """Twenty megabytes a second: what a rank sends takes its bytes over the bandwidth, whatever the machine."""
+    bandwidth_bytes_per_s = 20e6
+    with EmulatedHosts(2, bandwidth_bytes_per_s) as emulated:
+        peer_host, real_host = emulated.hosts
+        place = PeerPlace.on_host(peer_host)
+        run = emulate(emulation("wire.py", wire=Network(), peer=place, hosts=(real_host,)))
+    calls = run.collectives()
+    largest = calls.loc[calls.bytes.idxmax()]
+    assert largest.end_s - largest.issued_s > 0.8 * largest.bytes / bandwidth_bytes_per_s
+
+
+def test_real_ranks_that_disagree_are_told_at_once() -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(EmulationError, match=r"call #\d+ of group 0,1,2,3 is (broadcast|all_reduce) on rank \d, but"):
+        emulate(emulation("disagree.py", world_size=4, real_ranks=(0, 2), wire=Network()))
+    assert time.monotonic() - begin_s < 100.0
+
+
+def test_a_host_that_is_not_known_is_named() -> None:
+    with pytest.raises(PerfModelError, match=r"--peer nobody@no\.such\.host\.invalid"):
+        PeerPlace.named("nobody@no.such.host.invalid")
+
+
+def test_another_host_is_reached_by_ssh_and_its_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\nexec {sys.executable} "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    place = replace(PeerPlace.named("127.0.0.1"), command=_SSH, other_clock=True)
+    run = emulate(emulation("steps.py", "4", world_size=4, wire=Network(), peer=place))
+    calls, ends_s = run.collectives(), run.ranks[0].ends.wall_s
+    assert calls.issued_s.between(ends_s.min() - 5, ends_s.max() + 5).all()
+
+
+def test_nobody_without_the_key_is_answered(tmp_path: Path) -> None:
+    orders = Orders(address="", rank=0, world_size=2, real_ranks=(0,), out=str(tmp_path))
+    with peers(orders, Network(), PeerPlace()) as emulated:
+        assert abs(clock_ahead_s(emulated.orders)) < 0.1
+        with pytest.raises(EmulationError, match="cannot be reached"):
+            clock_ahead_s(replace(emulated.orders, wire_key="wrong"))
+        emulated.end()
 
 
 @pytest.mark.slow

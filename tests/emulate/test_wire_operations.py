@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from perfmodel.emulate._gloo_messages import DATA, KINDS, RECV_READY, SEND_READY, Connection, Header
-from perfmodel.emulate._operations import NEVER_S, Links, Message, Network, Operation
+from perfmodel.emulate._gloo_messages import DATA, KINDS, RECV_READY, SEND_READY, Connection, Header, connects_to
+from perfmodel.emulate._operations import NEVER_S, Calls, Links, Message, Network, Operation
 
 LATENCY_S = 1.0
 Round = tuple[int | None, int | None]
@@ -202,3 +204,33 @@ def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
         assert bytes(data) == long
         one.close()
         assert not receiver.receive(lambda header: data, came.append)
+
+
+@settings(max_examples=40)
+@given(
+    kinds=st.lists(st.sampled_from(["all_reduce", "broadcast", "barrier"]), min_size=1, max_size=20),
+    wrong=st.integers(0, 19),
+    order=st.randoms(use_true_random=False),
+)
+def test_ranks_that_disagree_are_told_at_the_first_call_that_differs(kinds, wrong: int, order) -> None:
+    calls = Calls()
+    others = ["gather" if number == wrong else kind for number, kind in enumerate(kinds)]
+    pending = {0: list(enumerate(kinds)), 1: list(enumerate(others))}
+    said = []
+    while any(pending.values()):
+        rank = order.choice([rank for rank, left in pending.items() if left])
+        number, kind = pending[rank].pop(0)
+        if text := calls.disagreement("0,1,2", rank, number, kind):
+            said.append(text)
+    assert [f"call #{wrong} of group 0,1,2" in text for text in said] == [True] * (wrong < len(kinds))
+
+
+def test_tags_of_messages_are_no_numbers_of_calls() -> None:
+    calls = Calls()
+    assert not calls.disagreement("0,1", 0, 3, "send_recv")
+    assert not calls.disagreement("0,1", 1, 3, "all_reduce")
+
+
+@given(host=st.ip_addresses(v=4), peer=st.ip_addresses(v=4))
+def test_gloo_connects_to_the_lower_address(host, peer) -> None:
+    assert connects_to(str(host), str(peer)) == (peer < host)
