@@ -37,7 +37,7 @@ from perfmodel.cost.learn import (
     weight_files,
     with_half_batches,
 )
-from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Gemm, KernelOp
+from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Convolution, Gemm, KernelOp
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device
 
@@ -150,7 +150,8 @@ class KernelModel:
         16, and products that were not measured no less than their FLOPs at the nominal rate (convolutions may do with
         fewer: Winograd). Products and convolutions in TF32 take no longer than in fp32, as libraries may use it, and
         need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`), nor longer than in 16 bits by more than rate and bytes differ
-        (`_within_reach_of_16_bits`), and those in fp64 as long as in fp32 at least.
+        (`_within_reach_of_16_bits`), and those in fp64 as long as in fp32 at least. Convolutions in 16 bits take no
+        longer than in fp32.
         """
         rows, family = asked.rows, FAMILIES[asked.rows.family]
         if family.op is Attention:
@@ -181,7 +182,9 @@ class KernelModel:
         unmeasured = unnamed & (out.provenance != _MEASURED)
         if len(at := np.flatnonzero(unmeasured)) and family.op.is_matmul:
             out.move(at, np.maximum(_log_nominal(asked.take(at)) - out.log_time[at], 0.0))
-        for dtype, nearer in (("tf32", np.minimum), ("fp64", np.maximum)):
+        # A convolution may run its 16-bit operands on the ordinary cores, as fast as those of fp32.
+        halves = [("half", np.minimum)] if family.op is Convolution else []
+        for dtype, nearer in (("tf32", np.minimum), ("fp64", np.maximum), *halves):
             if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == dtype))):
                 fp32 = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
                 out.move(at, nearer(fp32.log_time - out.log_time[at], 0.0))

@@ -36,7 +36,7 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
     "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher", "fused_batch_norm",
-    "loss_with_gradient",
+    "loss_with_gradient", "channels_last",
 )  # fmt: skip
 _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "repeated_keys": lambda model: model.kv_heads < model.heads,
@@ -48,7 +48,7 @@ _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "clamp": lambda model: model.clamped_glu,
 }
 """Of these and of `EagerKernel`, what means something for some transformers alone, and for which."""
-_OF_CONVOLUTIONS: Final = ("fused_batch_norm",)
+_OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
 """And for convolutional networks alone."""
 
 
@@ -124,6 +124,7 @@ class Framework(Stated):
     masked_head: bool = False
     loss_with_gradient: bool = False
     fused_batch_norm: bool = False
+    channels_last: bool = False
     """All as in `Job`."""
     partition_copy_s: float = 0.0
     """Host time to cut out and copy the part of one weight that one rank holds, where ZeRO 3 hands its collectives

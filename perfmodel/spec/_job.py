@@ -21,12 +21,13 @@ WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
 modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge", "gelu_formula", "one_hot_lookup", "clamp"]  # fmt: skip
+                      "attention_merge", "gelu_formula", "one_hot_lookup", "clamp", "wide_softmax"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
 `one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: inputs of a gated activation are cut at their
-limit (`Transformer.clamped_glu`) each by itself, and joined again."""
+limit (`Transformer.clamped_glu`) each by itself, and joined again; `wide_softmax`: 16-bit scores are cast to fp32
+before their mask and softmax, and back after it, a kernel each."""
 Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
                     "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
@@ -186,6 +187,9 @@ class Job:
     nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
     fused_batch_norm: bool = False
     """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
+    channels_last: bool = False
+    """Images of convolutional networks lie with their channels together (NHWC), where they have 16 bits: batch norms
+    then run at the memory's bandwidth, and not by the slower kernels of images that lie channel by channel."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""

@@ -46,6 +46,7 @@ class JobKeywords(TypedDict, total=False):
     masked_head: bool
     loss_with_gradient: bool
     fused_batch_norm: bool
+    channels_last: bool
     weighted_experts: bool
     fused_experts: bool
     expert_dispatcher: Dispatcher

@@ -229,12 +229,15 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
         )
 
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
-    fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2
+    wide = "wide_softmax" in local.job.eager_kernels and local.act_bytes == 2
+    fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
     names = ["scale_mask_softmax"] if fused else ["softmax"]
     if model.dropout:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
-    if not fused:
+    if wide:
+        between = joined(_softmax_in_fp32(model, local, rows, seq_kv), _without_softmax(between))
+    elif not fused:
         between = joined(_scaled_and_masked(model, local, rows, seq_kv), between)
     if model.attention_softcap:
         between = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), between)
@@ -245,9 +248,30 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
         * seq_kv
         * (
             (2 * local.act_bytes + 1 if model.dropout else local.act_bytes)
+            + (4 if wide else 0)
             + (local.act_bytes if model.attention_softcap else 0)
         ),
     )
+
+
+def _softmax_in_fp32(model: Transformer, local: Local, rows: int, keys: int) -> Piece:
+    """Mask and softmax of 16-bit scores in fp32, between a cast each way; the product before has the scale (Fast-LLM
+    layers/attention/attention.py `_attn_backup`). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum."""
+    precision = local.precision
+    cast = memory(precision, "add", rows, keys, 2)
+    wide = replace(precision, act_dtype="fp32", act_bytes=4)
+    names = ["masked_fill", "softmax"] if model.causal else ["add", "softmax"]
+    in_fp32 = pointwise(wide, [(name, 1) for name in names], rows, keys)
+    return replace(
+        in_fp32,
+        forward=(cast, *in_fp32.forward, cast),
+        backward_input=(cast, *in_fp32.backward_input, cast),
+    )
+
+
+def _without_softmax(between: Piece) -> Piece:
+    """What follows the softmax of scores, such as their dropout."""
+    return replace(between, forward=between.forward[1:], backward_input=between.backward_input[:-1])
 
 
 def _scaled_and_masked(model: Transformer, local: Local, rows: int, keys: int) -> Piece:

@@ -158,14 +158,25 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
         yield pointwise(precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor)
     fused = layer.batch_norm and job.fused_batch_norm
     if layer.batch_norm:
-        ops = [("batch_norm", 2 if fused and layer.residual else 1)]
-        yield pointwise(precision, ops, rows, area, params=2 * layer.c_out, saved_bytes=tensor)
+        inputs = 2 if fused and layer.residual else 1
+        norm = pointwise(precision, [("batch_norm", inputs)], rows, area, params=2 * layer.c_out, saved_bytes=tensor)
+        at_bandwidth = job.channels_last and precision.act_bytes == 2
+        yield _norm_at_bandwidth(norm, precision, rows, area, inputs) if at_bandwidth else norm
     if layer.residual and not fused:
         add = memory(precision, "add", rows, area, 2)
         yield Piece(forward=(add,), backward_input=(add,))
     if layer.relu and not fused:
         # in place: its output is the next layer's kept input
         yield pointwise(precision, [("relu", 1)], rows, area)
+
+
+def _norm_at_bandwidth(norm: Piece, precision: Precision, rows: int, area: int, inputs: int) -> Piece:
+    """A batch norm that reads its inputs once for the statistics and once more to write what it gives; backward reads
+    input and gradient twice and writes one, so that they move 3 and 5 tensors (cuDNN's kernels of NHWC images)."""
+    summed = memory(precision, "add", rows, area, 1 + inputs)
+    statistics = memory(precision, "mul_scalar", rows, area)
+    applied = memory(precision, "add", rows, area, 2)
+    return replace(norm, forward=(summed,), backward_input=(statistics, applied))
 
 
 def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:

@@ -9,7 +9,7 @@ import pytest
 from perfmodel import catalog, predict
 from perfmodel.cost import KernelModel
 from perfmodel.errors import PerfModelError
-from perfmodel.ops import Attention, Gemm
+from perfmodel.ops import Attention, Convolution, Gemm
 from perfmodel.spec import Job
 
 SHAPE = {"m": 8192, "n": 8192, "k": 8192}
@@ -37,6 +37,35 @@ def test_half_the_bits_take_half_to_all_of_the_time(device, pass_):
         times_s = KernelModel.load().times(device, [Gemm(dtype=name, **shape) for name in types]).time_s
         for narrow_s, wide_s in itertools.pairwise(times_s):
             assert wide_s / 2 * (1 - 1e-9) <= narrow_s <= wide_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100", "H100", "RTX-4090"])
+def test_a_convolution_of_16_bits_takes_no_longer_than_one_of_32(device):
+    """Its operands may run on the ordinary cores too, as those of three channels do (the first layer of ResNets)."""
+    layers = [
+        {
+            "c_in": 3,
+            "h_in": 224,
+            "w_in": 224,
+            "c_out": 64,
+            "k_h": 7,
+            "k_w": 7,
+            "stride_h": 2,
+            "stride_w": 2,
+            "pad_h": 3,
+        },
+        {"c_in": 64, "h_in": 56, "w_in": 56, "c_out": 64, "k_h": 3, "k_w": 3, "pad_h": 1, "pad_w": 1},
+        {"c_in": 1024, "h_in": 14, "w_in": 14, "c_out": 256, "k_h": 1, "k_w": 1},
+    ]
+    for pass_ in ("fwd", "dgrad", "wgrad"):
+        half, single = (
+            KernelModel.load().times(
+                catalog.device(device), [Convolution(dtype=dtype, batch=256, pass_=pass_, **layer) for layer in layers]
+            )
+            for dtype in ("fp16", "fp32")
+        )
+        for half_s, known, single_s in zip(half.time_s, half.provenance, single.time_s, strict=True):
+            assert known == "measured" or half_s <= single_s * (1 + 1e-9)
 
 
 def test_a_device_without_the_type_refuses_it():

@@ -254,6 +254,29 @@ def test_residual_units_repeat():
     assert parts[0][0].boundary_bytes == 32 * 64 * 112 * 112 * 2
 
 
+def test_a_softmax_in_fp32_moves_scores_through_casts_of_their_own():
+    """Per score 28 bytes forward (2 casts of 6, a mask and a softmax of 8) and 36 backward, instead of fused 4 and 6;
+    products and fp32 jobs are as without, and the fp32 result is kept for the softmax's gradient."""
+    net, shard = model("gpt2-117m"), Shard(micro_batch=4)
+    job = Job(global_batch=4, seq_len=1024, dtype="fp16", flash_attention=False)
+
+    def layer(**changes):
+        return blocks(net, replace(job, **changes), shard)[1][0]
+
+    def score_bytes(kernels) -> float:
+        of_scores = [(op, n) for op, n in kernels if op.family == "memory" and op.hidden == 1024]
+        return sum(n * op.bytes for op, n in of_scores if op.op != "dropout")
+
+    scores = 4 * 12 * 1024 * 1024
+    fused, wide = layer(), layer(eager_kernels=("wide_softmax",))
+    assert shapes(fused) == shapes(wide)
+    assert score_bytes(fused.forward) == 4 * scores
+    assert score_bytes(wide.forward) == 28 * scores
+    assert score_bytes(wide.backward_input) == 36 * scores
+    assert wide.activation_bytes.none - fused.activation_bytes.none == pytest.approx(4 * scores)
+    assert layer(dtype="fp32", eager_kernels=("wide_softmax",)) == layer(dtype="fp32")
+
+
 def test_a_loss_with_its_gradient_passes_over_the_logits_once():
     """Backward has no kernel of the loss, the logits are read and written once, and kept once in their own type."""
     net, shard = model("gpt2-117m"), Shard(micro_batch=4)
@@ -290,6 +313,24 @@ def test_a_fused_batch_norm_takes_in_what_follows_it():
     assert {"add", "relu"} <= set(names(own))
     for (alone, n), (together, m) in zip(own, fused, strict=True):
         assert (n, alone.params, alone.activation_bytes) == (m, together.params, together.activation_bytes)
+
+
+def test_batch_norms_of_channels_last_images_move_three_and_five_tensors():
+    """In 16 bits alone; everything but the norms stays."""
+
+    def unit(dtype: str, channels_last: bool):
+        job = Job(global_batch=8, seq_len=1, dtype=dtype, channels_last=channels_last)
+        return blocks(model("resnet-50"), job, Shard(micro_batch=8))[0][0]
+
+    def norm_bytes(block, kernels) -> float:
+        moved = sum(n * op.bytes for op, n in kernels if op.family == "memory" and op.op != "relu")
+        return moved / (8 * 64 * 112 * 112 * 2)
+
+    plain, last = unit("fp16", False), unit("fp16", True)
+    assert (norm_bytes(plain, plain.forward), norm_bytes(plain, plain.backward_input)) == (2, 3)
+    assert (norm_bytes(last, last.forward), norm_bytes(last, last.backward_input)) == (3, 5)
+    assert (last.params, last.activation_bytes) == (plain.params, plain.activation_bytes)
+    assert unit("fp32", True) == unit("fp32", False)
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     "internevo": ("all_reduce_gradients", "attention"),
     "fsdp": ("grad_dtype",),
     "fsdp-compile": ("grad_dtype",),
-    "llm-foundry": ("grad_dtype",),
+    "llm-foundry": ("grad_dtype", "recompute"),
     "oneflow": ("tp_overlaps", "masked_head", "fused_batch_norm", "eager_kernels"),
     "tensorflow": ("masked_head", "eager_kernels"),
     "tensorflow-xla": ("masked_head", "fused_batch_norm", "eager_kernels"),
     "paddlepaddle": ("masked_head", "eager_kernels"),
     "mxnet": ("masked_head", "eager_kernels"),
-    "pytorch": ("eager_kernels", "ddp_buckets", "bucket_bytes", "length_bin_tokens", "masked_head"),
+    "pytorch": ("eager_kernels", "ddp_buckets", "bucket_bytes", "length_bin_tokens", "masked_head",
+                "channels_last"),
 }  # fmt: skip
 """By framework, the fields whose values were looked up, or chosen, with errors of published runs in view."""
 
