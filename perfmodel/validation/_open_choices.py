@@ -223,8 +223,13 @@ class ExpertDispatcher(OpenChoice):
         return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
 
 
+_BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta"})
+"""Architectures of NVIDIA that no FlashAttention runs on: the first generation needs Turing or Ampere, the second
+Ampere (Dao-AILab/flash-attention README, installation)."""
+
+
 class FlashAttention(OpenChoice):
-    """Whether attention is fused."""
+    """Whether attention is fused; on devices that FlashAttention does not run on it is not."""
 
     name = "flash_attention"
     tunable = False
@@ -240,8 +245,10 @@ class FlashAttention(OpenChoice):
         return _on_or_off(case.job.flash_attention)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        unfused = {"flash_attention": False, "fp8_attention": False}
-        return [Variant(value="on", job={"flash_attention": True}), Variant(value="off", job=unfused)]
+        unfused = Variant(value="off", job={"flash_attention": False, "fp8_attention": False})
+        if case.cluster.device.architecture in _BEFORE_FLASH_ATTENTION:
+            return [unfused]
+        return [Variant(value="on", job={"flash_attention": True}), unfused]
 
 
 class Fp8ActivationInputs(OpenChoice):

@@ -223,6 +223,13 @@ def test_a_described_job_names_what_is_wrong():
         described_job("llama3-8b", catalog.cluster("dgx-h100"), global_batch=8, batch=1)
 
 
+@pytest.mark.parametrize(("device", "choices"), [("V100-SXM2-32GB", {False}), ("A100-SXM4-80GB", {False, True})])
+def test_devices_before_flash_attention_run_none(device, choices):
+    older = {"model": "gpt2-345m", "seq_len": 1024, "dtype": "fp16", "framework": "megatron-lm@2023"}
+    run = predict_run(ROW | older | {"device": device, "inter_link": None, "flash_attention": None})
+    assert {case.job.flash_attention for case in run.completions} == choices
+
+
 def test_text_of_pretraining_data_fills_less_of_longer_sequences():
     assert [round(real_tokens(length) / length, 2) for length in (64, 128, 256, 512)] == [1.0, 0.83, 0.66, 0.52]
 
