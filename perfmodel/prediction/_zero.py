@@ -106,10 +106,11 @@ def gradient_dtype_bytes(job: Job) -> int:
 
 
 def optimizer_bytes_per_param(job: Job) -> float:
-    """The optimizer's states (of Adam two fp32 moments), and an fp32 master copy where weights are narrower (ZeRO,
-    section 3.1)."""
+    """The optimizer's states (of Adam two fp32 moments), an fp32 master copy where weights are narrower (ZeRO, section
+    3.1), and the average of the weights where one is kept."""
     kind = OPTIMIZERS[job.optimizer]
-    return kind.state_bytes + (4.0 if kind.master and dtype_bytes(job.dtype) < 4 else 0.0)
+    master_bytes = 4.0 if kind.master and dtype_bytes(job.dtype) < 4 else 0.0
+    return kind.state_bytes + master_bytes + (4.0 if job.weight_average else 0.0)
 
 
 def other_optimizer_bytes_per_param(job: Job) -> float:

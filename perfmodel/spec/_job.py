@@ -71,6 +71,8 @@ class Optimizer:
     """Keeps an fp32 copy of weights that are narrower."""
     gradient_reads: int = 1
     """Passes over the gradient."""
+    further_bytes: float = 0.0
+    """What an update moves per parameter beyond gradient, weight and states."""
     clips: bool = True
     """Gradients are read for their norm and rescaled before (and 16-bit floats rid of the loss scale)."""
     newton_schulz: int = 0
@@ -97,6 +99,12 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
         "thousandth of the weights, left out; one pass for these, one for the update's norm, one to apply it",
     ),
     "lion": Optimizer(state_bytes=4, source="Chen et al., arXiv 2302.06675, algorithm 2"),
+    "lamb": Optimizer(
+        state_bytes=8, further_bytes=20,
+        source="You et al., arXiv 1904.00962, algorithm 2, by apex csrc/multi_tensor_lamb.cu: Adam's update is written "
+        "where the gradient was and read for its norm and again to be applied, weights are read once more for it and "
+        "for their norm",
+    ),
     "muon": Optimizer(
         state_bytes=4, other_state_bytes=8, newton_schulz=5,
         source="Jordan et al. 2024, Muon; Liu et al., arXiv 2502.16982, algorithm 1: AdamW outside matrices",
@@ -231,8 +239,11 @@ class Job:
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
     """What `Layout.recompute=selective` recomputes."""
     optimizer: str = "adam"
-    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lion, muon, sgd (with momentum),
+    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lamb, lion, muon, sgd (with momentum),
     plain-sgd."""
+    weight_average: bool = False
+    """An exponential moving average of the weights is kept in fp32 beside the optimizer's states, and brought up to
+    date by a pass of its own after every step."""
     assumed: tuple[str, ...] = ()
     """What nobody said and was chosen instead, one sentence each."""
 

@@ -60,6 +60,7 @@ class JobKeywords(TypedDict, total=False):
     adapter_modules: tuple[AdapterModule, ...]
     adapter_dropout: bool
     base_weights: BaseWeights
+    weight_average: bool
     adapter_all_to_all: bool
     stops_recompute: bool
     recompute_modules: tuple[RecomputeModule, ...]

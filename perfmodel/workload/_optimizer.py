@@ -10,6 +10,8 @@ from perfmodel.workload._local import storage_dtype
 
 NORM_AND_CLIP_BYTES = 4 + 8
 UNSCALE_BYTES = 6 + 8
+AVERAGE_BYTES = 4 + 8
+"""The weight read, its average read and written."""
 
 
 def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
@@ -29,7 +31,9 @@ def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
         updated = 2 * (4 + kind.state_bytes) + (0 if weight == "fp32" else dtype_bytes(weight))
     else:
         updated = 2 * (dtype_bytes(weight) + kind.state_bytes)
-    traffic = kind.gradient_reads * dtype_bytes(job.grad_dtype) + updated
+    traffic = kind.gradient_reads * dtype_bytes(job.grad_dtype) + updated + kind.further_bytes
+    if job.weight_average:
+        traffic += AVERAGE_BYTES
     if weight != "fp32" and kind.clips:
         traffic += NORM_AND_CLIP_BYTES + (UNSCALE_BYTES if weight == "fp16" else 0)
     return OptimizerStep(op=kind.kernel, n_params=n_params_local, bytes_per_param=float(traffic))

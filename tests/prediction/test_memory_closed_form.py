@@ -14,8 +14,8 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks
 
 PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
-STATE_BYTES = {"adam": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
-KEEPS_MASTER = {"adam", "lion", "sgd", "adafactor", "muon"}
+STATE_BYTES = {"adam": 8, "lamb": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
+KEEPS_MASTER = {"adam", "lamb", "lion", "sgd", "adafactor", "muon"}
 MUON_OTHERS_BYTES = 8
 """Of embedding and head, which Adam updates."""
 

@@ -19,6 +19,8 @@ BY_HAND = {
     "adam": (12, 4 + 24 + 2 + 12), "adamw": (12, 4 + 24 + 2 + 12),
     "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12), "adam16bit": (4, 4 + 2 * (2 + 4) + 12),
     "adafactor": (4, 3 * 4 + 8 + 2),
+    # LAMB writes Adam's update, reads it twice, and reads the weights for it and for their norm
+    "lamb": (12, 4 + 24 + 2 + 12 + 5 * 4),
     "lion": (8, 4 + 16 + 2 + 12), "muon": (8, 4 + 16 + 2 + 12), "sgd": (8, 4 + 16 + 2), "plain-sgd": (0, 4 + 4),
 }  # fmt: skip
 
@@ -37,6 +39,18 @@ def test_states_and_traffic_of_an_optimizer(name):
     sharded = _predict("dp=8,zero=1", optimizer=name)
     assert sharded.memory.optimizer == pytest.approx(found.memory.optimizer / 8)
     assert sharded.step_time_s < found.step_time_s
+
+
+@pytest.mark.parametrize("layout", ["dp=8", "dp=8,zero=1"])
+def test_an_average_of_the_weights_is_a_state_more(layout):
+    """Four bytes per parameter, sharded as the others are, and a pass that reads two and writes one."""
+    plain, averaged = (_predict(layout, weight_average=value) for value in (False, True))
+    ranks = 8 if "zero" in layout else 1
+    more_bytes = averaged.memory.optimizer - plain.memory.optimizer
+    assert more_bytes == pytest.approx(4 * parameter_count(LLAMA) / ranks, rel=1e-5)
+    moved = [optimizer_op(1000, replace(JOB, weight_average=value)).bytes for value in (False, True)]
+    assert moved[1] - moved[0] == 12 * 1000
+    assert averaged.step_time_s > plain.step_time_s
 
 
 def test_products_that_orthogonalise_an_update():

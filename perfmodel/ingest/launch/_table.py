@@ -136,6 +136,7 @@ _OPTIMIZERS: Final = {
     "adam": "adam fusedadam adamw decoupledadamw onebitadam cpuadam adampax distributedfusedadam adamwtorchfused",
     "adam8bit": "adam8bit adamw8bit adamwbnb8bit pagedadamw8bit",
     "adafactor": "adafactor",
+    "lamb": "lamb fusedlamb onebitlamb",
     "lion": "lion fusedlion decoupledlionw lion32bit",
     "muon": "muon distmuon",
     "sgd": "sgd decoupledsgdw fusedsgd",
