@@ -135,6 +135,27 @@ def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
                                      inside.high))  # fmt: skip
 
 
+def test_the_derivative_by_layers_is_that_of_the_next_layer_where_layers_differ():
+    """Four dense layers, then experts: the cut between the stages lies where they change."""
+    experts = replace(pm.model("qwen3-30b-a3b").experts, first_dense_layers=4)
+    model = replace(pm.model("qwen3-30b-a3b"), name="two kinds", layers=8, experts=experts)
+    job = {"global_batch": 22, "seq_len": 512}
+    function = pm.step_time_function(model, "dgx-h100", "tp=2,pp=2,dp=2", **job)
+    x, h = function.nominal, 0.01
+    assert x.layers.tolist() == [4.0, 4.0]
+
+    def moved_s(by):
+        return float(function(x._replace(layers=x.layers + by * np.array([1.0, 0.0]))))
+
+    with double_precision():
+        above, below = (moved_s(h) - moved_s(0.0)) / h, (moved_s(0.0) - moved_s(-h)) / h
+        slopes = jax.tree.map(np.asarray, function.layer_slopes(x))
+        gradient = np.asarray(jax.grad(function)(x).layers)
+    assert abs(above / below - 1) > 0.05  # an expert layer and a dense one
+    assert slopes.above[0] == gradient[0] == pytest.approx(above, rel=1e-6)
+    assert slopes.below[0] == pytest.approx(below, rel=1e-6)
+
+
 def test_transforms_and_one_compilation():
     job = {"global_batch": 22, "seq_len": 1024}
     function = pm.step_time_function("gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", **job)

@@ -21,6 +21,7 @@ from perfmodel.timeline import makespan
 
 _FASTER: Final = 4.0
 """Bandwidths by which the part of a transfer that they shorten is told from its latency."""
+_SAME_SHARE: Final = 1e-6
 _LEAST: Final = 0.05
 """Share that every link keeps."""
 _DATA_PARALLEL: Final = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)
@@ -44,9 +45,19 @@ class BandwidthResult:
         """By what share the step time is above the lower bound at most."""
         return self.certificate.gap(self.step_time_s)
 
+    @property
+    def not_launchable(self) -> str:
+        """Why no framework of the catalog runs this split; empty where all links keep what they have."""
+        if all(abs(multiple - 1) < _SAME_SHARE for multiple in self.links.values()):
+            return ""
+        return (
+            "no framework of the catalog gives links shares; a fabric whose switches do (queues by traffic class) can"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return vars(self) | {"certificate": self.certificate.to_dict(self.step_time_s)}
+        certificate = self.certificate.to_dict(self.step_time_s)
+        return vars(self) | {"certificate": certificate, "not_launchable": self.not_launchable}
 
 
 def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:

@@ -64,9 +64,19 @@ class MicroBatchResult:
     evaluated: int
     seconds: float
 
+    @property
+    def not_launchable(self) -> str:
+        """Why no framework of the catalog runs these sizes; empty where one does."""
+        if len(set(self.sizes)) == 1:
+            return ""
+        return (
+            "no framework of the catalog runs micro-batches of several sizes in one step; "
+            f"the best that they run is size {self.best_uniform}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return dict(vars(self))
+        return vars(self) | {"not_launchable": self.not_launchable}
 
 
 def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
@@ -208,9 +218,23 @@ class BucketResult:
     evaluated: int
     seconds: float
 
+    @property
+    def not_launchable(self) -> str:
+        """Why no framework of the catalog runs these buckets; empty where one does.
+
+        Frameworks fill buckets up to one size, from the last layer on (torch's `bucket_cap_mb`, Megatron's
+        `--ddp-bucket-size`): all are equal but the one that is filled last, of the first layers, which may be smaller.
+        """
+        full = {layers for of_stage in self.buckets for layers in of_stage[1:]}
+        rest = [of_stage[0] for of_stage in self.buckets]
+        size = max(full, default=max(rest))
+        if full <= {size} and max(rest) <= size:
+            return ""
+        return "no framework of the catalog takes buckets of several sizes; they fill all but the last to one size"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return dict(vars(self))
+        return vars(self) | {"not_launchable": self.not_launchable}
 
 
 def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:

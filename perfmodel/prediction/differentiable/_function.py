@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from perfmodel.spec import Cluster, Layout, Model, Problem
 
 FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""
+_BELOW_LAYERS: Final = 1e-3
 _OTHER_TYPE: Final = {"bf16": "fp8", "fp16": "fp8", "fp8": "bf16"}
 
 
@@ -105,6 +106,15 @@ def _memory_bytes(memory: Memory, x: StepParameters) -> Float[Array, " ranks"]:
     return memory.bytes(x)
 
 
+class LayerSlopes(NamedTuple):
+    """Derivatives of the step time by the layers of each stage, seconds per layer."""
+
+    below: Float[Array, " stages"]
+    """Towards fewer layers: what the stage's last layer takes."""
+    above: Float[Array, " stages"]
+    """Towards more: what the next layer would take. `jax.grad` gives these."""
+
+
 @dataclass(frozen=True, eq=False)
 class StepTimeFunction:
     """Seconds of a layout's step as a function of `StepParameters`; pure, and traceable by JAX to any order.
@@ -114,6 +124,10 @@ class StepTimeFunction:
     layers, at whole micro-batches between the bounds, and with `fp8` 0 or 1; in between these are interpolated.
     Derivatives by rates, latencies and host times are those of `predict`; far from `nominal` kernels and collectives
     follow the laws of `perfmodel.prediction.differentiable._prices`.
+
+    Derivatives by `layers` at whole numbers, and of memory by `micro_batch` at a whole size, are one-sided: those from
+    above, towards the next layer or size. Where the layers of a network differ, those from below are others
+    (`layer_slopes` gives both).
 
     Layouts whose programs are alike share one compilation. `memory_bytes` is a function of the same parameters.
     """
@@ -138,6 +152,14 @@ class StepTimeFunction:
         """Seconds of the step."""
         computed_s = _step_s(self.programs, (self.tables, self.nominal, self._log_sizes), parameters)
         return jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
+
+    def layer_slopes(self, parameters: StepParameters) -> LayerSlopes:
+        """Both one-sided derivatives by the layers of each stage, each alone and all others as they are."""
+        slope = jax.grad(lambda layers: self(parameters._replace(layers=layers)))
+        layers = jnp.asarray(parameters.layers)
+        # So little below that no other knot is passed, and far more than rounding.
+        fewer = layers - _BELOW_LAYERS * jnp.eye(len(layers), dtype=layers.dtype)
+        return LayerSlopes(jnp.diagonal(jax.vmap(slope)(fewer)), slope(layers))
 
     def memory_bytes(self, parameters: StepParameters) -> Float[Array, " ranks"]:
         """Bytes that every pipeline rank needs at its peak.

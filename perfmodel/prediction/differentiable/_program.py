@@ -79,15 +79,20 @@ class Cuts(NamedTuple):
 def along(
     table: Float[Array, "rows columns"], at: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
 ) -> Float[Array, "*places columns"]:
-    """Rows of a table at real places, linear between knots (by default 0, 1, 2 ...) and on beyond the outer ones; at
-    inner knots the slope is the mean of both sides."""
+    """Rows of a table at real places, linear between knots (by default 0, 1, 2 ...) and on beyond the outer ones.
+
+    At inner knots the slope is that from above, towards the next row. The mean of both sides would be the derivative of
+    neither: where layers differ, a stage that gets one more gets the next layer, not half of it and half of its last.
+    """
     rows = len(table)
     if rows == 1:
         return jnp.broadcast_to(table[0], (*at.shape, table.shape[1]))
     where = jnp.arange(rows, dtype=at.dtype) if knots is None else jnp.asarray(knots, at.dtype)
     low, high = np.zeros(rows - 1), np.ones(rows - 1)
     low[0], high[-1] = -np.inf, np.inf
-    passed = jnp.clip((at[..., None] - where[:-1]) / jnp.diff(where), low, high)
+    share = (at[..., None] - where[:-1]) / jnp.diff(where)
+    # A clip would share the gradient at its ends between both sides.
+    passed = jnp.where(share >= high, high, jnp.where(share < low, low, share))
     return table[0] + passed @ jnp.diff(table, axis=0)
 
 

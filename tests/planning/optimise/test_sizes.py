@@ -6,7 +6,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise import by_micro_batch, size_buckets, size_micro_batches
-from perfmodel.planning.optimise._sizes import _Grouping
+from perfmodel.planning.optimise._sizes import BucketResult, MicroBatchResult, _Grouping
 from perfmodel.prediction import StepProblem, bundles, durations, evaluate, step_problem
 from perfmodel.program import ProgramSpec, build
 from perfmodel.session import Session
@@ -79,3 +79,25 @@ def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
         with pytest.raises(LayoutError, match="no overlapped"):
             size_buckets(problem, Layout.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("buckets", "launchable"),
+    [
+        (((4, 4, 4), (4, 4, 4)), True),
+        (((1, 4, 4), (2, 4, 4)), True),
+        (((5, 4, 4), (4, 4, 4)), False),
+        (((4, 3, 4), (4, 4, 4)), False),
+        (((12,), (10,)), True),
+    ],
+)
+def test_buckets_that_frameworks_fill_are_of_one_size_but_the_last(buckets, launchable: bool):
+    result = BucketResult(buckets, 1.0, 1.0, 1, 0.0)
+    assert (result.not_launchable == "") == launchable
+    assert result.to_dict()["not_launchable"] == result.not_launchable
+
+
+@pytest.mark.parametrize(("sizes", "launchable"), [((2, 2, 2), True), ((1, 2, 3), False)])
+def test_micro_batches_that_frameworks_run_are_of_one_size(sizes: tuple[int, ...], launchable: bool):
+    result = MicroBatchResult(sizes, 1.0, 1.0, 1.0, 2, 1, 0.0)
+    assert (result.not_launchable == "") == launchable
