@@ -223,8 +223,8 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs mostly use it).
     """
     plain, _, stated_year = run.framework_name.partition("@")
-    known = _catalog_name(plain)
     year = stated_year or (str(run.year) if run.year else "")
+    known = _catalog_name(plain, year)
     if known and year:
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
@@ -255,13 +255,19 @@ def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float
     return list(zip(versions, chances.tolist(), strict=True))
 
 
-def _catalog_name(plain: str) -> str:
-    """The framework of the catalog that a name means; empty where there is none."""
+def _catalog_name(plain: str, year: str) -> str:
+    """The framework of the catalog that a name means, by a year where one is known; empty where there is none."""
     while plain:
         try:
-            return catalog.framework_versions(plain)[0].name
+            newest = catalog.framework_versions(plain)[0].name
         except PerfModelError:
             plain = plain.rpartition("-")[0]
+            continue
+        # A name may mean an earlier framework in earlier years (`framework_names.toml`).
+        try:
+            return catalog.framework(f"{plain}@{year}").name if year else newest
+        except PerfModelError:
+            return newest
     return ""
 
 
