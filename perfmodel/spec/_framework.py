@@ -478,8 +478,7 @@ class Framework(Stated):
             "vpp": layout.vpp == 1 or self.virtual_stages,
             "partition": layout.partition is None or self.uneven_stages or self.stages_by_cost,
             "offload": not layout.offload or self.offloads,
-            "offload_layers": not layout.offload_layers
-            or (self.offloads if self.offloads_layers is None else self.offloads_layers),
+            "offload_layers": not layout.offload_layers or self._offloads_layers_beside(layout.recompute),
         }
         words = {
             "zero": f"zero={layout.zero}{' in a pipeline' * (layout.pp > 1)}", "schedule": f"schedule={schedule}",
@@ -488,6 +487,15 @@ class Framework(Stated):
         return {
             name: words.get(name, f"{name}={written(getattr(layout, name))}") for name, fine in runs.items() if not fine
         }
+
+    def _offloads_layers_beside(self, recompute: Recompute) -> bool:
+        """Whether single layers can be offloaded beside recompute.
+
+        Megatron-Core refuses both at once (transformer_config.py, `cpu_offloading`). A compiler places every named
+        tensor by itself (JAX, `save_and_offload_only_these_names`).
+        """
+        offloads = self.offloads if self.offloads_layers is None else self.offloads_layers
+        return offloads and (recompute == "none" or self.execution == "compiled")
 
     def cannot_run(self, layout: Layout) -> tuple[str, ...]:
         """Why this framework cannot run a layout, one sentence each; empty if it can."""

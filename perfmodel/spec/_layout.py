@@ -161,8 +161,8 @@ class Layout:
             self._check_offload_layers()
 
     def _check_offload_layers(self) -> None:
-        """Raise `LayoutError` beside a pipeline or recompute, as Megatron-Core does with `cpu_offloading`
-        (transformer_config.py), and beside `offload`, which leaves nothing to it."""
+        """Raise `LayoutError` beside a pipeline, as Megatron-Core does with `cpu_offloading` (transformer_config.py),
+        beside layers that keep but their input, and beside `offload`, which leaves nothing to it."""
         n = self.offload_layers
         untraced("layout: offload_layers", n)
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
@@ -173,9 +173,11 @@ class Layout:
                 "in pipelines take offload=true",
                 Reason.OFFLOADED_LAYERS,
             )
-        if self.recompute != "none" or any(self.recompute_full_layers or ()):
+        if self.recompute == "full" or any(self.recompute_full_layers or ()):
             raise LayoutError(
-                f"layout: offload_layers={n} needs recompute=none and no recompute_full_layers", Reason.OFFLOADED_LAYERS
+                f"layout: offload_layers={n} needs recompute=none, or selective under a compiler, and no "
+                "recompute_full_layers",
+                Reason.OFFLOADED_LAYERS,
             )
         if self.offload:
             raise LayoutError(f"layout: offload=true leaves nothing to offload_layers={n}; give one of them")

@@ -53,6 +53,7 @@ from perfmodel.validation._row_words import (
     keeps_16_bits_alone,
     launch_switches,
     layout_switches,
+    leaves_policy_open,
     network_of,
     offloads_activations,
     recompute_modules_of,
@@ -63,6 +64,9 @@ from perfmodel.validation._row_words import (
     unread_words,
 )
 from perfmodel.workload import parameter_count
+
+COPIES_TO_HOST: Final = "copies of activations to the host"
+"""Name of what `Case.assumed` holds where a run may copy activations to the host and nothing says whether it does."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
 
     preset = recipe_of(row, run_framework, model, cluster.device, dtype)
     layout_text = stated_layout(row, spread, model, run_framework, preset)
-    # Where the data sheet has no host link (TPUs), nobody knows what copies to the host cost, so they are left out.
+    # Where the data sheet has no host link, nobody knows what copies to the host cost, so they are left out.
     unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
     if offloads_activations(row) and not unknown_offload:
         layout_text += ",offload=true"
@@ -174,7 +178,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         "framework": assumed_framework,
         "seq_len": assumed_length,
         "dtype": assumed_dtype,
-        "copies of activations to the host": unknown_offload,
+        COPIES_TO_HOST: unknown_offload or leaves_policy_open(row),
         "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
     }
     assumed = (

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from perfmodel.catalog import ADAPTERS_NOT_STATED, REFERENCE_NETWORK, cluster_for, devices_of_adapters
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Cluster, Transformer
-from perfmodel.validation._case_rows import Case
+from perfmodel.spec import Cluster, RecomputeModule, Transformer
+from perfmodel.validation._case_rows import COPIES_TO_HOST, Case
 from perfmodel.validation._priors import ChoicePriors
 from perfmodel.validation._run_features import RunFeatures
 
@@ -142,6 +142,43 @@ class Recompute(OpenChoice):
                 )
             )
         return variants
+
+
+class HostActivations(OpenChoice):
+    """Whether a compiled step whose policy is its own (`remat_policy: custom`) copies activations to the host.
+
+    Such a policy names tensors that stay on the device, go to the host or are computed again (MaxText configs/base.yml,
+    `decoder_layer_input` and following). On the host go the inputs of layers and the products of attention; the rest of
+    a layer is repeated, attention too, since the names hold none of its kernel's results. These tensors were read in
+    recipes of Trillium (AI-Hypercomputer/tpu-recipes@10ca5b92 training/trillium/Llama3.1-8B-MaxText/v6e-8/README.md)
+    with their times in view. No table says how many policies do so, so both are as likely.
+    """
+
+    name = "activations_on_host"
+
+    def matters(self, case: Case) -> bool:
+        layout, framework = case.layout, case.framework
+        copies = framework.offloads and case.cluster.device.host_bandwidth_bytes_per_s is not None
+        is_open = COPIES_TO_HOST in case.assumed and layout.recompute == "full"
+        trains = isinstance(case.model, Transformer) and case.job.mode == "train"
+        return is_open and copies and trains and framework.execution == "compiled" and layout.pp == 1
+
+    def stated(self, case: Case) -> bool:
+        return False
+
+    def value(self, case: Case) -> str:
+        return _on_or_off(case.layout.offload_layers > 0)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        assert isinstance(case.model, Transformer)
+        feed_forward: RecomputeModule = "mlp" if case.model.experts is None else "moe"
+        # All layers but one: the last one's backward begins at once.
+        on_host = {"recompute": "selective", "offload_layers": case.model.layers - 1}
+        repeated = {"recompute_modules": ("core_attn", "layernorm", feed_forward)}
+        return [Variant(value="off"), Variant(value="on", layout=on_host, job=repeated)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
 
 
 class Sharding(OpenChoice):
@@ -543,6 +580,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     EncoderLength(),
     Sharding(),
     Recompute(),
+    HostActivations(),
     SequenceParallel(),
     ExpertTensorParallel(),
     FlashAttention(),

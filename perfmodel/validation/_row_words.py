@@ -89,6 +89,7 @@ _RECOMPUTE_MODES: Final = {
     "every": "selective",
     "selective": "selective",
     "policy full": "full",
+    "policy custom": "full",
     "policy none": "none",
     "policy offload": "none",
     "policy feed-forward": "none",
@@ -138,6 +139,12 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
 def offloads_activations(row: Row) -> bool:
     """Whether a row says that activations go to the host (`minimal_offloaded`)."""
     return any(reading.says("policy offload") for reading in _recompute_readings(row))
+
+
+def leaves_policy_open(row: Row) -> bool:
+    """Whether a row says that a policy of its own decides tensor by tensor what is kept, and not how (`custom`)."""
+    says_custom = any(reading.says("policy custom") for reading in _recompute_readings(row))
+    return says_custom and not text(row, "recompute_detail")
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:

@@ -151,7 +151,8 @@ RECOMPUTE: Final = (
     Phrase(r"moe_act|act", "moe_act"),
     Phrase(r"shared_experts?", "shared_experts"),
     Phrase(r"mla_up_proj", "mla_up_proj"),
-    Phrase(r"(?:remat_policy )?(?:custom|save_qkv_proj|save_out_proj|qkv_proj_offloaded|full)", "policy full"),
+    Phrase(r"(?:remat_policy )?(?:save_qkv_proj|save_out_proj|qkv_proj_offloaded|full)", "policy full"),
+    Phrase(r"(?:remat_policy )?custom", "policy custom"),
     Phrase(
         r"(?:remat_policy )?minimal(?:_flash|_with_context)?|remat_policy save_dot_except_logits|remat_policy none",
         "policy none",

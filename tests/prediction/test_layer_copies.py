@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
+from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction import explain, layout_of, lower_bounds_s, peak_memory, step_problem_of, step_times_s
 from perfmodel.prediction._blocks import ShardBlocks
@@ -13,6 +14,7 @@ from perfmodel.prediction._compose import bundles, pass_s
 from perfmodel.prediction._layer_copies import window_ends
 from perfmodel.prediction.differentiable import step_time_function_of
 from perfmodel.program import Kind
+from perfmodel.spec import Layout
 from perfmodel.timeline import double_precision
 
 LAYERS = 24
@@ -154,9 +156,24 @@ def test_what_cannot_run_is_refused(text, words):
 
 
 def test_a_device_without_a_link_is_told():
+    pod = catalog.cluster("tpu-v5p-pod")
+    unlinked = replace(pod, device=replace(pod.device, host_bandwidth_bytes_per_s=None))
     with pytest.raises(LayoutError) as error:
-        pm.predict("gpt3-1.3b", "tpu-v5p-pod", "dp=4,offload_layers=4", global_batch=8)
+        pm.predict("gpt3-1.3b", unlinked, "dp=4,offload_layers=4", global_batch=8)
     assert error.value.rejection.reason == Reason.HOST_LINK
+
+
+def test_a_compiler_offloads_what_recompute_leaves_and_eager_code_refuses_both():
+    """XLA places every named tensor by itself; Megatron-Core refuses offloading beside recompute."""
+    both = "dp=4,zero=3,recompute=selective,offload_layers=16"
+    asked = {"global_batch": 8, "seq_len": 4096}
+    eager = catalog.framework("megatron-core@2025")
+    assert "offload_layers" in eager.refused(Layout(dp=4, recompute="selective", offload_layers=16))
+    assert "offload_layers" not in eager.refused(Layout(dp=4, offload_layers=16))
+    kept = pm.predict("gpt3-1.3b", "tpu-v5p-pod", "dp=4,zero=3,recompute=selective", framework="maxtext", **asked)
+    moved = pm.predict("gpt3-1.3b", "tpu-v5p-pod", both, framework="maxtext", **asked)
+    assert moved.memory_per_stage[0].activations < kept.memory_per_stage[0].activations
+    assert moved.step_time_s >= kept.step_time_s
 
 
 def test_blocks_of_several_kinds_wait_layer_by_layer():

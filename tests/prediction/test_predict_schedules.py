@@ -1,5 +1,7 @@
 """Every schedule on a real model: explained consistently, alone and in batches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -67,8 +69,10 @@ def test_offload_trades_time_for_memory() -> None:
 
 
 def test_offload_needs_a_host_link() -> None:
+    pod = catalog.cluster("tpu-v5p-pod")
+    unlinked = replace(pod, device=replace(pod.device, host_bandwidth_bytes_per_s=None))
     with pytest.raises(LayoutError, match="host_gb_per_s"):
-        pm.predict("gpt3-1.3b", "tpu-v5p-pod", "pp=4,schedule=gpipe,offload=true", global_batch=8)
+        pm.predict("gpt3-1.3b", unlinked, "pp=4,schedule=gpipe,offload=true", global_batch=8)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,31 @@ def test_no_framework_is_a_mixture_of_the_known_ones():
     assert {case.framework.name for case in named.completions} == {"pytorch"}
 
 
+def test_a_name_means_what_it_meant_in_its_year():
+    row = ROW | {"launch_and_overlap": None}
+    names = {2021: "megatron-lm", 2025: "megatron-core"}
+    for year, name in names.items():
+        run = predict_run(row | {"framework": f"megatron@{year}"})
+        assert {case.framework.name for case in run.completions} == {name}
+
+
+def test_a_policy_of_its_own_may_copy_activations_to_the_host():
+    """A run that fits only with activations on the host has them there, if its words leave that open."""
+    columns = {"device": "TPU-v6e", "n_devices": 8, "devices_per_node": 8, "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3}
+    batch = {"micro_batch": 4, "num_microbatches": 1, "global_batch": 32, "seq_len": 8192}
+    row = (
+        ROW
+        | columns
+        | batch
+        | {"model": "gpt3-1.3b", "framework": "maxtext@2025", "launch_and_overlap": None, "inter_link": None}
+    )
+    own = predict_run(row | {"recompute": "custom"})
+    full = predict_run(row | {"recompute": "full"})
+    assert own.fits_probability >= full.fits_probability
+    assert any(case.layout.offload_layers for case in own.completions)
+    assert not any(case.layout.offload_layers for case in full.completions)
+
+
 def test_a_framework_without_a_year_is_that_of_the_row_s_year():
     row = ROW | {"framework": "megatron-lm", "launch_and_overlap": None}
     assert predict_run(row | {"year": 2021}).case.framework.since == 2021
