@@ -142,6 +142,10 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
     names: list[Any] = listed.value if isinstance(listed.value, list) else []
     base = entries_of_file.get("base_config")
     included = [(base.value, "", base.line)] if base is not None and isinstance(base.value, str) else []
+    # Primus: files that this one begins with.
+    extended = entries_of_file.pop("extends", Entry([], 0))
+    for name in [extended.value] if isinstance(extended.value, str) else extended.value or []:
+        included.append((str(name), "", extended.line))
     order: list[tuple[str, str, int] | None] = [*included]
     for item in names:
         if item == "_self_":

@@ -132,7 +132,8 @@ _NEMO: Final = replace(
 """Recipes of NeMo 2: the fields of Megatron-Core's configuration, which Megatron-Bridge has under the same names."""
 
 
-def _nemo(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
+    """Settings of a recipe of NeMo 2 under the names that Megatron-Bridge has for them."""
     renamed: dict[str, Entry] = {}
     for key, entry in source.entries.items():
         start, name = next(((a, b) for a, b in _NEMO_TABLES if key.startswith(a)), ("", ""))
@@ -152,8 +153,12 @@ _CONVERTERS: Final = {"Float8": "float8", "MX": "mx"}
 """Beginnings of the classes of torchtitan's converters, and their names of before."""
 
 
-def _torchtitan(source: Source, program: str) -> tuple[Source, LaunchFormat]:
-    """Objects since 2026 hold the model's specification and converters by their classes."""
+def _nemo(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return nemo_entries(source)
+
+
+def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
+    """Settings of torchtitan, whose objects since 2026 hold the model's specification and converters by class."""
     entries: dict[str, Entry] = {}
     for key, entry in source.entries.items():
         if key in ("model_spec.name", "model_spec.flavor"):
@@ -163,6 +168,10 @@ def _torchtitan(source: Source, program: str) -> tuple[Source, LaunchFormat]:
         elif not key.endswith("_target_") and not key.startswith(("model_spec.", "model_converters.")):
             entries[key] = entry
     return replace(source, entries=entries), _TORCHTITAN
+
+
+def _torchtitan(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    return torchtitan_entries(source)
 
 
 _TORCHTITAN: Final = replace(

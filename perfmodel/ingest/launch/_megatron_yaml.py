@@ -15,6 +15,7 @@ from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_model import NAMED_MODEL
+from perfmodel.ingest.launch._model import catalog_model
 
 _ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)
 _MARKS: Final = tuple(name for name in MEGATRON.marks if name != "num-attention-heads")
@@ -48,11 +49,41 @@ def megatron_arguments(source: Source) -> Source | None:
         if key.startswith(table) and (key.partition(".")[0] not in _ELSEWHERE or name in LAUNCHING):
             stated[name] = replace(entry, value=_value_of(entry.value))
     known = _ARGUMENTS & set(stated)
-    if len(known) < FEWEST or not known & set(_MARKS):
+    is_primus = table.endswith("overrides.") and _primus_framework(source.entries) == "megatron"
+    if not is_primus and (len(known) < FEWEST or not known & set(_MARKS)):
         return None
     if table.endswith("overrides."):
         stated = _of_primus(source.entries, table) | stated
     return replace(source, entries=_as_switches(stated), notes=(*source.notes, *notes))
+
+
+_OVERRIDES: Final = re.compile(r"modules\.\w+\.overrides\.")
+_FRAMEWORK: Final = re.compile(r"modules\.\w+\.framework")
+
+
+def _primus_framework(entries: Entries) -> str:
+    """The framework on which a file of Primus trains; empty of another file."""
+    for key, entry in entries.items():
+        if _FRAMEWORK.fullmatch(key):
+            return str(entry.value)
+    return ""
+
+
+def primus_torchtitan(source: Source) -> Source | None:
+    """The settings that a file of Primus gives to torchtitan; None of another file."""
+    if _primus_framework(source.entries) != "torchtitan":
+        return None
+    stated: dict[str, Entry] = {}
+    model = None
+    for key, entry in source.entries.items():
+        table = _OVERRIDES.match(key)
+        if table:
+            stated[key.removeprefix(table[0])] = replace(entry, value=_value_of(entry.value))
+        elif re.fullmatch(r"modules\.\w+\.model", key):
+            name = str(_value_of(entry.value)).removesuffix(".yaml")
+            # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
+            model = catalog_model(name) or catalog_model(name.rpartition("-")[0])
+    return replace(source, entries=stated, model=source.model or model)
 
 
 def neox_arguments(source: Source) -> Source | None:

@@ -18,7 +18,6 @@ _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("OLMo", ("global_train_batch_size", "tokenizer.identifier")),
     ("OLMo", ("global_train_batch_size", "model.mlp_ratio")),
     ("verl", ("actor_rollout_ref.*",)),
-    ("Primus over torchtitan", ("modules.*.overrides.training.*",)),
     ("levanter", ("trainer.train_batch_size", "trainer.*axis*")),
     ("fairseq", ("distributed_training.*", "task.*")),
     ("Lightning", ("seed_everything", "trainer.*")),

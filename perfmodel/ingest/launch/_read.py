@@ -17,16 +17,17 @@ from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_
 from perfmodel.ingest.launch._finetuning_command import finetuning_command
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
-from perfmodel.ingest.launch._hook_file import KIND, hook_settings
+from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._launch import Launch, Overrides, settle
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command
 from perfmodel.ingest.launch._megatron import MEGATRON
-from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_arguments
+from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_arguments, primus_torchtitan
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
+from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
 from perfmodel.ingest.launch._shell_commands import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._xtuner import read_python
@@ -64,7 +65,8 @@ def read_launch(
     Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
     GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText and Accelerate, command lines of MaxText,
     DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory,
-    axolotl, torchtune, MS-Swift and XTuner. What is given here wins over the file.
+    axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan, Megatron-Bridge or
+    NeMo 2. What is given here wins over the file.
 
     Args:
         path: the file; behind a shell script may stand its own arguments, `"run.sh 8 24 2"`, and before it variables,
@@ -236,6 +238,9 @@ def recognised(
     elif syntax == "yaml":
         source = read_yaml(text, place, path.parent)
     elif syntax == "python":
+        of_recipe = recipe_script(text, place)
+        if of_recipe is not None:
+            return of_recipe
         source = read_python(text, place)
     else:
         of_front_end = finetuning_command(text, place, arguments, variables)
@@ -244,6 +249,9 @@ def recognised(
         of_maxtext = maxtext_command(text, place, arguments, variables)
         if of_maxtext is not None:
             return of_maxtext, MAXTEXT
+        by_recipe = recipe_command(text, place, arguments, variables)
+        if by_recipe is not None:
+            return by_recipe
         megatron_keys: set[str] = set()
         for rule in MEGATRON.table:
             megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
@@ -253,6 +261,10 @@ def recognised(
         front_end = finetuning_format(source.entries)
         if front_end is not None:
             return with_named_files(source, front_end, path.parent)
+    if syntax == "yaml":
+        of_primus = primus_torchtitan(source)
+        if of_primus is not None:
+            return torchtitan_entries(of_primus)
     if syntax in ("json", "yaml"):
         of_neox = neox_arguments(source)
         if of_neox is not None:

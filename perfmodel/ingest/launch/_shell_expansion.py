@@ -30,8 +30,16 @@ class Word:
     line: int
 
 
-LAUNCH_VARIABLES: Final = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
-"""Variables by which programs are told how many processes they start."""
+LAUNCH_VARIABLES: Final = (
+    "NPROC_PER_NODE",
+    "NNODES",
+    "CUDA_VISIBLE_DEVICES",
+    "NGPU",
+    "CONFIG_FILE",
+    "MODULE",
+    "CONFIG",
+)
+"""Variables by which programs are told how many processes they start, and by which recipe."""
 
 
 @dataclass(frozen=True)

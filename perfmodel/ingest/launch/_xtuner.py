@@ -66,6 +66,24 @@ def read_python(text: str, place: str) -> Source:
     return Source(place=place, entries=entries, notes=tuple(notes))
 
 
+def plain_value(value: ast.expr | str, known: Mapping[str, Any] | None = None) -> Any:
+    """What an expression of Python, or the text of a setting on a command line, stands for.
+
+    Args:
+        value: the expression, or its text; a text that is no expression stands for itself.
+        known: values of names.
+    """
+    if isinstance(value, ast.expr):
+        return _value(value, known or {})
+    words = {"true": True, "false": False, "null": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return value
+
+
 def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
     """Name and value of `NAME = VALUE` and of `NAME *= VALUE`; None for other statements."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:

@@ -1,0 +1,327 @@
+"""Recipes by name: what torchtitan, Megatron-Bridge and NeMo 2 set where a command or script names a recipe of theirs.
+
+`recipes.toml` holds the numbers. What stands behind the name on a command line, or is assigned to the recipe in a
+script, replaces them. Nothing is executed: of a script the syntax tree is read.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.files import parse_toml
+from perfmodel.ingest.launch._arguments import LAUNCHING
+from perfmodel.ingest.launch._entries import Entry, Source, broken, read_toml, read_yaml
+from perfmodel.ingest.launch._finetuning_files import file_beside, text_of_named
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._hook_file import nemo_entries, torchtitan_entries
+from perfmodel.ingest.launch._megatron import SCHEDULED, world_of
+from perfmodel.ingest.launch._model import catalog_model
+from perfmodel.ingest.launch._nemo import BRIDGE
+from perfmodel.ingest.launch._scheduler import requested, slurm_variables
+from perfmodel.ingest.launch._shell import run_script
+from perfmodel.ingest.launch._shell_expansion import Command
+from perfmodel.ingest.launch._xtuner import plain_value
+from perfmodel.spec import Model
+
+_LOOKS_LIKE_ONE: Final = re.compile(
+    r"torchtitan|run_train\.sh|\bnemo\s+llm\s|--recipe\b|/pretrain_\w+\.py[\s\S]*--config-file|\blitgpt\s"
+)
+"""Words of which every script that names a recipe has one."""
+_SETTING: Final = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_TITAN_FILE: Final = ("job.config_file", "job.config-file")
+_TITAN_DEFAULTS: Final = {"MODULE": "llama3", "CONFIG": "llama3_debugmodel"}
+"""What `run_train.sh` takes where nothing says it."""
+_USUAL_DEVICES: Final = "8"
+"""Processes that `run_train.sh` starts where `NGPU` is not set."""
+
+
+def recipe_command(
+    text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> tuple[Source, LaunchFormat] | None:
+    """Settings of the command of a shell script that trains by a recipe; None of a script without one.
+
+    Args:
+        text: the script.
+        place: its path.
+        arguments: of the script itself.
+        variables: set in its environment.
+
+    Raises:
+        LaunchFileError: a recipe that is not known.
+    """
+    if not _LOOKS_LIKE_ONE.search(text):
+        return None
+    job = requested(text)
+    environment = {**os.environ, **(variables or {})}
+    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
+    for command in script.commands:
+        words = [word.text for word in command.argv]
+        joined = " ".join(words)
+        if re.search(r"(^|[\s/])litgpt\s", joined):
+            raise LaunchFileError(f"{place}: looks like litgpt, which is not read; give --model, --layout and so on")
+        if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
+            source, form = _titan(command, place)
+        elif re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
+            source, form = _nemo(command, place)
+        elif bridge_name := _bridge_name(words):
+            source, form = _bridge(command, bridge_name, place)
+        else:
+            continue
+        devices = source.devices or _devices(command, job)
+        return replace(source, devices=devices, notes=(*script.notes, *source.notes)), form
+    return None
+
+
+def _recipes(framework: str) -> dict[str, Any]:
+    """All recipes of a framework, of torchtitan by module."""
+    return parse_toml(files("perfmodel.ingest.launch").joinpath("recipes.toml").read_text())[framework]
+
+
+def _recipe(framework: str, *names: str, place: str, line: int) -> dict[str, Entry]:
+    """The settings of a recipe.
+
+    Raises:
+        LaunchFileError: it is not known; names those that are.
+    """
+    table = _recipes(framework)
+    for name in names:
+        if name not in table:
+            known = ", ".join(sorted(table))
+            remedy = f"or take the arguments of a run by the lines of perfmodel hook {framework}"
+            raise broken(place, line, f"no recipe of {framework} is known as {name!r}; known: {known}; {remedy}")
+        table = table[name]
+    return {key: Entry(value, 0) for key, value in table.items()}
+
+
+def _module_of(name: str) -> tuple[str, str]:
+    """The module of torchtitan that has a recipe of this name, and the name; empty where none has."""
+    for module, recipes in _recipes("torchtitan").items():
+        if name in recipes:
+            return module, name
+    return "", ""
+
+
+def _named_model(entries: dict[str, Entry]) -> Model | None:
+    """The model of a recipe, which is taken out of its settings."""
+    name = entries.pop("model", None)
+    return None if name is None else catalog_model(str(name.value))
+
+
+def _flags(command: Command) -> dict[str, Entry]:
+    """Flags of a command by their names without dashes; one without a value is on."""
+    flags: dict[str, Entry] = {}
+    words = command.argv
+    for i, word in enumerate(words):
+        name, sign, value = word.text.partition("=")
+        if not name.startswith("--"):
+            continue
+        behind = words[i + 1].text if i + 1 < len(words) else "--"
+        text = value if sign else "true" if behind.startswith("--") else behind
+        flags[name.removeprefix("--")] = Entry(plain_value(text), word.line)
+    return flags
+
+
+def _settings(command: Command) -> dict[str, Entry]:
+    """Settings `key=value` of a command, as Hydra and NeMo-Run take them."""
+    settings: dict[str, Entry] = {}
+    for word in command.argv:
+        setting = _SETTING.fullmatch(word.text)
+        if setting and not word.text.startswith("-"):
+            settings[setting[1]] = Entry(plain_value(setting[2]), word.line)
+    return settings
+
+
+def _devices(command: Command, job: Mapping[str, int]) -> int | None:
+    """Devices of the job, by the launcher before the program, variables, or the scheduler."""
+    settings: dict[str, Any] = {}
+    for name, entry in _flags(command).items():
+        if name.replace("_", "-") in LAUNCHING:
+            settings[name.replace("_", "-")] = entry.value
+    for variable, name in (("NGPU", "nproc-per-node"), ("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
+        if name not in settings and command.variables.get(variable, "").isdecimal():
+            settings[name] = command.variables[variable]
+    settings |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
+    if not settings and any("run_train.sh" in word.text for word in command.argv):
+        settings["nproc-per-node"] = _USUAL_DEVICES
+    return world_of(settings).get("devices")
+
+
+def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
+    """torchtitan: `--module` and `--config` name a recipe since 2026, a file of TOML holds one before."""
+    line = command.argv[0].line
+    flags = _flags(command)
+    stated = {name: entry for name, entry in flags.items() if "." in name and name not in _TITAN_FILE}
+    file = next((str(flags[name].value) for name in _TITAN_FILE if name in flags), "")
+    file = file or command.variables.get("CONFIG_FILE", "")
+    notes: tuple[str, ...] = ()
+    if file:
+        path = file_beside(file, Path(place).parent)
+        if path is None:
+            module, name = _module_of(Path(file).stem)
+            if not module:
+                raise broken(place, line, f"{file}, which holds the recipe, is not beside the script; put it there")
+            # Files of torchtitan's own have the names that its recipes have since.
+            entries = _recipe("torchtitan", module, name, place=place, line=line)
+            notes = (f"{file} is not beside the script; torchtitan's recipe {name} of 2026 is taken for it",)
+        else:
+            entries = dict(read_toml(text_of_named(path), str(path)).entries)
+    else:
+        names = {}
+        for variable, usual in _TITAN_DEFAULTS.items():
+            flag = flags.get(variable.lower())
+            names[variable] = str(flag.value) if flag else command.variables.get(variable, usual)
+        entries = _recipe("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
+    source = Source(place=place, entries=entries | stated, notes=notes)
+    return torchtitan_entries(source)
+
+
+_CALL: Final = re.compile(r"(\w+)(?:\.\w+)?(?:\((.*)\))?", re.DOTALL)
+"""A factory of NeMo-Run: `llama3_8b`, or `llama3_8b(num_nodes=4)`."""
+_NEMO_ARGUMENTS: Final = {"num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices"}
+"""Arguments of a recipe's function, and the settings that they become."""
+
+
+def _nemo(command: Command, place: str) -> tuple[Source, LaunchFormat]:
+    """NeMo 2: `nemo llm pretrain --factory NAME key=value ...`."""
+    line = command.argv[0].line
+    factory = _flags(command).get("factory", Entry("", line))
+    called = _CALL.fullmatch(str(factory.value).strip())
+    if called is None:
+        raise broken(place, factory.line, f"--factory must name a recipe, got {factory.value!r}")
+    arguments: dict[str, Entry] = {}
+    for argument in (called[2] or "").split(","):
+        name, _, value = (part.strip() for part in argument.partition("="))
+        if name in _NEMO_ARGUMENTS:
+            arguments[_NEMO_ARGUMENTS[name]] = Entry(plain_value(value), factory.line)
+    return _of_nemo(called[1], arguments | _settings(command), place, line)
+
+
+def _of_nemo(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
+    entries = _recipe("nemo", name, place=place, line=line)
+    model = _named_model(entries)
+    entries |= changes
+    devices = 1
+    for key in ("trainer.devices", "trainer.num_nodes"):
+        count = entries[key]
+        if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
+            raise broken(place, count.line, f"{key} must be a whole number of at least 1, got {count.value!r}")
+        devices *= count.value
+    source, form = nemo_entries(Source(place=place, entries=entries))
+    return replace(source, model=model, devices=devices), form
+
+
+def _bridge_name(words: Sequence[str]) -> str:
+    """The recipe of Megatron-Bridge that a command names, by `--recipe` or by an example's own program."""
+    for i, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name == "--recipe":
+            return value if sign else " ".join(words[i + 1 : i + 2])
+    if not any(word.startswith("--config-file") for word in words):
+        return ""
+    programs = [re.fullmatch(r"(?:.*/)?pretrain_(\w+)\.py", word) for word in words]
+    return next((f"{program[1]}_pretrain_config" for program in programs if program), "")
+
+
+def _bridge(command: Command, name: str, place: str) -> tuple[Source, LaunchFormat]:
+    """Megatron-Bridge: `run_recipe.py --recipe NAME key=value ...`, with a file of YAML between the two."""
+    file = str(_flags(command).get("config-file", Entry("", 0)).value)
+    of_file: dict[str, Entry] = {}
+    notes: tuple[str, ...] = ()
+    if file:
+        path = file_beside(file, Path(place).parent)
+        if path is None:
+            notes = (f"{file}, which the command names, is not beside the script",)
+        else:
+            of_file = dict(read_yaml(text_of_named(path), str(path), path.parent).entries)
+    source, form = _of_bridge(name, of_file | _settings(command), place, command.argv[0].line)
+    return replace(source, notes=notes), form
+
+
+def _of_bridge(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
+    entries = _recipe("megatron-bridge", name, place=place, line=line)
+    model = _named_model(entries)
+    return Source(place=place, entries=entries | dict(changes), model=model), BRIDGE
+
+
+_RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_pretrain_config)\s*\(")
+"""Calls that make a recipe in a script of NeMo 2 or Megatron-Bridge."""
+
+
+def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
+    """Settings of a Python script that takes a recipe and changes it; None of another script.
+
+    Statements are read in the order in which they stand, those of functions too; what depends on anything but numbers
+    and words stays unknown.
+
+    Raises:
+        LaunchFileError: no Python, or a recipe that is not known.
+    """
+    if not _RECIPE_CALL.search(text):
+        return None
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", 0) or 0
+        raise broken(place, line, "not valid Python; mend it") from None
+    known: dict[str, Any] = {}
+    variable, name, framework, line = "", "", "", 0
+    changes: dict[str, Entry] = {}
+    for node in _in_order(module):
+        if isinstance(node, ast.FunctionDef):
+            known |= _defaults(node)
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.Call):
+            made = _made_by(node.value)
+            if made is not None:
+                (framework, name), variable, line = made, target.id, node.lineno
+                changes = _arguments(node.value, known) if framework == "nemo" else {}
+        elif isinstance(target, ast.Name):
+            known[target.id] = plain_value(node.value, known)
+        elif isinstance(target, ast.Attribute) and ast.unparse(target).startswith(f"{variable}."):
+            setting = ast.unparse(target).removeprefix(f"{variable}.")
+            changes[setting] = Entry(plain_value(node.value, known), node.lineno)
+    if not name:
+        return None
+    if framework == "nemo":
+        return _of_nemo(name, changes, place, line)
+    return _of_bridge(name, changes, place, line)
+
+
+def _in_order(module: ast.Module) -> list[ast.stmt]:
+    """All statements by their lines."""
+    statements = [node for node in ast.walk(module) if isinstance(node, ast.stmt)]
+    return sorted(statements, key=lambda statement: statement.lineno)
+
+
+def _made_by(call: ast.Call) -> tuple[str, str] | None:
+    """Framework and name of the recipe that a call makes; None of another call."""
+    called = ast.unparse(call.func).split(".")
+    if called[-1] == "pretrain_recipe" and len(called) > 1:
+        return "nemo", called[-2]
+    if called[-1].endswith("_pretrain_config"):
+        return "megatron-bridge", called[-1]
+    return None
+
+
+def _arguments(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Entry]:
+    """Settings that the arguments of a recipe's function become."""
+    settings: dict[str, Entry] = {}
+    for word in call.keywords:
+        if word.arg in _NEMO_ARGUMENTS:
+            settings[_NEMO_ARGUMENTS[word.arg]] = Entry(plain_value(word.value, known), call.lineno)
+    return settings
+
+
+def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
+    """Values of a function's arguments where its caller gives none."""
+    names = [argument.arg for argument in function.args.args]
+    values = function.args.defaults
+    return {name: plain_value(value, {}) for name, value in zip(names[len(names) - len(values) :], values, strict=True)}

@@ -1,0 +1,187 @@
+"""Recipes by name: commands and scripts of torchtitan, Megatron-Bridge and NeMo 2, and files of Primus."""
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.files import parse_toml
+from perfmodel.ingest.launch import Launch, parse_launch, read_launch
+from perfmodel.ingest.launch import _recipes as recipes
+from perfmodel.workload import parameter_count
+
+
+def read(name: str, text: str, **given: Any) -> Launch:
+    return parse_launch(dedent(text).lstrip("\n"), name, **given)
+
+
+def degrees(launch: Launch) -> tuple[int, ...]:
+    assert launch.layout is not None
+    return tuple(getattr(launch.layout, name) for name in ("tp", "pp", "cp", "ep", "dp", "zero", "micro_batch"))
+
+
+TITAN_RUN = """
+    NGPU=${NGPU:-"16"}
+    MODULE=${MODULE:-"llama3"}
+    CONFIG=${CONFIG:-"llama3_8b"}
+    PYTORCH_ALLOC_CONF="expandable_segments:True" torchrun --nproc_per_node=${NGPU} --rdzv_backend c10d --role rank \\
+      -m torchtitan.train --module ${MODULE} --config ${CONFIG} \\
+      --training.local_batch_size=2 --parallelism.tensor_parallel_degree 4 "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TITAN_RUN,
+        "NGPU=16 MODULE=llama3 CONFIG=llama3_8b ./run_train.sh --training.local_batch_size 2 "
+        "--parallelism.tensor_parallel_degree=4\n",
+        "export NGPU=16 CONFIG=llama3_8b\nbash run_train.sh --parallelism.tensor_parallel_degree=4 "
+        "--training.local_batch_size=2\n",
+        "#SBATCH --nodes=2\nsrun torchrun --nnodes 2 --nproc_per_node 8 ./torchtitan/train.py --module=llama3 "
+        "--config=llama3_8b --training.local_batch_size=2 --parallelism.tensor_parallel_degree 4\n",
+    ],
+)
+def test_a_command_of_torchtitan(text: str) -> None:
+    launch = read("run.sh", text)
+    assert launch.framework.partition("@")[0] == "torchtitan"
+    assert launch.model is not None
+    assert launch.model.name == "llama3-8b"
+    assert (degrees(launch), launch.devices, launch.seq_len) == ((4, 1, 1, 1, 4, 3, 2), 16, 8192)
+    assert launch.may_be_wrong == launch.missing == ()
+
+
+def test_a_command_of_torchtitan_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[model]\nname = "llama3"\nflavor = "70B"\n[training]\nseq_len = 4096\n')
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "CONFIG_FILE=./train_configs/mine.toml NGPU=8 ./run_train.sh --parallelism.tensor_parallel_degree 8\n"
+    )
+    launch = read_launch(script)
+    assert (degrees(launch)[0], launch.seq_len, launch.devices) == (8, 4096, 8)
+    script.write_text(
+        "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file=./train_configs/llama3_70b.toml\n"
+    )
+    launch = read_launch(script)
+    assert (degrees(launch)[0], launch.seq_len, launch.model and launch.model.name) == (8, 8192, "llama3-70b")
+    assert any("not beside the script" in sentence for sentence in launch.ignored)
+
+
+NEMO_SCRIPT = """
+    import nemo_run as run
+    from nemo.collections import llm
+
+    def configure_recipe(nodes: int = 2, gpus_per_node: int = 8):
+        recipe = llm.llama3_8b.pretrain_recipe(
+            dir="/checkpoints", name="x", num_nodes=nodes, num_gpus_per_node=gpus_per_node,
+        )
+        recipe.trainer.strategy.tensor_model_parallel_size = 2
+        recipe.trainer.strategy.context_parallel_size = 1
+        recipe.data.micro_batch_size = 2
+        return recipe
+
+    run.run(configure_recipe(), executor=run.LocalExecutor())
+"""
+NEMO_COMMAND = """
+    nemo llm pretrain --factory "llama3_8b(num_nodes=2)" trainer.strategy.tensor_model_parallel_size=2 \\
+      trainer.strategy.context_parallel_size=1 data.micro_batch_size=2
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.py", NEMO_SCRIPT), ("run.sh", NEMO_COMMAND)])
+def test_a_recipe_of_nemo(name: str, text: str) -> None:
+    launch = read(name, text)
+    assert launch.framework.partition("@")[0] == "nemo"
+    assert (degrees(launch), launch.devices, launch.global_batch) == ((2, 1, 1, 1, 8, 1, 2), 16, 512)
+    assert launch.job_fields["dtype"] == "bf16"
+    assert launch.may_be_wrong == ()
+
+
+BRIDGE_SCRIPT = """
+    from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+
+    cfg = llama3_8b_pretrain_config()
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.train.global_batch_size = 128
+"""
+BRIDGE_COMMAND = """
+    torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config \\
+      model.tensor_model_parallel_size=4 train.global_batch_size=128
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.py", BRIDGE_SCRIPT), ("run.sh", BRIDGE_COMMAND)])
+def test_a_recipe_of_megatron_bridge(name: str, text: str) -> None:
+    launch = read(name, text, devices=8)
+    assert launch.framework.partition("@")[0] == "megatron-bridge"
+    assert (degrees(launch), launch.global_batch, launch.seq_len) == ((4, 1, 2, 1, 1, 1, 1), 128, 8192)
+    assert launch.model is not None
+    assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
+    assert launch.may_be_wrong == ()
+
+
+def test_every_recipe_names_a_model_and_is_read() -> None:
+    """On as many devices as its degrees need, and without settings that nobody understands."""
+    table = parse_toml((Path(recipes.__file__).parent / "recipes.toml").read_text())
+    commands = [f"run_recipe.py --recipe {name}" for name in table["megatron-bridge"]]
+    commands += [f"nemo llm pretrain --factory {name}" for name in table["nemo"]]
+    for module, named in table["torchtitan"].items():
+        commands += [f"torchrun -m torchtitan.train --module {module} --config {name}" for name in named]
+    for command in commands:
+        launch = parse_launch(command + "\n", "run.sh", devices=1024)
+        assert launch.model is not None, command
+        assert launch.may_be_wrong == (), command
+        assert launch.ignored == (), command
+        assert launch.layout is not None or "devices are no multiple" in "".join(launch.missing), command
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.sh", "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_9b\n"),
+        ("run.sh", "nemo llm pretrain --factory llama9_8b\n"),
+        ("run.py", "recipe = llm.llama9_8b.pretrain_recipe()\n"),
+        ("run.sh", "torchrun run_recipe.py --recipe llama9_8b_pretrain_config\n"),
+    ],
+)
+def test_a_recipe_that_is_not_known_is_refused_with_the_way_in(name: str, text: str) -> None:
+    with pytest.raises(
+        LaunchFileError, match=r"line 1: no recipe of .* is known as .*; known: .*llama3_8b.*perfmodel hook"
+    ):
+        parse_launch(text, name)
+
+
+def test_a_tool_that_is_not_read_is_named() -> None:
+    with pytest.raises(LaunchFileError, match="looks like litgpt"):
+        parse_launch("litgpt pretrain --config config_hub/pretrain/tinyllama.yaml\n", "run.sh")
+
+
+def test_a_file_of_primus_begins_with_others(tmp_path: Path) -> None:
+    base = "modules:\n  pre_trainer:\n    framework: megatron\n    model: llama3.1_8B.yaml\n    overrides:\n"
+    (tmp_path / "base.yaml").write_text(base + "      micro_batch_size: 4\n      global_batch_size: 128\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends:\n  - base.yaml\nmodules:\n  pre_trainer:\n    overrides:\n      micro_batch_size: 2\n"
+    )
+    launch = read_launch(tmp_path / "mine.yaml", devices=8)
+    assert launch.layout is not None
+    assert (launch.layout.micro_batch, launch.global_batch, launch.seq_len) == (2, 128, 4096)
+    assert launch.model is not None
+    assert launch.model.name == "llama3-8b"
+
+
+def test_primus_over_torchtitan() -> None:
+    text = """
+        modules:
+          pre_trainer:
+            framework: torchtitan
+            model: llama3.1_8B-fp8.yaml
+            overrides:
+              training: {local_batch_size: "${PRIMUS_MBS:4}", seq_len: 8192}
+              parallelism: {data_parallel_shard_degree: -1, tensor_parallel_degree: 2}
+    """
+    launch = read("run.yaml", text, devices=8)
+    assert (degrees(launch), launch.seq_len) == ((2, 1, 1, 1, 4, 3, 4), 8192)
+    assert launch.model is not None
+    assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
