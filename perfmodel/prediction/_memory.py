@@ -233,19 +233,55 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         gathered = gathered_params(
             (blocks.dense + blocks.expert) * layer_share, blocks.layers, ranks.held, sharding.ahead
         )
+        if framework.live_params:
+            live = xp.minimum(framework.live_params, dense + expert)
+            gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, live))
+            # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
+            is_bucketed = (sharding.zero == 3) & reduced & (job.bucket_bytes is None)
+            buffers = buffers + xp.where(is_bucketed, framework.bucket_bytes / 2, 0.0)
         buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
     saved, moving = blocks.saved(ranks.alive, ranks.alive_full), 0.0
     if job.mode == "train" and sharding.offloaded.any():
         gone, moving = copied_bytes(ranks.held, blocks, sharding.offloaded)
         saved = saved - gone + moving
     transient = _transient(ranks, blocks, moving, trains=job.mode == "train")
-    buffers = buffers + (transient + framework.context_bytes)  # many layouts: joined last
+    weights = xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
+    if has_fp8_copies(job, framework):
+        weights = weights + framework.fp8_copy_bytes * _dot(ranks.held, (blocks.dense + blocks.expert) * blocks.layers)
+    if framework.step_bytes_per_param and trained:
+        # The step runs when activations and gathered weights are gone: only what it takes beyond these counts.
+        in_step = step_bytes(updated, sharding, framework) - saved
+        buffers = xp.maximum(buffers + transient, in_step) + framework.context_bytes
+    else:
+        buffers = buffers + (transient + framework.context_bytes)  # many layouts: joined last
     parts = (
-        xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *stored) * ranks.versions), gradients,
+        weights, gradients,
         xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
         saved * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*parts)
+
+
+def has_fp8_copies(job: Job, framework: Framework) -> bool:
+    """Whether weights have 8-bit copies beside them: of every weight that is trained in 8 bits, row-wise and, for the
+    products of backward, column-wise."""
+    return framework.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and not job.frozen
+
+
+def step_bytes(
+    updated: tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]],
+    sharding: Sharding,
+    framework: Framework,
+) -> Float[Any, "*layouts ranks"]:
+    """Bytes that the optimizer's step allocates on the device beside its states.
+
+    Args:
+        updated: parameters of a rank that have optimizer states, sharded and whole.
+    """
+    xp = updated[0].__array_namespace__()
+    params = xp.where(sharding.zero >= 1, *updated)
+    params = xp.where(sharding.zero >= 3, xp.minimum(params, framework.step_params), params)
+    return xp.where(sharding.on_host > 0, 0.0, framework.step_bytes_per_param * params)
 
 
 def gathered_params(

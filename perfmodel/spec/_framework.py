@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, PerfModelError
@@ -220,6 +220,15 @@ class Framework(Stated):
     """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
     size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
     gradient buffers, without overlap)."""
+    step_bytes_per_param: float = 0.0
+    """Bytes per updated parameter that the optimizer's step allocates beside its states, when activations are gone:
+    gradients made fp32, temporaries of an optimizer that is not fused."""
+    step_params: float = inf
+    """Parameters of a rank's shard that the step updates at once under ZeRO 3."""
+    live_params: float = 0.0
+    """Parameters that ZeRO 3 keeps gathered after their use, as long as no more than so many are."""
+    fp8_copy_bytes: float = 0.0
+    """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
     ddp_buckets: bool = False
     """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
     cached_weight_gradients: bool = False
@@ -528,6 +537,10 @@ class Framework(Stated):
             "context_bytes",
             "communicator_bytes",
             "bucket_bytes",
+            "step_bytes_per_param",
+            "step_params",
+            "live_params",
+            "fp8_copy_bytes",
         ):
             untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:

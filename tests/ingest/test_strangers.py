@@ -426,7 +426,6 @@ TORN = {
     "OLMo": "global_train_batch_size: 8\ndevice_train_microbatch_size: 2\ntokenizer:\n  identifier: x\n",
     "verl": "actor_rollout_ref:\n  actor:\n    megatron:\n      tensor_model_parallel_size: 2\n"
     "      pipeline_model_parallel_size: 2\n      context_parallel_size: 1\n      expert_model_parallel_size: 1\n",
-    "Primus over torchtitan": "modules:\n  pre_trainer:\n    overrides:\n      training:\n        seq_len: 8\n",
 }
 
 

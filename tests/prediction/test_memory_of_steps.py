@@ -1,0 +1,97 @@
+"""Memory that frameworks take beside states and activations: the optimizer's step, live weights, 8-bit copies."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.prediction import StepProblem, needed_memory, predict, step_problem
+from perfmodel.spec import Framework, Job, Layout
+
+PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
+OF_STEPS = replace(PLAIN, step_bytes_per_param=8.0)
+
+
+def problem_of(framework: Framework, **fields: Any) -> StepProblem:
+    job = Job(**({"global_batch": 64, "seq_len": 1024} | fields))
+    return step_problem(catalog.model("llama3.2-1b"), catalog.cluster("dgx-h100"), job, None, framework)
+
+
+def first_rank(framework: Framework, layout: Layout, **fields: Any) -> Any:
+    return needed_memory(problem_of(framework, **fields), layout)[0]
+
+
+def total(memory: Any) -> float:
+    return memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_peak_is_that_of_the_step_or_of_the_passes(zero: int, recompute: str) -> None:
+    """The step takes eight bytes of every parameter that the rank updates, when activations are gone."""
+    layout = Layout(dp=8, zero=zero, recompute=recompute)  # pyright: ignore
+    plain, of_steps = (first_rank(framework, layout) for framework in (PLAIN, OF_STEPS))
+    states = plain.weights + plain.gradients + plain.optimizer
+    # Adam's states and the master copy are 12 bytes of what a rank updates.
+    in_step = states + plain.optimizer / 12 * 8 + PLAIN.context_bytes
+    assert total(of_steps) == pytest.approx(max(total(plain), in_step))
+    assert of_steps.activations == plain.activations
+
+
+def test_a_step_in_parts_takes_less() -> None:
+    layout = Layout(dp=2, zero=3, recompute="full")
+    whole = first_rank(OF_STEPS, layout)
+    in_parts = first_rank(replace(OF_STEPS, step_params=1e7), layout)
+    assert total(in_parts) < total(whole)
+
+
+def test_a_step_on_the_host_takes_nothing_on_the_device() -> None:
+    layout = Layout(dp=8, zero=2, offload_states="optimizer", recompute="full")
+    assert total(first_rank(OF_STEPS, layout)) == total(first_rank(PLAIN, layout))
+
+
+def test_weights_stay_live_under_zero_3_alone() -> None:
+    """Up to all of them: more than the model has are not kept."""
+    live = replace(PLAIN, live_params=1e9)
+    for layout, more in ((Layout(dp=8, zero=2), False), (Layout(dp=8, zero=3), True)):
+        plain, kept = (first_rank(framework, layout) for framework in (PLAIN, live))
+        assert (total(kept) > total(plain)) == more
+    everything = first_rank(replace(PLAIN, live_params=1e12), Layout(dp=8, zero=3))
+    assert everything.buffers - first_rank(PLAIN, Layout(dp=8, zero=3)).buffers < 2 * 1.24e9
+
+
+def test_eight_bit_copies_are_those_of_layers_that_are_trained_in_eight_bits() -> None:
+    copies = replace(PLAIN, fp8_copy_bytes=2.0)
+    layout = Layout(dp=8, zero=1)
+    for fields, more in (({"dtype": "fp8"}, 2.0), ({"dtype": "bf16"}, 0.0), ({"dtype": "fp8", "frozen": True}, 0.0)):
+        plain, copied = (first_rank(framework, layout, **fields) for framework in (PLAIN, copies))
+        layers = 1.2358e9 - 128256 * 2048
+        assert copied.weights - plain.weights == pytest.approx(more * layers, rel=1e-3)
+
+
+def test_eight_bits_take_more_than_sixteen_where_weights_have_copies() -> None:
+    """Megatron-Core without --fp8-param-gather; Megatron-Bridge's recipes keep weights in 8 bits alone."""
+
+    def peak(framework: str, dtype: str) -> float:
+        layout = "dp=8,zero=1,micro_batch=1"
+        prediction = predict(
+            "llama2-7b", "dgx-h100", layout, global_batch=8, seq_len=4096, dtype=dtype, framework=framework
+        )
+        return total(prediction.memory)
+
+    assert peak("megatron-core@2024", "fp8") > peak("megatron-core@2024", "bf16")
+    assert peak("megatron-bridge@2026", "fp8") <= peak("megatron-bridge@2026", "bf16")
+
+
+def test_a_run_that_was_out_of_memory_in_the_optimizer_is_not_said_to_fit() -> None:
+    prediction = predict(
+        "llama-7b",
+        "dgx-1v",
+        "dp=8,zero=2,micro_batch=1,recompute=full",
+        global_batch=8,
+        seq_len=1024,
+        dtype="fp16",
+        framework="deepspeed@2022",
+    )
+    assert not prediction.fits
