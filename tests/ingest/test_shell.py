@@ -57,6 +57,12 @@ SAME_AS_BASH = {
     "case with quoted pattern": 'P="a*"; case "a*" in "$P") run 1;; esac; case abc in "a*") run 2;; a*) run 3;; esac',
     "for": "for i in 1 2 3; do A+=\"$i-\"; done; run $A; for f in a{1..3}; do B+=$f; done; run $B",
     "for over arguments": "set -- a b; for x; do A+=$x; done; run $A $#",
+    "counting loops": "for ((i=0; i<4; i++)); do A+=$i; done; run $A $i; for (( i = 9, j = 0; i > 5; i -= 2 )); do "
+                      "((++j)); B+=(n$i); done; run $j ${#B[@]} ${B[@]} $i; for ((;;)); do break; done; run on",
+    "counting loops that end inside": "for ((i = 1; ; i *= 2)); do [ $i -gt 20 ] && break; [ $i = 4 ] && continue; "
+                                      "A+=$i,; done; run $A $i",
+    "long loops": "N=0; for ((i = 0; i < 1500; i++)); do N=$((N + 2)); done; run $N $i",
+    "counted first": "A=3; B=$((++A)); C=$((--A)); run $A $B $C",
     "break and continue": "for i in 1 2 3 4; do [ $i = 2 ] && continue; [ $i = 4 ] && break; A+=$i; done; run $A",
     "while": "i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; run $i; until (( i == 5 )); do ((i++)); done; run $i",
     "functions": "f() { local A=7; run $1 $A; }; A=1; f x; run $A; function g { run $#; }; g a b c",
@@ -140,6 +146,7 @@ def test_what_is_not_known_stays(script: str, commands: list[list[str]]) -> None
             r"line 1: the condition cannot be judged; what it sets \(GPUS\) is left out",
         ),
         ("\nfor x in $(ls); do A=$x; done", r"line 2: the loop is not followed; what it sets \(x, A\)|\(A\)"),
+        ("\nfor ((i = 0; i < 99999; i++)); do A=$i; done", r"line 2: the loop is not followed; what it sets \(A\)"),
         ("[ -f /data ] && A=1", r"line 1: the condition cannot be judged; what it sets \(A\) is left out"),
         ("source sizes.sh", r"sizes.sh \(line 1\) is not beside the script and is not followed"),
         ("case $1 in a) L=1;; esac", None),
@@ -210,3 +217,18 @@ def test_scripts_that_are_none_are_refused_in_one_line(script: str, message: str
 )  # fmt: skip
 def test_arithmetic_is_that_of_the_shell(text: str, value: int | None) -> None:
     assert calculate(text) == value
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for ((i = 0; i < 99999; i++)); do N=$((N + 1)); done",
+        "i=0; while [ $i -lt 99999 ]; do i=$((i + 1)); N=$i; done",
+        "while read line; do N=$((N + 1)); done < hostfile",
+        "for x in $(ls); do N=$((N + 1)); done",
+    ],
+)
+def test_what_a_loop_that_is_not_followed_sets_is_unknown_after_it(loop: str) -> None:
+    """And not what it was before, which would be read as if the script had said it."""
+    (words,) = certain(run_script(f"N=1\n{loop}\nrun --n $N", "run.sh", {}))
+    assert words == ["run", "--n", "${N}"]

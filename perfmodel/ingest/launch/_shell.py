@@ -237,7 +237,7 @@ class _Interpreter(Commands):
             case tree.For():
                 return self.for_loop(node)
             case tree.CountingFor():
-                return self.left_out(node.body, node.line, "the loop is not followed")
+                return self.counting_loop(node)
             case tree.Case():
                 return self.case_block(node)
             case tree.Function():
@@ -262,8 +262,12 @@ class _Interpreter(Commands):
             self.certain = certain
             self.state.variables, self.state.arguments = variables, arguments
 
-    def left_out(self, body: tree.Sequence, line: int, reason: str) -> None:
-        """Commands that run or do not, or an unknown number of times; says so where they change anything."""
+    def left_out(self, body: tree.Sequence, line: int, reason: str) -> list[str]:
+        """Leave out commands that run or do not, or an unknown number of times; says so where they change anything.
+
+        Returns:
+            Names of the variables that they set.
+        """
         before, commands = dict(self.state.variables), len(self.state.commands)
         changed: list[str] = []
         with self.supposing():
@@ -276,6 +280,7 @@ class _Interpreter(Commands):
         if changed or launches:
             what = f"what it sets ({', '.join(changed[:6])})" if changed else "what it runs"
             self.state.notes.append(f"line {line}: {reason}; {what} is left out")
+        return changed
 
     # Blocks.
 
@@ -312,19 +317,51 @@ class _Interpreter(Commands):
                 break
             if status is node.until or not self.turn(node.body):
                 return True
-        # A loop that waits for something outside: as if it had not been entered.
+        # A loop that waits for something outside, or runs for very long: as if it had not been entered.
         self.state.variables, self.state.arguments = variables, arguments
         del self.state.commands[commands:]
-        self.left_out(node.body, node.line, "the loop is not followed")
+        self.loop_left_out(node.body, node.line)
         return None
+
+    def counting_loop(self, node: tree.CountingFor) -> bool | None:
+        if node.header is None:
+            return self.loop_left_out(node.body, node.line)
+        start, condition, step = node.header
+        variables, commands = dict(self.state.variables), len(self.state.commands)
+        self.calculations(start, node.line)
+        for _ in range(MOST_TURNS):
+            holds = self.arithmetic(condition, node.line) if condition.strip() else 1
+            if holds is None:
+                break
+            if holds == 0 or not self.turn(node.body):
+                return True
+            self.calculations(step, node.line)
+        counted = self.state.variables.keys() - variables.keys()
+        self.state.variables = variables
+        del self.state.commands[commands:]
+        self.loop_left_out(node.body, node.line)
+        for name in counted:
+            self.state.variables.pop(name, None)
+        return None
+
+    def calculations(self, text: str, line: int) -> None:
+        """Do what a list of expressions, `i = 0, j = 1`, assigns."""
+        for expression in text.split(","):
+            if expression.strip():
+                self.arithmetic(expression, line)
+
+    def loop_left_out(self, body: tree.Sequence, line: int) -> None:
+        """Leave out a loop that is not followed: nobody knows what the variables that it sets are after it."""
+        for name in self.left_out(body, line, "the loop is not followed"):
+            self.state.variables.pop(name, None)
 
     def for_loop(self, node: tree.For) -> bool | None:
         values = list(self.state.arguments)
         if node.raw_words is not None:
             values = with_braces(self.expanded(node.raw_words))
         if any(unknown(value.text) for value in values) or len(values) > MOST_TURNS:
-            self.left_out(node.body, node.line, "the loop is not followed")
-            return None
+            self.state.variables.pop(node.name, None)
+            return self.loop_left_out(node.body, node.line)
         for value in values:
             self.state.variables[node.name] = {"0": value}
             if not self.turn(node.body):

@@ -16,9 +16,10 @@ MOST_EXPANDED: Final = 2_000_000
 _WORD_CHARS: Final = 10
 """What a word counts beside its characters, so that words of none are bounded too."""
 _LONGEST_INDEX: Final = 18
-MOST_TURNS: Final = 200
+MOST_TURNS: Final = 2_000
 """Turns of one loop that are followed."""
 _PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_COUNTED_FIRST: Final = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
 _ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL)
 
 
@@ -289,6 +290,10 @@ class Expander:
         try:
             if self.depth > syntax.DEEPEST:
                 return None
+            counted = _COUNTED_FIRST.fullmatch(text)
+            if counted:
+                self.assigned(counted[2], counted[1], "", line)
+                return self.arithmetic(counted[2], line)
             assigned = _ASSIGNED.fullmatch(text)
             if assigned:
                 return self.assigned(assigned[1], assigned[2], assigned[3], line)

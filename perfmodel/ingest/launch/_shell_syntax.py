@@ -243,8 +243,9 @@ class _Parser(WordParser):
         self.at += len(kind)
         self.blanks()
         if self.text.startswith("((", self.at):
-            self.enclosed("(", ")")
-            return CountingFor(self.body(kind, line), line)
+            header = self.enclosed("(", ")")[2:-2].split(";")
+            expressions = (header[0], header[1], header[2]) if len(header) == 3 else None
+            return CountingFor(expressions, self.body(kind, line), line)
         match = NAME.match(self.text, self.at)
         if match is None:
             raise broken(self.place, line, f"{kind!r} has no variable; mend the script")
@@ -255,7 +256,7 @@ class _Parser(WordParser):
             self.at += len("in")
             raw_words = self.words_of_line()
         body = self.body(kind, line)
-        return CountingFor(body, line) if kind == "select" else For(match[0], raw_words, body, line)
+        return CountingFor(None, body, line) if kind == "select" else For(match[0], raw_words, body, line)
 
     def words_of_line(self) -> tuple[RawWord, ...]:
         raw_words: list[RawWord] = []

@@ -147,8 +147,10 @@ class For:
 
 @dataclass(frozen=True)
 class CountingFor:
-    """`for ((start; condition; step))`, and `select`, neither of which is followed."""
+    """`for ((start; condition; step))`, and `select`, which has no header and is not followed."""
 
+    header: tuple[str, str, str] | None
+    """The three expressions; an empty condition holds."""
     body: Sequence
     line: int
 
