@@ -503,7 +503,8 @@ def test_buckets_of_deepspeed_take_memory(stage: int, changed: dict[str, Any], e
         return
     assert launch.job_fields["bucket_bytes"] == pytest.approx(2 * elements)
     usual = deepspeed("k17a_ds_precision_auto.json", stage=stage)
-    buffered = 2e9 if stage < 3 else 0.0  # of the framework, where a file says nothing
+    # Of the framework, where a file says nothing: stage 3 has the bucket of reductions alone.
+    buffered = 2e9 if stage < 3 else 1e9
     assert predict_memory(launch) - predict_memory(usual) == pytest.approx(2 * elements - buffered, abs=1e8)
 
 

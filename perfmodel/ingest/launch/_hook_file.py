@@ -165,9 +165,34 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
             entries[key.replace("model_spec", "model")] = entry
         elif key == "model_converters.converters" and isinstance(entry.value, list):
             entries["model.converters"] = replace(entry, value=_converters(entry.value))
+        elif key == "activation_checkpoint._target_":
+            mode = next((name for start, name in _CHECKPOINTS.items() if str(entry.value).startswith(start)), None)
+            entries["activation_checkpoint.mode"] = replace(entry, value=mode or entry.value)
+        elif key == "activation_checkpoint" and entry.value is None:
+            entries["activation_checkpoint.mode"] = replace(entry, value="none")
         elif not key.endswith("_target_") and not key.startswith(("model_spec.", "model_converters.")):
             entries[key] = entry
+    quantized = _quantized(source.entries)
+    if quantized and "model.converters" not in entries:
+        entries["model.converters"] = Entry([quantized], 0)
     return replace(source, entries=entries), _TORCHTITAN
+
+
+_CHECKPOINTS: Final = {"Full": "full", "Selective": "selective", "No": "none"}
+"""Beginnings of the classes of torchtitan's activation checkpointing since 2026, and the mode that each is."""
+_QUANTIZED_LINEAR: Final = {"Float8Linear": "quantize.linear.float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
+"""Classes that take the place of linear layers in a model's specification, and the converter for each."""
+
+
+def _quantized(entries: Entries) -> str:
+    """The converter that has changed the linear layers of a model's specification; empty where none has."""
+    for key, entry in entries.items():
+        if key.startswith("model_spec.model.") and isinstance(entry.value, list):
+            text = str(entry.value)
+            for name, converter in _QUANTIZED_LINEAR.items():
+                if f"'{name}." in text:
+                    return converter
+    return ""
 
 
 def _torchtitan(source: Source, program: str) -> tuple[Source, LaunchFormat]:

@@ -214,6 +214,8 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
         fields["optimizer"] = "adam16bit"
     converters = settings.get("model.converters", [])
     names = converters if isinstance(converters, list) else str(converters).split(",")
+    if any("nvfp4" in str(name).lower() for name in names):
+        return fields | {"dtype": "fp4"}
     converted = any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names)
     switched = any(FLAG.read(settings[name]) for name in _FLOAT8_SWITCHES if name in settings)
     if converted or switched or settings.get("training.fp8_linear") not in (None, "", False):

@@ -123,7 +123,9 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
 
 
 _LIGER: Final = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
+_EVERY: Final = "activation_checkpointing_kwargs.every_n_layers"
 _RECOMPUTE: Final = (
+    "activation_checkpointing",
     "gradient_checkpointing",
     "fsdp_config.activation_checkpointing",
     "fsdp_config.fsdp_activation_checkpointing",
@@ -131,11 +133,17 @@ _RECOMPUTE: Final = (
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    asked = [value for value in settings.values() if is_on(value)]
-    return checkpointing_fields(asked[0] if asked else False)
+    asked = [value for name, value in settings.items() if name != _EVERY and is_on(value)]
+    fields = checkpointing_fields(asked[0] if asked else False)
+    every = settings.get(_EVERY, 1)
+    if asked and every != 1:
+        fields["doubt.recompute"] = (
+            f"memory may be wrong: one of {every} layers is recomputed (every_n_layers), and all are counted so"
+        )
+    return fields
 
 
-RECOMPUTE_RULE: Final = Rule(keys=_RECOMPUTE, read=_recompute, defaults={"recompute": "none"})
+RECOMPUTE_RULE: Final = Rule(keys=(*_RECOMPUTE, _EVERY), read=_recompute, defaults={"recompute": "none"})
 """What is recomputed, by the switch of Transformers' Trainer or of its block of FSDP."""
 
 
@@ -172,7 +180,7 @@ _HARMLESS: Final = patterns(
     "push_to_hub* model_author project batch_eval_metrics skip_memory_metrics debug add_version",
     "freeze_multi_modal_projector",
     "output_dir overwrite_* resume_from_checkpoint cache_dir *_cache load_best_model_at_end",
-    "gradient_checkpointing_kwargs* place_model_on_device load_args create_checkpoint_symlink export_*",
+    "*_checkpointing_kwargs* place_model_on_device load_args create_checkpoint_symlink export_*",
     "offload_folder use_kv_cache",
     "*learning_rate* max_grad_norm seed *beta* *weight_decay* warmup* neftune_* lora_alpha lr_scheduler*",
     "optim_args adam_* prediction_loss_only loss_scale sft_alpha",
@@ -369,7 +377,11 @@ SWIFT: Final = LaunchFormat(
             fields=("adapter_rank",),
         ),
         Rule(keys=(*_PACKINGS, "max_length"), read=_packed),
-        Rule(keys=("gradient_checkpointing",), read=_recompute, defaults={"recompute": "full"}),
+        Rule(
+            keys=("activation_checkpointing", "gradient_checkpointing"),
+            read=_recompute,
+            defaults={"recompute": "full"},
+        ),
         read_only("attn_impl", "flash_attention", ATTENTION),
         Rule(
             keys=("sequence_parallel_size",),
