@@ -193,6 +193,9 @@ class Job:
     loss_with_gradient: bool = False
     """One kernel reads the logits and writes their gradient over them while it sums up the loss, so that backward has
     nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
+    chunked_loss: bool = False
+    """Head and loss take one part of the tokens after the other, with all gradients, so that of the logits no more
+    exists at a time than the hidden states are large: V / h parts (Liger's fused linear cross entropy)."""
     fused_batch_norm: bool = False
     """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
     channels_last: bool = False

@@ -67,7 +67,7 @@ def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list
     )
     pieces.append(replace(projection, params=params))
     if model.logit_softcap:
-        logits_bytes = float(local.tokens) * local.vocab * local.act_bytes
+        logits_bytes = _logits_at_once(local) * local.act_bytes
         pieces.append(pointwise(local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes))
     if local.job.mode == "train":
         pieces.append(_cross_entropy(local))
@@ -133,10 +133,26 @@ def head_workspace_bytes(model: Transformer, local: Local) -> float:
 
     A gradient that is written over the logits needs neither.
     """
-    if local.job.head != "vocabulary" or local.job.loss_with_gradient:
+    if local.job.head != "vocabulary":
+        return 0.0
+    seen = _seen_by_head(model, local)
+    if local.job.chunked_loss:
+        return _logits_at_once(seen) * local.act_bytes
+    if local.job.loss_with_gradient:
         return 0.0
     width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
-    return float(_seen_by_head(model, local).tokens) * local.vocab * width
+    return _logits_at_once(seen) * width
+
+
+def _logits_at_once(local: Local) -> float:
+    """Elements of the logits that exist at a time: all, or of a chunked loss those of one part of the tokens.
+
+    There are as many parts as the vocabulary has hidden sizes (Liger, fused_linear_cross_entropy.py).
+    """
+    logits = float(local.tokens) * local.vocab
+    if not local.job.chunked_loss:
+        return logits
+    return logits / -(-local.vocab * local.tp // local.hidden)
 
 
 def _seen_by_head(model: Transformer, local: Local) -> Local:
@@ -184,7 +200,7 @@ def _cross_entropy(local: Local) -> Piece:
 
     With its gradient (`Job.loss_with_gradient`) it is one pass that moves what a softmax of the logits moves.
     """
-    if local.job.loss_with_gradient:
+    if local.job.loss_with_gradient or local.job.chunked_loss:
         return _loss_with_gradient(local)
     name, dtype = ("cross_entropy", "fp32") if local.job.fuses("cross_entropy") else ("cross_entropy_unfused", None)
     forward = memory(local.precision, name, local.tokens, local.vocab, dtype=dtype)
@@ -197,11 +213,15 @@ def _cross_entropy(local: Local) -> Piece:
 
 
 def _loss_with_gradient(local: Local) -> Piece:
-    """The gradient of the logits is their softmax less one at the target, and takes their place."""
+    """The gradient of the logits is their softmax less one at the target, and takes their place.
+
+    A chunked loss keeps the gradient of the hidden states instead, which it makes before the next part.
+    """
+    kept = local.hidden if local.job.chunked_loss else local.vocab
     return Piece(
         forward=(memory(local.precision, "softmax", local.tokens, local.vocab),),
         forward_comm=_loss_reductions(local),
-        saved_bytes=float(local.tokens) * local.vocab * local.act_bytes,
+        saved_bytes=float(local.tokens) * kept * local.act_bytes,
     )
 
 

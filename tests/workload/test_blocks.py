@@ -298,6 +298,20 @@ def test_a_loss_with_its_gradient_passes_over_the_logits_once():
     assert together.workspace_bytes < apart.workspace_bytes
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_chunked_loss_never_has_more_logits_than_hidden_states(tp):
+    """It keeps the gradient of the hidden states instead, and passes over as much."""
+    net, shard = model("llama3-8b"), Shard(micro_batch=1, tp=tp)
+    together, chunked = (
+        blocks(net, Job(global_batch=4, seq_len=4096, loss_with_gradient=True, chunked_loss=value), shard)[-1][0]
+        for value in (False, True)
+    )
+    hidden, logits = 2 * 4096 * net.hidden, 2 * 4096 * net.vocab / tp
+    assert together.activation_bytes.none - chunked.activation_bytes.none == pytest.approx(logits - hidden)
+    assert 0 < chunked.workspace_bytes <= hidden
+    assert chunked.forward == together.forward
+
+
 def test_a_fused_batch_norm_takes_in_what_follows_it():
     """No sum, no ReLU and none of their traffic is left; products, weights and what is kept stay."""
     own, fused = (

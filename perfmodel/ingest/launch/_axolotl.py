@@ -100,9 +100,12 @@ _LIGER: Final = (
 def _fused(settings: Mapping[str, Any]) -> Fields:
     """Kernels of Liger for norms, rotary embeddings and activations together, and its loss with the gradient."""
     needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
-    losses = (is_on(settings.get("liger_cross_entropy")), is_on(settings.get("liger_fused_linear_cross_entropy")))
     stated: Fields = {"eager_kernels": ()} if all(needed) else {}
-    return stated | ({"loss_with_gradient": True} if any(losses) else {})
+    if is_on(settings.get("liger_fused_linear_cross_entropy")):
+        return stated | {"chunked_loss": True}
+    if is_on(settings.get("liger_cross_entropy")):
+        return stated | {"loss_with_gradient": True}
+    return stated
 
 
 def _further(settings: Mapping[str, Any]) -> Fields:

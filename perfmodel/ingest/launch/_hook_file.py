@@ -168,6 +168,8 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
         elif key == "activation_checkpoint._target_":
             mode = next((name for start, name in _CHECKPOINTS.items() if str(entry.value).startswith(start)), None)
             entries["activation_checkpoint.mode"] = replace(entry, value=mode or entry.value)
+        elif key == "loss._target_" and str(entry.value).startswith("Chunked"):
+            entries["loss.chunked"] = replace(entry, value=True)
         elif key == "activation_checkpoint" and entry.value is None:
             entries["activation_checkpoint.mode"] = replace(entry, value="none")
         elif not key.endswith("_target_") and not key.startswith(("model_spec.", "model_converters.")):

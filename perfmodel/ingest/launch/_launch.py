@@ -34,6 +34,7 @@ JOB_FIELDS: Final = (
     "adapter_modules",
     "bucket_bytes",
     "loss_with_gradient",
+    "chunked_loss",
 )
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))

@@ -368,6 +368,7 @@ TORCHTITAN: Final = LaunchFormat(
         ),
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
+        read_only("loss.chunked", "chunked_loss", FLAG),
         key(
             f"{_TITAN}enable_async_tensor_parallel",
             "tp_overlap",

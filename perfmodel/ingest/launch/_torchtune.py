@@ -107,7 +107,9 @@ def _in_backward(settings: Mapping[str, Any]) -> Fields:
 def _chunked(settings: Mapping[str, Any]) -> Fields:
     """Losses that never hold all logits."""
     name = str(settings["loss._component_"]).rpartition(".")[2]
-    if "Chunked" not in name and "Linear" not in name:
+    if "Linear" in name:
+        return {"chunked_loss": True}
+    if "Chunked" not in name:
         return {}
     return {"note.loss": f"logits are counted whole, though {name} computes them in chunks"}
 

@@ -116,10 +116,10 @@ def _bits(settings: Mapping[str, Any]) -> int:
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    """Liger's kernels of norms, rotary embeddings, activations and loss, which brings its gradient along."""
+    """Liger's kernels of norms, rotary embeddings, activations, and of head and loss together, which is its default."""
     if not any(is_on(value) for value in settings.values()):
         return {}
-    return {"eager_kernels": (), "loss_with_gradient": True}
+    return {"eager_kernels": (), "chunked_loss": True}
 
 
 _LIGER: Final = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
