@@ -53,10 +53,12 @@ from perfmodel.catalog._hf_llama import (
 )
 from perfmodel.catalog._hf_more import (
     Arctic,
+    ChatGlm,
     Dbrx,
     Electra,
     EncoderDecoder,
     FalconH1,
+    FirstQwen,
     GptBigCode,
     GptNeo,
     LatentLlama,
@@ -299,6 +301,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "bart": EncoderDecoder,
     "bert": Bert,
     "bloom": Bloom,
+    "chatglm": ChatGlm,
     "cohere": Cohere,
     "cohere2": Cohere2,
     "dbrx": Dbrx,
@@ -341,6 +344,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "opt": Opt,
     "phi": Phi,
     "phi3": Llama,
+    "qwen": FirstQwen,
     "qwen2": Qwen2,
     "qwen2_moe": Qwen2Moe,
     "qwen3": Qwen3,

@@ -216,6 +216,56 @@ class LatentLlama(Llama):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatGlm:
+    """ChatGLM 2 and 3, and GLM-4 by its own code: grouped keys and values, biases in their projections."""
+
+    hidden_size: Count
+    num_layers: Layers
+    num_attention_heads: Count
+    ffn_hidden_size: Count
+    padded_vocab_size: Count
+    kv_channels: Count = 128
+    multi_query_attention: bool = False
+    multi_query_group_num: Count = 1
+    seq_length: Count = 2048
+    add_qkv_bias: bool = False
+    add_bias_linear: bool = False
+    tie_word_embeddings: bool = False
+
+    def fields(self) -> Fields:
+        heads = self.num_attention_heads
+        sizes = plain_sizes(
+            self.num_layers, self.hidden_size, heads, self.ffn_hidden_size, self.padded_vocab_size, self.seq_length
+        )
+        return sizes | {
+            "kv_heads": self.multi_query_group_num if self.multi_query_attention else heads,
+            "head_dim": self.kv_channels,
+            "activation": "silu",
+            "gated_ffn": True,
+            "norm": "rms_norm",
+            "positions": "rope",
+            "bias": self.add_bias_linear,
+            "qkv_bias": self.add_qkv_bias,
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstQwen(Llama):
+    """The first Qwen: biases in the projections of attention; its inner size counts gate and value together."""
+
+    seq_length: Count = 8192
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "ffn_hidden": self.intermediate_size // 2,
+            "qkv_bias": True,
+            "seq_len": self.seq_length,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class FalconH1(Llama, MambaKeys):
     """Falcon-H1: every layer has attention and Mamba-2 on one input, here one after the other with a norm each; its
     mixers end without a norm unless `mamba_rms_norm` says so."""

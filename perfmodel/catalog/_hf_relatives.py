@@ -29,6 +29,7 @@ _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
 _NO_TABLE: Final = {"positions": "none"}
 _RELATIVE_TERMS: Final = "scores between tokens and distances (disentangled attention) are left out"
+_FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
 _INDEXER: Final = "the indexer that chooses which keys a query sees is left out; attention is counted over all keys"
 
 RELATIVES: Final[Mapping[str, Relative]] = {
@@ -75,6 +76,8 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "glm4v": Relative(family="glm4", fields={"qkv_bias": True}),
     "paddleocr_vl": Relative(family="llama", defaults={"tie_word_embeddings": True}),
     "qwen2_5_omni": Relative(family="qwen2"),
+    "RefinedWeb": Relative(family="falcon", aliases=_FALCON_KEYS, defaults={"new_decoder_architecture": True}),
+    "RefinedWebModel": Relative(family="falcon", aliases=_FALCON_KEYS),
     "qwen2_vl": Relative(family="qwen2"),
     "qwen2_5_vl": Relative(family="qwen2"),
     "qwen3_vl": Relative(family="qwen3"),

@@ -83,6 +83,12 @@ COMMAND_R = {"model_type": "cohere", "hidden_size": 8192, "intermediate_size": 2
 AYA_8B = {"model_type": "cohere", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256_000}  # fmt: skip
 
+CHATGLM = {"model_type": "chatglm", "hidden_size": 4096, "ffn_hidden_size": 13_696, "num_layers": 28,
+           "num_attention_heads": 32, "padded_vocab_size": 65_024, "multi_query_attention": True,
+           "multi_query_group_num": 2, "kv_channels": 128, "add_qkv_bias": True}  # fmt: skip
+QWEN_7B = LLAMA2_7B | {"model_type": "qwen", "intermediate_size": 22_016, "vocab_size": 151_936}
+REFINED_WEB = {"model_type": "RefinedWebModel", "hidden_size": 4544, "n_head": 71, "n_layer": 32,
+               "vocab_size": 65_024, "multi_query": True, "parallel_attn": True, "bias": False}  # fmt: skip
 DBRX = {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100_352,
         "max_seq_len": 32_768, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}}  # fmt: skip
@@ -113,6 +119,9 @@ PUBLISHED = {
     "phi-2": (PHI_2, 2_779_683_840, 51200),  # bias of the head
     "stablelm-3b-4e1t": (STABLELM, 2_795_443_200, 0),
     "command-r-v01": (COMMAND_R, 34_980_831_232, 0),
+    "chatglm3-6b": (CHATGLM, 6_243_584_000, 0),
+    "qwen-7b": (QWEN_7B, 7_721_324_544, 0),
+    "falcon-7b-of-2023": (REFINED_WEB, 6_921_720_704, 0),
     "dbrx": (DBRX, 131_596_523_520, 0),
     # 480 B, of which 10 B are dense and 128 x 3.66 B experts, as its authors round them
     "arctic": (ARCTIC, 479_000_000_000, 500_000_000),
