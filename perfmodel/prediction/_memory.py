@@ -265,7 +265,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 def has_fp8_copies(job: Job, framework: Framework) -> bool:
     """Whether weights have 8-bit copies beside them: of every weight that is trained in 8 bits, row-wise and, for the
     products of backward, column-wise."""
-    return framework.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and not job.frozen
+    return (
+        framework.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and not (job.frozen or job.fp8_params)
+    )
 
 
 def step_bytes(

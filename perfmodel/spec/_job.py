@@ -193,6 +193,9 @@ class Job:
     loss_with_gradient: bool = False
     """One kernel reads the logits and writes their gradient over them while it sums up the loss, so that backward has
     nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
+    fp8_params: bool = False
+    """Weights of 8-bit products are kept in 8 bits alone, both ways round, instead of in 16 with 8-bit copies beside
+    (Megatron-Core's `--fp8-param-gather`)."""
     chunked_loss: bool = False
     """Head and loss take one part of the tokens after the other, with all gradients, so that of the logits no more
     exists at a time than the hidden states are large: V / h parts (Liger's fused linear cross entropy)."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.prediction import predict
 from perfmodel.workload import parameter_count
 
 
@@ -146,10 +147,46 @@ def test_capacity_and_narrow_weights_of_maxtext(more: str, job: dict[str, Any]) 
     assert launch.may_be_wrong == ()
 
 
-@pytest.mark.parametrize("flag", ["--mystery-size 4", "--num-somethings 2"])
+@pytest.mark.parametrize("flag", ["--mystery-size 4", "--other_sizes=2"])
 def test_an_unknown_size_makes_the_model_doubtful(flag: str) -> None:
     arguments = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --vocab-size 32000"
     batches = "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8"
     launch = parse_launch(f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} {batches} {flag}\n", "run.sh")
     (doubt,) = launch.may_be_wrong
     assert doubt.startswith("the model may be wrong: 1 unread flag")
+
+
+PRIMUS = """
+    modules:
+      pre_trainer:
+        framework: megatron
+        model: ${PRIMUS_MODEL:deepseek_v2_lite}.yaml
+        overrides: {micro_batch_size: 4, global_batch_size: 640, expert_model_parallel_size: 8, OVERRIDE}
+"""
+
+
+@pytest.mark.parametrize("override", ["multi_latent_attention: false", "num_layers: 4", "num_experts: 16"])
+def test_what_a_file_of_primus_changes_of_a_named_model_is_a_doubt(override: str) -> None:
+    launch = read("run.yaml", PRIMUS.replace("OVERRIDE", override), devices=8)
+    (doubt,) = launch.may_be_wrong
+    assert override.partition(":")[0].replace("_", "-") in doubt
+    assert read("run.yaml", PRIMUS.replace(", OVERRIDE", ""), devices=8).may_be_wrong == ()
+
+
+def test_weights_in_eight_bits_alone_have_no_copies() -> None:
+    arguments = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --vocab-size 32000"
+    batches = "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 8 --bf16 --fp8-format hybrid"
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models {arguments} {batches}"
+    launches = [parse_launch(f"{command} {more}\n", "run.sh") for more in ("", "--fp8-param-gather")]
+    copied, alone = (predict(launch.problem("dgx-h100"), layout=launch.layout).memory.weights for launch in launches)
+    assert copied > 1.9 * alone
+    assert launches[1].may_be_wrong == ()
+
+
+@pytest.mark.parametrize(("mesh", "copies"), [("[2, 4]", 2), ("[8]", 1)])
+def test_a_mesh_of_composer_has_copies_of_shards(mesh: str, copies: int) -> None:
+    text = NAMED_MODELS["foundry.yaml"].replace("FULL_SHARD", f"FULL_SHARD, device_mesh: {mesh}")
+    launch = read("foundry.yaml", text, devices=8)
+    assert launch.layout is not None
+    assert (launch.layout.dp, launch.layout.replicate) == (8, copies)
+    assert launch.may_be_wrong == ()

@@ -40,7 +40,7 @@ _WORDS: Final = (
     # The first line that has a word of the setting's name decides: `--lora-target-layers` is about adapters, though it
     # has a word of the model too, and `--recompute-num-layers` about memory.
     (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable"),
-    (Harm.TIME, "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff"),
+    (Harm.TIME, "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff turbo sms"),
     (Harm.MEMORY, "recompute remat offload offloading swap checkpointing"),
     (Harm.PRECISION, "fp8 fp4 bf16 fp16 fp32 int8 int4 mxfp8 nvfp4 float8 half amp dtype precision quant quantize"),
     (Harm.PRECISION, "quantization bits autocast"),
@@ -52,7 +52,7 @@ _WORDS: Final = (
     (Harm.MODEL, "patch image bias architecture block blocks channels gate state groups model hc engram indexer"),
     (Harm.MODEL, "lf conv conv1d conv2d filter filtering variant linear sparse delta"),
     (Harm.MEMORY, "memory optimizer optim bucket buffer"),
-    (Harm.MODEL, "size sizes num number"),
+    (Harm.MODEL, "size sizes"),
 )
 _PHRASES: Final = (
     (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),

@@ -35,6 +35,7 @@ JOB_FIELDS: Final = (
     "bucket_bytes",
     "loss_with_gradient",
     "chunked_loss",
+    "fp8_params",
 )
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))

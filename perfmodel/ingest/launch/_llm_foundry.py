@@ -12,6 +12,7 @@ from perfmodel.ingest.launch._table import (
     OPTIMIZER,
     TEXT,
     WHOLE,
+    BadValue,
     Fields,
     Rule,
     key,
@@ -99,6 +100,15 @@ def sharding(value: Any) -> Fields:
     return fields
 
 
+def _mesh(settings: Mapping[str, Any]) -> Fields:
+    """Composer's mesh of devices: ranks that shard, behind the copies of them where there are two dimensions."""
+    sizes = stated_value(settings)
+    sizes = sizes if isinstance(sizes, list) else [sizes]
+    if len(sizes) > 2:
+        raise BadValue(f"must have one or two dimensions, got {sizes!r}")
+    return {"replicate": WHOLE.read(sizes[0])} if len(sizes) == 2 else {}
+
+
 def fsdp_offload(zero: int, on_host: bool) -> Fields:
     """States that torch's `CPUOffload` keeps on the host.
 
@@ -156,6 +166,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
             words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}),
             default="bf16",
         ),
+        Rule(keys=("fsdp_config.device_mesh",), read=_mesh, fields=("replicate",)),
         Rule(
             keys=("fsdp_config.sharding_strategy",), write=_zero, read=lambda settings: sharding(stated_value(settings))
         ),

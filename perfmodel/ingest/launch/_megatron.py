@@ -262,6 +262,7 @@ _TABLE: Final = (
     replace(recompute_rule(_RECOMPUTE), keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute),
     modules_rule("recompute-modules", " ".join),
     offloaded_layers_rule(argument, switch=False),
+    read_only("fp8-param-gather", "fp8_params", SWITCH),
     key("sequence-parallel", "sequence_parallel", SWITCH),
     key("overlap-grad-reduce", "overlap_grad_reduce", SWITCH),
     key("overlap-param-gather", "overlap_param_gather", SWITCH),

@@ -136,11 +136,34 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
     (`primus/configs/modules/megatron/trainer_base.yaml`): 16 bits, and sequences of 4,096 tokens."""
     stated = {"bf16": Entry(True, 0), "seq-length": Entry(4096, 0)}
     model = entries.get(f"{table.removesuffix('overrides.')}model")
-    sizes = {"num_layers", "hidden_size"}
-    if model is not None and not any(key.rpartition(".")[2] in sizes for key in entries if key.startswith(table)):
-        name = str(_value_of(model.value)).removesuffix(".yaml")
-        stated[NAMED_MODEL] = replace(model, value=name)
+    overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
+    if model is None or "hidden_size" in overridden:
+        return stated
+    stated[NAMED_MODEL] = replace(model, value=str(_value_of(model.value)).removesuffix(".yaml"))
+    # What is overridden of the model that is named would be lost beside its name.
+    for name in _OF_MODELS & set(overridden):
+        entry = overridden[name]
+        stated[f"{name.replace('_', '-')}-of-the-named-model"] = replace(entry, value=str(entry.value))
     return stated
+
+
+_OF_MODELS: Final = {
+    "num_layers",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_experts",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "moe_layer_freq",
+    "moe_shared_expert_intermediate_size",
+    "multi_latent_attention",
+    "qk_layernorm",
+    "mtp_num_layers",
+    "swiglu",
+}
+"""Overrides that change a model which is named."""
 
 
 _NEOX_ONLY: Final = ("pipe-parallel-size", "no-weight-tying", "pos-emb", "gpt-j-residual", "attention-config")
