@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel import catalog
 from perfmodel.ingest.launch import Launch, parse_launch
 from perfmodel.prediction import predict
 from perfmodel.workload import parameter_count
@@ -190,3 +191,29 @@ def test_a_mesh_of_composer_has_copies_of_shards(mesh: str, copies: int) -> None
     assert launch.layout is not None
     assert (launch.layout.dp, launch.layout.replicate) == (8, copies)
     assert launch.may_be_wrong == ()
+
+
+def test_a_script_of_mindspeed_on_mindspore() -> None:
+    text = """
+        NPUS_PER_NODE=8
+        NNODES=2
+        WORLD_SIZE=$(($NPUS_PER_NODE*$NNODES))
+        DISTRIBUTED_ARGS="--master_addr localhost --worker_num $WORLD_SIZE --local_worker_num $NPUS_PER_NODE \\
+            --log_dir=msrun_log --join=False --bind_core=True"
+        msrun $DISTRIBUTED_ARGS pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 \\
+            --seq-length 1024 --max-position-embeddings 1024 --vocab-size 32000 --micro-batch-size 1 \\
+            --global-batch-size 32 --bf16 --use-mcore-models --tensor-model-parallel-size 2 --num-experts 8 \\
+            --moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 4 --moe-tp-extend-ep
+    """
+    launch = read("run.sh", text)
+    assert launch.layout is not None
+    assert (launch.devices, launch.layout.tp, launch.layout.ep, launch.layout.etp) == (16, 2, 4, 1)
+    assert launch.may_be_wrong == launch.ignored == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["casperhansen/llama-3-70b-fp16", "meta-llama/Meta-Llama-3-70B-Instruct", "unsloth/llama-3-70b-bnb-4bit"],
+)
+def test_copies_of_models_on_hubs_are_the_models(name: str) -> None:
+    assert catalog.model(name).name == "llama3-70b"

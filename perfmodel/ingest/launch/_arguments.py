@@ -16,7 +16,17 @@ LAUNCHER: Final = ("nproc-per-node", "nnodes")
 """Arguments of torchrun, before the script's name."""
 SCRIPT: Final = "<script>"
 """The entry of the Python program that runs: its file or module."""
-LAUNCHING: Final = ("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "num-processes", "num-machines", "hostfile")
+LAUNCHING: Final = (
+    "nproc-per-node",
+    "nnodes",
+    "num-gpus",
+    "num-nodes",
+    "num-processes",
+    "num-machines",
+    "hostfile",
+    "worker-num",
+    "local-worker-num",
+)
 """Arguments of torchrun, DeepSpeed's launcher and Accelerate's that say how many processes run, or where."""
 _LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
 _SLURM: Final = ("srun", "sbatch", "salloc")

@@ -171,7 +171,8 @@ LLM_FOUNDRY: Final = LaunchFormat(
             keys=("fsdp_config.sharding_strategy",), write=_zero, read=lambda settings: sharding(stated_value(settings))
         ),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
-        key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"})),
+        # Composer keeps activations unless a file asks otherwise; llm-foundry's own files of 3B and more ask for it.
+        key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"}), default="none"),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
         key(
             "fsdp_config.mixed_precision",

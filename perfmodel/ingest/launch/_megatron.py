@@ -62,7 +62,7 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
         return {"devices": each, "note.devices": guess}
     if each is not None:
         return {"devices": (nodes or 1) * each}
-    processes = _number(settings, "num-processes")
+    processes = _number(settings, "num-processes", "worker-num")
     if processes is not None:
         return {"devices": processes}
     # Without a launcher the scheduler starts a process for every device, unless it starts one alone on each node.

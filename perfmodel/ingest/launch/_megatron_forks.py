@@ -159,6 +159,12 @@ FORKS: Final = (
         read=lambda arguments: _context_algorithm(arguments) if "context-parallel-algo" in arguments else {},
     ),
     read_only("moe-expert-parallel-size", "ep_most"),
+    # MindSpeed: experts spread over ranks of tensor parallelism instead of being cut by them.
+    Rule(
+        keys=("moe-tp-extend-ep",),
+        fields=("etp",),
+        read=lambda arguments: {"etp": 1} if stated(arguments, "moe-tp-extend-ep") else {},
+    ),
     Rule(keys=("no-pipeline-parallel",), read=_no_pipeline, fields=("pp",)),
     Rule(keys=("cpu-optimizer", "optimizer-cpu-offload"), read=_offloaded_optimizer, fields=("offload_states",)),
     Rule(keys=_STAGES, read=_stages, fields=("partition",)),

@@ -26,7 +26,7 @@ SWITCHES: Final = frozenset(" ".join(_SWITCHES.values()).split())
 """Arguments that take no value, of those that are read."""
 
 _HARMLESS: Final = {
-    "optimizer": "start-weight-decay end-weight-decay initial-loss-scale adam-* clip-grad",
+    "optimizer": "moe-grouped-gemm start-weight-decay end-weight-decay initial-loss-scale adam-* clip-grad",
     "processes": "distributed-* sbatch-* no-async-tensor-model-parallel-allreduce local-ranks-filter stage",
     "generation": "use-mcore-models use-legacy-models enable-experimental deepspeed deepspeed-config use-dist-ckpt",
     "vocabulary": "make-vocab-size-divisible-by embedding-init-method-std embed-layernorm input-embeds-norm",
