@@ -10,7 +10,7 @@ from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import note, reporting, written
 from perfmodel.display import new_console, progress, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB, duration, figure
+from perfmodel.units import GIB, MIN_FIT, duration, figure, fit_words
 
 
 def add_whatif(commands: Any) -> None:
@@ -64,11 +64,11 @@ def _show_whatif(report: dict[str, Any]) -> None:
     before, after = report["before"], report["after"]
     if report["settings"]:
         console.print(f"with {', '.join(report['settings'])}:")
-    fits = {True: "fits", False: "does not fit"}
     console.print(
-        f"step time {duration(before['step_time_s'])} ({fits[before['fits']]}) to {duration(after['step_time_s'])} "
-        f"({fits[after['fits']]}), {report['change']:+.1%}"
+        f"step time {duration(before['step_time_s'])} to {duration(after['step_time_s'])}, {report['change']:+.1%}"
     )
+    fit_before, fit_after = fit_words(before["fits_probability"]), fit_words(after["fits_probability"])
+    console.print(f"memory: {fit_before if fit_before == fit_after else f'{fit_before} before, {fit_after} after'}")
     sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
     for line in report["notes"]:
         console.print(line, markup=False)
@@ -159,10 +159,14 @@ def _show_design(report: dict[str, Any]) -> None:
 
 def _memory(report: dict[str, Any]) -> None:
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
-    print(f"{report['layout']} fits with {report['memory_bytes'] / GIB:.1f} GiB per device or more; the cluster's has "
-          f"{report['has_bytes'] / GIB:.1f} GiB: it {'fits' if report['fits'] else 'does not fit'}")  # fmt: skip
+    needed, has = report["memory_bytes"] / GIB, report["has_bytes"] / GIB
+    print(
+        f"{report['layout']} needs {needed:.1f} GiB of a device; the cluster's has {has:.1f} GiB: "
+        f"{fit_words(report['fits_probability'])}"
+    )
+    print(f"with {report['likely_bytes'] / GIB:.1f} GiB or more it fits with a probability of {MIN_FIT:g}")
     print(f"the fullest rank takes {report['peak_bytes'] / GIB:.1f} GiB: {parts}")
-    print(f"devices with enough: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
+    print(f"devices with so much: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
 
 
 def _devices(report: dict[str, Any]) -> None:

@@ -165,9 +165,8 @@ def whatif_html(values: Mapping[str, Any]) -> str:
         values: of `WhatIf.to_dict`.
     """
     before, after = values["before"], values["after"]
-    fits = {True: "fits", False: "does not fit"}
     rows = [
-        (name, duration(side["step_time_s"]), fits[side["fits"]])
+        (name, duration(side["step_time_s"]), fit_words(side["fits_probability"]))
         for name, side in (("as it is", before), (", ".join(values["settings"]) or "no setting", after))
     ]
     effects = sorted(values["sensitivity"].items(), key=lambda item: -abs(item[1]))

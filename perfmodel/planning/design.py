@@ -11,8 +11,9 @@ from perfmodel.display import Report, frame_html, shorten_reprs
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import Goal, Question, fastest
 from perfmodel.planning.what_if import HARDWARE, Scenario, Setting, in_scenario, step_s
-from perfmodel.prediction import StepProblem, check_layout, needed_memory
+from perfmodel.prediction import StepProblem, check_layout, fit_probabilities, fullness, needed_memory
 from perfmodel.spec import Layout
+from perfmodel.units import MIN_FIT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,10 @@ class MemoryNeeded:
     layout: str
     memory_bytes: float
     """Of a device, at least: the fullest rank's peak over the share that fragmentation leaves usable."""
+    likely_bytes: float
+    """Of a device, so that the layout fits with a probability of `MIN_FIT`, as a search asks of what it recommends."""
+    fits_probability: float
+    """Probability that it fits into the cluster's device."""
     peak_bytes: float
     """Of the fullest pipeline rank."""
     has_bytes: float
@@ -65,7 +70,7 @@ class MemoryNeeded:
     parts_bytes: dict[str, float]
     """Of the fullest rank's peak."""
     devices: tuple[str, ...]
-    """Catalog devices with enough, the smallest first."""
+    """Catalog devices with `likely_bytes`, the smallest first."""
 
     @property
     def fits(self) -> bool:
@@ -78,21 +83,34 @@ class MemoryNeeded:
 
 
 def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
-    """The least device memory with which a layout fits: exact under the memory model.
+    """The least device memory with which a layout fits under the memory model, and that with which it likely fits.
 
-    peak <= memory (1 - margin), so memory = peak / (1 - margin).
+    peak <= memory (1 - margin), so memory = peak / (1 - margin). Measured peaks scatter about predicted ones, so a
+    device that just holds the prediction fits about every other time.
 
     Raises:
         LayoutError: a layout that cannot run whatever the memory.
     """
     check_layout(problem.model, problem.cluster, problem.job, layout)
-    memory = max(needed_memory(problem, layout), key=lambda stage: stage.peak)
+    stages = needed_memory(problem, layout)
+    memory = max(stages, key=lambda stage: stage.peak)
     need = problem.framework.memory_to_hold(memory.peak)
+    has_bytes = problem.cluster.device.memory_bytes
+    shown_bytes = fullness(problem, layout, stages) * has_bytes
+    likely_bytes = max(need, shown_bytes / problem.site.memory_spread().share_that_fits(MIN_FIT))
     parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
     known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]
-    enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= need)
-    names = tuple(name for _, name in enough)
-    return MemoryNeeded(problem.notation(layout), need, memory.peak, problem.cluster.device.memory_bytes, parts, names)
+    enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= likely_bytes)
+    return MemoryNeeded(
+        layout=problem.notation(layout),
+        memory_bytes=need,
+        likely_bytes=likely_bytes,
+        fits_probability=fit_probabilities(problem, [layout])[0],
+        peak_bytes=memory.peak,
+        has_bytes=has_bytes,
+        parts_bytes=parts,
+        devices=tuple(name for _, name in enough),
+    )
 
 
 MOST: Final = 1000.0

@@ -8,7 +8,7 @@ from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.planning.what_if import NAMES, Scenario, in_scenario, parse_setting, parse_sweep, sweep
-from perfmodel.prediction import step_problem
+from perfmodel.prediction import explain, step_problem
 from perfmodel.spec import Job, Layout
 
 LAYOUT = Layout.parse("tp=2,pp=2,dp=16,zero=1")
@@ -93,6 +93,8 @@ def test_what_a_power_limit_holds_back_is_said(problem) -> None:
 def test_memory_decides_what_fits(problem) -> None:
     result = in_scenario(problem, LAYOUT, Scenario.parse(["memory_bytes=1e9"]))
     assert (result.fits_before, result.fits_after) == (True, False)
+    assert result.fits_probability_before == pytest.approx(explain(problem, LAYOUT).fits_probability)
+    assert result.fits_probability_after < 0.1
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from perfmodel.prediction import (
     StepProblem,
     bundles,
     check_layout,
+    fit_probabilities,
     layout_of,
     peak_memory,
     step_problem_of,
@@ -57,6 +58,9 @@ class WhatIf:
     after_s: float
     fits_before: bool
     fits_after: bool
+    fits_probability_before: float
+    """Probability that every rank fits into its device's memory (`Prediction.fits_probability`)."""
+    fits_probability_after: float
     sensitivity: dict[str, float]
     """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step 0.3 % shorter."""
     notes: tuple[str, ...] = ()
@@ -72,8 +76,16 @@ class WhatIf:
         return asdict(self) | {
             "settings": list(self.settings),
             "notes": list(self.notes),
-            "before": {"step_time_s": self.before_s, "fits": self.fits_before},
-            "after": {"step_time_s": self.after_s, "fits": self.fits_after},
+            "before": {
+                "step_time_s": self.before_s,
+                "fits": self.fits_before,
+                "fits_probability": self.fits_probability_before,
+            },
+            "after": {
+                "step_time_s": self.after_s,
+                "fits": self.fits_after,
+                "fits_probability": self.fits_probability_after,
+            },
             "change": self.change,
         }
 
@@ -171,6 +183,8 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
         after_s=after_s,
         fits_before=_fits(problem, layout, Scenario()),
         fits_after=_fits(problem, layout, scenario),
+        fits_probability_before=_fit_probability(problem, layout, Scenario()),
+        fits_probability_after=_fit_probability(problem, layout, scenario),
         sensitivity=sensitivity,
         notes=_held_back(problem, layout, scenario, after_s),
     )
@@ -261,6 +275,15 @@ def _fits(problem: StepProblem, layout: Layout, scenario: Scenario) -> bool:
     peak, _ = peak_memory(problem, [layout])
     capacity = scenario.device(problem.cluster.device).memory_bytes
     return bool(peak[0] <= problem.framework.usable_bytes(capacity))
+
+
+def _fit_probability(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
+    if not scenario.settings:
+        return fit_probabilities(problem, [layout])[0]
+    changed = model_in_scenario(problem, scenario)
+    # Prices follow a scenario's device by themselves; memory is the cluster's device's.
+    device = replace(changed.cluster.device, memory_bytes=scenario.device(problem.cluster.device).memory_bytes)
+    return fit_probabilities(replace(changed, cluster=replace(changed.cluster, device=device)), [layout])[0]
 
 
 def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
