@@ -1,13 +1,13 @@
 """Durations of a program's classes, from the times of their blocks and events.
 
-On nodes of several kinds every class is of the kind that its stage lies on (`parts`): all of its blocks and collectives
-are those of that kind, and what two kinds exchange takes as long as at the slower end.
+On nodes of several kinds every class is of the kind that its stage lies on (`by_node_kind`): all of its blocks and
+collectives are those of that kind, and what two kinds exchange takes as long as at the slower end.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -29,6 +29,8 @@ from perfmodel.program import PAIRED, Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
 
+_REPLACED: Final = -1
+"""Owner of entries that exchanges between kinds of nodes stand for."""
 _EXCHANGED: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.EMBEDDING_REDUCE)
 """What stages exchange, which may lie on different kinds of nodes."""
 
@@ -48,11 +50,11 @@ class NodeKindShare:
     ranks: Bool[np.ndarray, " ranks"] | None = None
     """The same of pipeline ranks."""
 
-    def only(self, of_class: Float[np.ndarray, "classes *some"]) -> Float[np.ndarray, "classes *some"]:
+    def only(self, values: Float[np.ndarray, "classes *rest"]) -> Float[np.ndarray, "classes *rest"]:
         """Zero the entries of classes that run on other kinds of nodes."""
         if self.on is None:
-            return of_class
-        return of_class * self.on.reshape(-1, *[1] * (of_class.ndim - 1))
+            return values
+        return values * self.on.reshape(-1, *[1] * (values.ndim - 1))
 
     @cached_property
     def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
@@ -65,166 +67,222 @@ class NodeKindShare:
         return self.only(_host_state_s(self.problem, self.bundle)[0])
 
     @cached_property
-    def passes(self) -> list[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
-        """Passes of the first layout by variant: the times of their blocks, whether each runs beside another pass, and
-        for each kind of pass its classes with how often they run through every phase of every block."""
-        layout, passes, found = self.bundle.layouts[0], self.bundle.program.passes, []
-        for variant, of_kind in passes.of_variant.items():
-            counts = [
-                (where, phase_counts(kind, layout.recompute, passes.blocks[where], passes.full[where]))
-                for kind, where in of_kind.items()
-                if len(where)
-            ]
-            table = block_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
-            found.append((table, variant[2] == PAIRED, counts))
-        return found
+    def passes(self) -> list["VariantPasses"]:
+        """Passes of the first layout, by variant."""
+        layout, passes = self.bundle.layouts[0], self.bundle.program.passes
+        slices = self.bundle.spec.scheduler.slices
+        by_variant = []
+        for variant, classes_of_kind in passes.of_variant.items():
+            _, _, beside = variant
+            runs = []
+            for kind, classes in classes_of_kind.items():
+                if len(classes):
+                    counts = phase_counts(kind, layout.recompute, passes.blocks[classes], passes.full[classes])
+                    runs.append(PassRuns(classes, counts))
+            times = block_times(self.problem, layout, variant, slices)
+            by_variant.append(VariantPasses(times, beside == PAIRED, runs))
+        return by_variant
 
 
-def parts(problem: StepProblem, bundle: Bundle) -> list[NodeKindShare]:
-    """A bundle's program by the kinds of nodes that it runs on; one part of all where nodes are alike."""
+class PassRuns(NamedTuple):
+    """Classes of one kind of pass, and how often each runs through every phase of every block."""
+
+    classes: Int[np.ndarray, " classes"]
+    counts: Float[np.ndarray, "classes blocks phases"]
+
+
+class VariantPasses(NamedTuple):
+    """Passes that take equally long for a block."""
+
+    times: BlockTimes
+    paired: bool
+    """Whether each runs beside another pass."""
+    runs: list[PassRuns]
+    """One entry for each kind of pass."""
+
+
+def by_node_kind(problem: StepProblem, bundle: Bundle) -> list[NodeKindShare]:
+    """A bundle's program by the kinds of nodes that it runs on; a single entry where nodes are alike."""
     if not problem.kinds:
         return [NodeKindShare(problem, bundle, event_classes(problem, bundle))]
     structure, spec = prepared(bundle.spec).structure, bundle.spec
-    of_rank = kind_of_ranks(problem, bundle.layouts[0])
-    of_stage = of_rank[rank_of_stage(spec)]
-    of_class = of_stage[structure.class_stage]
-    bundle_of = {
-        kind: replace(bundle, composed=tuple(composed(problem.kinds[kind], layout) for layout in bundle.layouts))
-        for kind in np.unique(of_rank).tolist()
-    }
-    to = structure.class_stage + np.where(structure.class_kind == Kind.SEND_BACKWARD, -1, 1)
-    to = np.where(structure.class_kind == Kind.EMBEDDING_REDUCE, spec.n_stages - 1 - structure.class_stage, to)
-    exchanged = np.isin(structure.class_kind, _EXCHANGED)
-    other = np.where(exchanged, of_stage[np.clip(to, 0, spec.n_stages - 1)], of_class)
-    events = {kind: event_classes(problem.kinds[kind], one) for kind, one in bundle_of.items()}
-    whole = structure.class_kind == Kind.EMBEDDING_REDUCE
-    dealt = [_cross_kind_events(problem, {kind: of[lane] for kind, of in events.items()}, of_class, other, whole)
-             for lane in range(len(bundle.layouts))]  # fmt: skip
+    kind_of_rank = kind_of_ranks(problem, bundle.layouts[0])
+    kind_of_stage = kind_of_rank[rank_of_stage(spec)]
+    kind_of_class = kind_of_stage[structure.class_stage]
+
+    # The stage at the other end of what a class exchanges: the next, the one before, or for tied embeddings the last.
+    class_kind, class_stage = structure.class_kind, structure.class_stage
+    peer = class_stage + np.where(class_kind == Kind.SEND_BACKWARD, -1, 1)
+    peer = np.where(class_kind == Kind.EMBEDDING_REDUCE, spec.n_stages - 1 - class_stage, peer)
+    kind_of_peer = kind_of_stage[np.clip(peer, 0, spec.n_stages - 1)]
+    kind_of_peer = np.where(np.isin(class_kind, _EXCHANGED), kind_of_peer, kind_of_class)
+
+    # Every kind prices the whole program; then each event goes to the kind that runs it.
+    bundles_of_kinds: dict[int, Bundle] = {}
+    events_of_kinds: dict[int, list[EventClasses]] = {}
+    for kind in np.unique(kind_of_rank).tolist():
+        of_kind = problem.kinds[kind]
+        bundles_of_kinds[kind] = replace(bundle, composed=tuple(composed(of_kind, lay) for lay in bundle.layouts))
+        events_of_kinds[kind] = event_classes(of_kind, bundles_of_kinds[kind])
+    shares: dict[int, list[EventClasses]] = {kind: [] for kind in bundles_of_kinds}
+    for lane in range(len(bundle.layouts)):
+        events = {kind: of_layouts[lane] for kind, of_layouts in events_of_kinds.items()}
+        exchanges_all = class_kind == Kind.EMBEDDING_REDUCE
+        assigned = _assign_to_kinds(problem, events, kind_of_class, kind_of_peer, exchanges_all)
+        for kind, of_kind in assigned.items():
+            shares[kind].append(of_kind)
     return [
-        NodeKindShare(problem.kinds[kind], one, [of[kind] for of in dealt], of_class == kind, of_rank == kind)
-        for kind, one in bundle_of.items()
+        NodeKindShare(problem.kinds[kind], of_kind, shares[kind], kind_of_class == kind, kind_of_rank == kind)
+        for kind, of_kind in bundles_of_kinds.items()
     ]
 
 
 def kind_of_ranks(problem: StepProblem, layout: Layout) -> Int[np.ndarray, " ranks"]:
     """Place in `StepProblem.kinds` of the kind of every pipeline rank of a layout whose kinds are written out."""
-    names = [one.cluster.name for one in problem.kinds]
+    names = [kind.cluster.name for kind in problem.kinds]
     return np.array([names.index(name) for name in layout.kinds or names[:1] * layout.pp])
 
 
-def _cross_kind_events(
+def _assign_to_kinds(
     problem: StepProblem,
     events: Mapping[int, EventClasses],
-    of_class: Int[np.ndarray, " classes"],
-    other: Int[np.ndarray, " classes"],
-    whole: Bool[np.ndarray, " classes"],
+    kind_of_class: Int[np.ndarray, " classes"],
+    kind_of_peer: Int[np.ndarray, " classes"],
+    exchanges_all: Bool[np.ndarray, " classes"],
 ) -> dict[int, EventClasses]:
     """Events of one layout, each on the kind that runs it; entries are the same on all kinds but for their network.
 
     What crosses between kinds is with the end that takes longer; what completes it, with the receiver.
 
     Args:
-        of_class, other: kind of every class, and of the stage that it exchanges something with.
-        whole: classes of which everything is exchanged; of others sends are.
+        events: of the whole program, as priced on each kind.
+        kind_of_class, kind_of_peer: of every class, and of the stage that it exchanges something with.
+        exchanges_all: classes of which everything is exchanged; of others sends are.
     """
-    where = next(iter(events.values())).class_index
-    owner = of_class[where].copy()
-    crosses = np.flatnonzero(of_class[where] != other[where]).tolist()
-    found: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
-    for entry in crosses:
-        here, there = int(of_class[where[entry]]), int(other[where[entry]])
-        op = events[here].ops[events[here].op_index[entry]]
-        owner[entry] = there
-        if isinstance(op, Collective) and (op.collective == "send_recv" or whole[where[entry]]):
-            ends = [(across(op, problem.links[kind].cluster), kind) for kind in (here, there)]
-            seconds = [priced_events(problem.links[kind], [one]).time_s.item() for one, kind in ends]
-            one, kind = ends[int(np.argmax(seconds))]
-            found[kind].append((one, int(where[entry])))
-            owner[entry] = -1
-    dealt = {}
-    for kind, of in events.items():
-        mine = owner == kind
-        links = [op for op, _ in found[kind]]
-        dealt[kind] = EventClasses(
-            ops=(*of.ops, *links),
-            times=_joined(of.times, priced_events(problem.links[kind], links)) if links else of.times,
-            class_index=np.concatenate([of.class_index[mine], [at for _, at in found[kind]]]).astype(int),
-            op_index=np.concatenate([of.op_index[mine], len(of.ops) + np.arange(len(links))]).astype(int),
-            n_classes=of.n_classes,
-        )
-    return dealt
+    entries = next(iter(events.values())).class_index
+    owner = kind_of_class[entries].copy()
+    crossing: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
+    for entry in np.flatnonzero(kind_of_class[entries] != kind_of_peer[entries]).tolist():
+        event_class = int(entries[entry])
+        sender, receiver = int(kind_of_class[event_class]), int(kind_of_peer[event_class])
+        op = events[sender].ops[events[sender].op_index[entry]]
+        if isinstance(op, Collective) and (op.collective == "send_recv" or exchanges_all[event_class]):
+            slower, crossing_op = _slower_end(problem, op, sender, receiver)
+            crossing[slower].append((crossing_op, event_class))
+            owner[entry] = _REPLACED
+        else:
+            owner[entry] = receiver
+    return {
+        kind: _with_crossing(of_kind, owner == kind, crossing[kind], problem.links[kind])
+        for kind, of_kind in events.items()
+    }
 
 
-def _joined(some: EventTimes, others: EventTimes) -> EventTimes:
-    time_s, lo_s, hi_s = (
-        np.concatenate([getattr(some, name), getattr(others, name)]) for name in ("time_s", "lo_s", "hi_s")
+def _slower_end(problem: StepProblem, op: Collective, sender: int, receiver: int) -> tuple[int, Collective]:
+    """The kind of nodes at whose end of the link an exchange takes longer, and the exchange as seen from there."""
+    ends = [(kind, across(op, problem.links[kind].cluster)) for kind in (sender, receiver)]
+    seconds = [priced_events(problem.links[kind], [seen]).time_s.item() for kind, seen in ends]
+    return ends[int(np.argmax(seconds))]
+
+
+def _with_crossing(
+    events: EventClasses,
+    runs_here: Bool[np.ndarray, " entries"],
+    crossing: Sequence[tuple[Op, int]],
+    link: StepProblem,
+) -> EventClasses:
+    """The entries that one kind of nodes runs, and the exchanges with other kinds, by class, that it is slower at."""
+    if not crossing:
+        return replace(events, class_index=events.class_index[runs_here], op_index=events.op_index[runs_here])
+    ops = [op for op, _ in crossing]
+    classes = [event_class for _, event_class in crossing]
+    numbers = len(events.ops) + np.arange(len(ops))
+    return EventClasses(
+        ops=(*events.ops, *ops),
+        times=_joined(events.times, priced_events(link, ops)),
+        class_index=np.concatenate([events.class_index[runs_here], classes]).astype(int),
+        op_index=np.concatenate([events.op_index[runs_here], numbers]).astype(int),
+        n_classes=events.n_classes,
     )
-    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=some.provenance + others.provenance)
+
+
+def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
+    return EventTimes(
+        time_s=np.concatenate([first.time_s, second.time_s]),
+        lo_s=np.concatenate([first.lo_s, second.lo_s]),
+        hi_s=np.concatenate([first.hi_s, second.hi_s]),
+        provenance=first.provenance + second.provenance,
+    )
 
 
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of every class of the bundle's program, a row per layout."""
-    return durations_on(parts(problem, bundle))
+    return durations_on(by_node_kind(problem, bundle))
 
 
 def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
-    """`durations` of a bundle whose parts are known."""
-    first, *others = kinds
-    out = _durations(first)
-    for part in others:
-        out = out + _durations(part)
-    return out
+    """`durations` of a bundle that is already divided by kinds of nodes."""
+    first, *rest = kinds
+    seconds = _durations(first)
+    for share in rest:
+        seconds = seconds + _durations(share)
+    return seconds
 
 
-def _durations(part: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
-    """Seconds of the classes on one kind of nodes."""
-    problem, bundle, program = part.problem, part.bundle, part.bundle.program
+def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
+    """Seconds of the classes on one kind of nodes, 0 for those on others."""
+    problem, bundle, program = share.problem, share.bundle, share.bundle.program
+    between_blocks_s = np.stack([events.durations_s for events in share.events])
+
+    # Passes that are alike are worked out once.
     passes = program.passes.distinct
-    out = np.concatenate([events.durations_s for events in part.events]).reshape(len(part.events), -1)
-    inside = out if part.on is None else np.zeros_like(out)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
-    of_distinct = passes_s(by_phase, passes.weights, passes.runs, passes.full, bundle.modes)
-    inside += of_distinct.take(passes.place, axis=1)
+    distinct_s = passes_s(by_phase, passes.weights, passes.runs, passes.full, bundle.modes)
+
+    # Passes are priced for all classes; events between blocks are already those of this kind of nodes alone.
+    nodes_are_alike = share.on is None
+    seconds = between_blocks_s if nodes_are_alike else np.zeros_like(between_blocks_s)
+    seconds = seconds + distinct_s.take(passes.place, axis=1)
     if bundle.spec.offload:
-        _add_host_copies(problem, bundle, inside)
-    inside += copy_waits_s(problem, bundle)
-    inside += _host_state_s(problem, bundle)
-    if part.on is not None:
-        out += inside * part.on
+        _add_host_copies(problem, bundle, seconds)
+    seconds = seconds + copy_waits_s(problem, bundle)
+    seconds = seconds + _host_state_s(problem, bundle)
+    if not nodes_are_alike:
+        seconds = between_blocks_s + seconds * share.on
     if not has_step_costs(problem):
-        return out
-    scale = np.array([one.factor for one in bundle.composed])[:, None]
+        return seconds
+    scale = np.array([layout.factor for layout in bundle.composed])[:, None]
     optimizer = prepared(bundle.spec).optimizer
-    if part.on is not None:
-        optimizer = optimizer[part.on[optimizer]]
-    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, program.beside)
+    if share.on is not None:
+        optimizer = optimizer[share.on[optimizer]]
+    overhead_s = problem.host.step_overhead_s
+    return with_step_costs(seconds, overhead_s, beside_loss(problem), scale, optimizer, program.beside)
 
 
 def _host_state_s(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
     """What the host adds to every class: copies beside gathers and reductions, and updates of states that it holds."""
     structure = bundle.program.structure
-    out = np.zeros((len(bundle.layouts), structure.n_classes))
-    for row, composed_layout, layout in zip(out, bundle.composed, bundle.layouts, strict=True):
+    seconds = np.zeros((len(bundle.layouts), structure.n_classes))
+    for row, terms, layout in zip(seconds, bundle.composed, bundle.layouts, strict=True):
         if host_takes_part(problem.setting, layout):
-            of_block_s = host_block_s(problem.setting, layout, composed_layout.events, bundle.spec)
             row += host_state_s(
-                of_block_s,
+                host_block_s(problem.setting, layout, terms.events, bundle.spec),
                 structure.class_kind,
                 structure.class_stage,
                 structure.class_segment,
                 bundle.spec.stage_map,
                 bundle.counts,
             )
-    return out
+    return seconds
 
 
-def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:
-    """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
+def _add_host_copies(problem: StepProblem, bundle: Bundle, seconds: Float[np.ndarray, "lanes classes"]) -> None:
+    """Set the copies of a stage's activations to and from host memory, at the link's nominal rate."""
     structure = prepared(bundle.spec).structure
-    where = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
-    of_stage = bundle.saved_bytes
-    moved = of_stage[:, structure.class_stage[where]] * structure.class_span[where]
-    out[:, where] = moved / bundle.spec.scheduler.slices / host_bandwidth(problem.cluster.device)
+    copies = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
+    micro_batch_bytes = bundle.saved_bytes[:, structure.class_stage[copies]] / bundle.spec.scheduler.slices
+    copied_bytes = micro_batch_bytes * structure.class_span[copies]
+    seconds[:, copies] = copied_bytes / host_bandwidth(problem.cluster.device)
 
 
 def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
@@ -232,11 +290,11 @@ def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
     and of a transfer (the longest), one stage per device."""
     (bundle,) = bundles(problem, [layout.replace(schedule="zb-h1", vpp=1)])
     structure, durations_s = prepared(bundle.spec).structure, durations(problem, bundle)[0]
-    of_stage, of_block = bundle.counts.sum(axis=1), pass_s(problem, bundle)
-    forward, of_input, weight = (
-        (of_block[kind] @ of_stage.T)[0] for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    counts, block_s = bundle.counts.sum(axis=1), pass_s(problem, bundle)
+    forward_s, backward_input_s, backward_weight_s = (
+        (block_s[kind] @ counts.T)[0] for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     )
-    extra = full_recompute_s(phase_s(problem, bundle), bundle.modes)
-    of_input = of_input + (extra @ bundle.full.sum(axis=1).T)[0]
+    recomputed_s = full_recompute_s(phase_s(problem, bundle), bundle.modes)
+    backward_input_s = backward_input_s + (recomputed_s @ bundle.full.sum(axis=1).T)[0]
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
-    return PassTimes(forward, of_input, weight, float(durations_s[sends].max(initial=0.0)))
+    return PassTimes(forward_s, backward_input_s, backward_weight_s, float(durations_s[sends].max(initial=0.0)))

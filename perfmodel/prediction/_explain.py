@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import bundles
-from perfmodel.prediction._durations import NodeKindShare, parts
+from perfmodel.prediction._durations import NodeKindShare, by_node_kind
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
@@ -27,9 +27,26 @@ from perfmodel.program import PAIRED, Kind
 from perfmodel.spec import Layout
 
 
+class _EventRow(NamedTuple):
+    """Some events on the critical path."""
+
+    count: Float[np.ndarray, " ops"]
+    seconds: Float[np.ndarray, " ops"]
+    half_width: Float[np.ndarray, " ops"]
+    """Of the 90 % interval of each event's time, relative to it."""
+
+
 class CriticalPath:
-    """Seconds of the step by event, from the gradient of the step time: a collective's with those by which it makes
-    kernels run longer."""
+    """Seconds of the step by event, from the gradient of the step time.
+
+    The derivative of the step time by an event's time counts how often the event lies on the critical path. The
+    seconds of a collective include those by which it makes the kernels beside it run longer.
+
+    Args:
+        kinds: the program of a layout, by kinds of nodes.
+        durations: seconds of its classes.
+        gradient: of the step time by each of them.
+    """
 
     def __init__(
         self,
@@ -40,68 +57,80 @@ class CriticalPath:
         self.slowed_s = self.gap_s = self.waiting_s = 0.0
         self.host_updates_s = self.state_copies_s = 0.0
         self.ops: tuple[Op, ...] = ()
-        self._kinds: list[str] = []
+        self._node_kinds: list[str] = []
         self.provenance: tuple[str, ...] = ()
-        self._found: list[tuple[Float[np.ndarray, " ops"], ...]] = []
-        for part in kinds:
-            self._add(part, durations, gradient)
-        self.count, self.seconds, self.half_width = map(np.concatenate, zip(*self._found, strict=True))
+        self._rows: list[_EventRow] = []
+        for share in kinds:
+            self._add(share, durations, gradient)
+        self.count = np.concatenate([row.count for row in self._rows])
+        self.seconds = np.concatenate([row.seconds for row in self._rows])
+        self.half_width = np.concatenate([row.half_width for row in self._rows])
+
         copies = np.isin(prepared(kinds[0].bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
-        self.copies_s += sum(float((gradient * part.copy_waits_s).sum()) for part in kinds)
+        self.copies_s += sum(float((gradient * share.copy_waits_s).sum()) for share in kinds)
+
+        # Stragglers and overhead make all durations longer: what remains of the path is theirs.
         self.step_costs_s = 0.0
-        if any(has_whole_step_costs(part.problem) for part in kinds):
+        if any(has_whole_step_costs(share.problem) for share in kinds):
             self.step_costs_s = float(gradient @ durations) - self.total_s
 
     def _add(
-        self, part: NodeKindShare, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
+        self, share: NodeKindShare, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
     ) -> None:
-        """What of the path lies on one kind of nodes."""
-        between, before = part.events[0], len(self.ops)
-        inside = part.only(gradient)
-        with_slowing = gradient + self._slowing(part, durations, inside)
-        outside = between.occurrences(with_slowing)
+        """Add the events of one kind of nodes."""
+        events_before = len(self.ops)
+
+        # Between the blocks: collectives of states and transfers, with the passes that they slow.
+        between = share.events[0]
+        inside = share.only(gradient)
+        with_slowing = gradient + self._slowing(share, durations, inside)
+        occurrences = between.occurrences(with_slowing)
         self.ops += between.ops
         self.provenance += between.times.provenance
-        self._found.append((outside, outside * between.times.time_s, _half_widths(between.times)))
+        self._rows.append(_EventRow(occurrences, occurrences * between.times.time_s, _half_widths(between.times)))
 
         # States in host memory: copies take part in reductions and gathers, updates in the optimizer's step.
-        updates = prepared(part.bundle.spec).structure.class_kind == Kind.OPTIMIZER
-        on_host_s = with_slowing * part.host_state_s
+        updates = prepared(share.bundle.spec).structure.class_kind == Kind.OPTIMIZER
+        on_host_s = with_slowing * share.host_state_s
         self.host_updates_s += float(on_host_s[updates].sum())
         self.state_copies_s += float(on_host_s[~updates].sum())
-        for table, paired, classes in part.passes:
-            weight = np.sum([np.tensordot(inside[where], counts, 1) for where, counts in classes], axis=0)
-            shown = weight * table.shown(paired)
-            self.gap_s += float((shown * table.gap_s).sum())
-            self.waiting_s += float((shown * table.waiting_s).sum())
-            self.ops += table.ops
-            self.provenance += table.times.provenance
-            count = np.einsum("bp,bpo->o", weight, table.counts)
-            seconds = np.einsum("bp,bpo->o", shown, table.event_s + table.slowing_s)
-            self._found.append((count, seconds, _half_widths(table.times)))
-        kind = f" on {part.problem.cluster.name}" if part.on is not None else ""
-        self._kinds += [kind] * (len(self.ops) - before)
+
+        # Inside the blocks: every phase counts with the share of it that nothing else hides.
+        for times, paired, runs in share.passes:
+            weight = np.sum([np.tensordot(inside[classes], counts, 1) for classes, counts in runs], axis=0)
+            exposed = weight * times.shown(paired)
+            self.gap_s += float((exposed * times.gap_s).sum())
+            self.waiting_s += float((exposed * times.waiting_s).sum())
+            self.ops += times.ops
+            self.provenance += times.times.provenance
+            count = np.einsum("bp,bpo->o", weight, times.counts)
+            seconds = np.einsum("bp,bpo->o", exposed, times.event_s + times.slowing_s)
+            self._rows.append(_EventRow(count, seconds, _half_widths(times.times)))
+        node_kind = f" on {share.problem.cluster.name}" if share.on is not None else ""
+        self._node_kinds += [node_kind] * (len(self.ops) - events_before)
 
     def _slowing(
         self,
-        part: NodeKindShare,
+        share: NodeKindShare,
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> Float[np.ndarray, " classes"]:
-        """What reductions and gathers add to the gradient by slowing the passes beside them. Where these cannot run
-        any longer than they do, it is their own time that counts (`slowed_s`)."""
-        problem, bundle = part.problem, part.bundle
+        """What reductions and gathers add to the gradient by slowing the passes beside them (`slowed_s`)."""
+        problem, bundle = share.problem, share.bundle
         beside, loss = bundle.program.beside, beside_loss(problem)
-        between_s = part.events[0].durations_s + part.host_state_s
-        alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
-        passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)
-        np.add.at(wanted_s, passes, loss * beside.share * between_s[beside.comm])
-        free = wanted_s <= loss * alone_s
-        added = np.zeros_like(alone_s)
-        np.add.at(added, beside.comm, (gradient * free)[passes] * loss * beside.share)
-        self.slowed_s += float((gradient * alone_s)[~free].sum() * loss)
-        return added
+        between_s = share.events[0].durations_s + share.host_state_s
+        unslowed_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
+        passes = beside.slowed[beside.place]
+        slowing_s = np.zeros_like(unslowed_s)
+        np.add.at(slowing_s, passes, loss * beside.share * between_s[beside.comm])
+
+        # A pass is slowed no longer than it runs. Beyond that it is the pass whose time counts, not the collective.
+        follows_collective = slowing_s <= loss * unslowed_s
+        by_collective = np.zeros_like(unslowed_s)
+        np.add.at(by_collective, beside.comm, (gradient * follows_collective)[passes] * loss * beside.share)
+        self.slowed_s += float((gradient * unslowed_s)[~follows_collective].sum() * loss)
+        return by_collective
 
     @property
     def other_s(self) -> float:
@@ -119,19 +148,19 @@ class CriticalPath:
         order = np.argsort(-self.seconds, kind="stable")
         named = [
             CriticalEvent(
-                event=self.ops[i].label + self._kinds[i], count=float(self.count[i]), time_s=float(self.seconds[i])
+                event=self.ops[i].label + self._node_kinds[i], count=float(self.count[i]), time_s=float(self.seconds[i])
             )
             for i in order.tolist()
             if self.seconds[i] > 0
         ]
-        others = {
+        beyond_events = {
             "kernel launch gaps": self.gap_s,
             "waiting for the slowest rank": self.waiting_s,
             "kernels slowed by communication": self.slowed_s,
             "copies to and from the host": self.copies_s + self.state_copies_s,
             "optimizer on the host": self.host_updates_s,
         }
-        named += [CriticalEvent(event=name, count=1.0, time_s=s) for name, s in others.items() if s > 0]
+        named += [CriticalEvent(event=name, count=1.0, time_s=s) for name, s in beyond_events.items() if s > 0]
         if self.step_costs_s:
             name = "stragglers, overhead, and what like runs showed"
             named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
@@ -156,12 +185,12 @@ class CriticalPath:
     @cached_property
     def class_shares(self) -> dict[str, float]:
         """Shares of the step by class of events (`CLASSES`)."""
-        found: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        seconds_of_class: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
         for op, seconds in zip(self.ops, self.seconds.tolist(), strict=True):
-            found[class_of(factors_of(op)[1])] += seconds
-        found["host"] += self.gap_s
-        found["other"] += self.other_s - self.gap_s
-        return {name: seconds / self.total_s for name, seconds in found.items()}
+            seconds_of_class[class_of(factors_of(op)[1])] += seconds
+        seconds_of_class["host"] += self.gap_s
+        seconds_of_class["other"] += self.other_s - self.gap_s
+        return {name: seconds / self.total_s for name, seconds in seconds_of_class.items()}
 
     def shares(self) -> dict[str, float]:
         """Shares of the step that rest on little."""
@@ -206,29 +235,35 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
         LayoutError: if the model does not divide as the layout asks.
     """
     (bundle,), (programs,) = bundles(problem, [layout]), step_programs(problem, [layout])
-    (program, durations, _), kinds = programs[0], parts(problem, bundle)
+    (program, durations, _), kinds = programs[0], by_node_kind(problem, bundle)
     step_s, gradient, _ = per_step(programs)
     path = CriticalPath(kinds, durations, gradient)
-    # how often the program has each class, as an op's own duration or as a transfer between two
-    occurring = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
-    often = np.bincount(occurring, minlength=program.structure.n_classes).astype(float)
-    counted = CriticalPath(kinds, durations, often / bundle.spec.steps)
+
+    # A program has a class as the duration of an op, or as a transfer between two ops. With these counts in place of
+    # the gradient every event counts, whether it lies on the critical path or not.
+    classes = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
+    occurrences = np.bincount(classes, minlength=program.structure.n_classes).astype(float)
+    counted = CriticalPath(kinds, durations, occurrences / bundle.spec.steps)
     index: dict[Op, int] = {}
-    at = np.array([index.setdefault(op, len(index)) for op in path.ops])
+    number_of_event = np.array([index.setdefault(op, len(index)) for op in path.ops])
     replicas = layout.devices / layout.pp
     return EventShares(
         step_time_s=step_s,
         gap_s=path.other_s,
         waiting_s=path.waiting_s,
         ops=tuple(index),
-        critical_s=np.bincount(at, path.seconds, len(index)),
-        executions=np.bincount(at, counted.count, len(index)) * replicas,
+        critical_s=np.bincount(number_of_event, path.seconds, len(index)),
+        executions=np.bincount(number_of_event, counted.count, len(index)) * replicas,
     )
 
 
 _ORDER: Final = (
-    Phase.FORWARD, Phase.RECOMPUTE_SELECTIVE, Phase.RECOMPUTE_FULL, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT,
-)  # fmt: skip
+    Phase.FORWARD,
+    Phase.RECOMPUTE_SELECTIVE,
+    Phase.RECOMPUTE_FULL,
+    Phase.BACKWARD_INPUT,
+    Phase.BACKWARD_WEIGHT,
+)
 """In which a pass runs through the phases of a block."""
 
 
@@ -238,60 +273,72 @@ def pass_parts(
     """Blocks of each class of pass, in the order in which they run; together they take as long as the class.
 
     Args:
-        kinds: parts of a program of one layout.
+        kinds: a program of one layout, by kinds of nodes.
         durations_s: of its program's classes.
     """
-    found: dict[int, tuple[PassPart, ...]] = {}
-    for part in kinds:
-        found |= _of_kind(part, durations_s)
-    return found
+    parts_of_class: dict[int, tuple[PassPart, ...]] = {}
+    for share in kinds:
+        parts_of_class |= _pass_parts_on(share, durations_s)
+    return parts_of_class
 
 
-def _of_kind(part: NodeKindShare, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
-    """The same of the classes on one kind of nodes."""
-    problem, bundle = part.problem, part.bundle
+def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
+    """`pass_parts` of the classes on one kind of nodes."""
+    bundle = share.bundle
     layout, passes = bundle.layouts[0], bundle.program.passes
-    found: dict[int, tuple[PassPart, ...]] = {}
-    for variant, of_kind in passes.of_variant.items():
-        table = block_times(problem, layout, variant, bundle.spec.scheduler.slices)
-        shown = table.shown(variant[2] == PAIRED)
-        for kind, where in of_kind.items():
-            known: dict[tuple[int, bool], PassPart] = {}
-            for each in where.tolist() if part.on is None else where[part.on[where]].tolist():
-                blocks = list(_blocks(kind, passes.blocks[each], passes.full[each]))
-                for block, in_full in set(blocks) - known.keys():
+    parts_of_class: dict[int, tuple[PassPart, ...]] = {}
+    for variant, classes_of_kind in passes.of_variant.items():
+        _, _, beside = variant
+        times = block_times(share.problem, layout, variant, bundle.spec.scheduler.slices)
+        exposed = times.shown(beside == PAIRED)
+        for kind, classes in classes_of_kind.items():
+            part_of_block: dict[tuple[int, bool], PassPart] = {}
+            runs_here = classes if share.on is None else classes[share.on[classes]]
+            for pass_class in runs_here.tolist():
+                blocks = list(_blocks(kind, passes.blocks[pass_class], passes.full[pass_class]))
+                for block, in_full in set(blocks) - part_of_block.keys():
                     (runs,) = phase_counts(kind, layout.recompute, np.ones(1), np.array([float(in_full)]))
-                    known[block, in_full] = _part(table, block, runs, shown[block])
-                pieces = [known[one] for one in blocks]
-                total_s = sum(one.time_s for one in pieces)
+                    part_of_block[block, in_full] = _part(times, block, runs, exposed[block])
+                pieces = [part_of_block[block] for block in blocks]
+                total_s = sum(piece.time_s for piece in pieces)
                 if total_s > 0:
-                    found[each] = tuple(_scaled(one, float(durations_s[each]) / total_s) for one in pieces)
-    return found
+                    scale = float(durations_s[pass_class]) / total_s
+                    parts_of_class[pass_class] = tuple(_scaled(piece, scale) for piece in pieces)
+    return parts_of_class
 
 
 def _part(
-    table: BlockTimes, block: int, runs: Float[np.ndarray, " phases"], shown: Float[np.ndarray, " phases"]
+    times: BlockTimes, block: int, runs: Float[np.ndarray, " phases"], exposed: Float[np.ndarray, " phases"]
 ) -> PassPart:
-    """A block that runs through its phases so often, of whose time so much is left that nothing else hides."""
-    event_s = (table.event_s + table.slowing_s)[block] * (runs * shown)[:, None]
-    events = tuple(
-        PassEvent(table.ops[o].label, table.groups[o], float(runs[p] * table.counts[block, p, o]), float(event_s[p, o]))
-        for p in _ORDER
-        for o in np.flatnonzero(event_s[p]).tolist()
-    )
-    return PassPart(table.blocks[block].name, float((runs * shown) @ table.phase_s[block]), events)
+    """A block of a pass with its events.
+
+    Args:
+        times: of all blocks.
+        block: which of them.
+        runs: how often it runs through each phase.
+        exposed: share of each phase that nothing else hides.
+    """
+    event_s = (times.event_s + times.slowing_s)[block] * (runs * exposed)[:, None]
+    events = []
+    for phase in _ORDER:
+        for number in np.flatnonzero(event_s[phase]).tolist():
+            count = float(runs[phase] * times.counts[block, phase, number])
+            seconds = float(event_s[phase, number])
+            events.append(PassEvent(times.ops[number].label, times.groups[number], count, seconds))
+    return PassPart(times.blocks[block].name, float((runs * exposed) @ times.phase_s[block]), tuple(events))
 
 
 def _blocks(
     kind: Kind, counts: Float[np.ndarray, " blocks"], full: Float[np.ndarray, " blocks"]
 ) -> Iterator[tuple[int, bool]]:
     """Blocks of a pass one by one, and whether each is recomputed in full; backward runs through them from the end."""
-    backward = kind != Kind.FORWARD
-    for block in range(len(counts))[:: -1 if backward else 1]:
-        n, in_full = round(counts[block]), round(full[block])
-        yield from ((block, i < in_full) for i in range(n)[:: -1 if backward else 1])
+    order = -1 if kind != Kind.FORWARD else 1
+    for block in range(len(counts))[::order]:
+        in_full = round(full[block])
+        for copy in range(round(counts[block]))[::order]:
+            yield block, copy < in_full
 
 
 def _scaled(part: PassPart, factor: float) -> PassPart:
-    events = (PassEvent(one.name, one.group, one.count, one.time_s * factor) for one in part.events)
+    events = (PassEvent(event.name, event.group, event.count, event.time_s * factor) for event in part.events)
     return PassPart(part.name, part.time_s * factor, tuple(events))

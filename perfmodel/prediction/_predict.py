@@ -11,7 +11,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles, weighted_programs
-from perfmodel.prediction._durations import NodeKindShare, durations_on, parts
+from perfmodel.prediction._durations import NodeKindShare, by_node_kind, durations_on
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
@@ -98,18 +98,18 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
 
     # How long each class of the program's events takes. Without a flush between steps, a step is the difference
     # between a longer and a shorter program.
-    parts_of_programs: list[list[NodeKindShare]] = []
+    shares_of_programs: list[list[NodeKindShare]] = []
     programs: list[WeightedDurations] = []
     for weighted, weight in weighted_programs(bundle):
-        by_node_kind = parts(problem, weighted)
-        parts_of_programs.append(by_node_kind)
-        programs.append((prepared(weighted.spec), durations_on(by_node_kind)[0], weight))
+        on_kinds = by_node_kind(problem, weighted)
+        shares_of_programs.append(on_kinds)
+        programs.append((prepared(weighted.spec), durations_on(on_kinds)[0], weight))
     program, durations_s, _ = programs[0]
 
     # The longest path through the program, how often each class lies on it, and what the step consists of.
     computed_s, gradient, compute_count = per_step(programs)
-    account = step_account(problem, parts_of_programs, programs, computed_s)
-    path = CriticalPath(parts_of_programs[0], durations_s, gradient)
+    account = step_account(problem, shares_of_programs, programs, computed_s)
+    path = CriticalPath(shares_of_programs[0], durations_s, gradient)
     provenance = path.provenance_shares
     shares = path.shares()
 
@@ -182,7 +182,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         ),
         saved_bytes_per_stage=tuple(bundle.saved_bytes[0].tolist()),
         timeline=times(program.compiled, durations_s) if timeline else None,
-        pass_parts=pass_parts(parts_of_programs[0], durations_s) if timeline else {},
+        pass_parts=pass_parts(shares_of_programs[0], durations_s) if timeline else {},
     )
 
 
