@@ -92,7 +92,7 @@ EXTRAS_lint := lint,test
 EXTRAS_bench := bench
 EXTRAS_docs := docs
 EXTRAS_browser := test,browser
-EXTRAS_torch := test,torch
+EXTRAS_torch := test,zoo
 # the version that continuous integration tests with; the package takes older ones and newer ones too
 PINS_torch := torch==2.13.0
 

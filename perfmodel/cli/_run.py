@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
     """
-    from perfmodel import execution
-    from perfmodel.ir import parse_program
+    from perfmodel.ir import execution, parse_program
 
     try:
         text = read_text(arguments.program, data_limit_bytes())
@@ -136,7 +135,8 @@ def _relative_error(found: "np.ndarray", expected: "np.ndarray") -> float:
 
 
 def _predicted_s(function: Any, cluster_name: str) -> float:
-    from perfmodel import catalog, execution
+    from perfmodel import catalog
+    from perfmodel.ir import execution
 
     cluster = catalog.cluster(cluster_name)
     structure = execution.program_structure(function, cluster)

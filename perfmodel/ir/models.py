@@ -118,14 +118,18 @@ def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> 
 
 
 def cross_entropy(m: Builder, logits: str, labels: str) -> str:
-    """Mean over all labels of log(sum(exp(logits))) - logits[label], along the last axis, in range by its maximum."""
-    axes = tuple(range(m.types[logits].rank))
+    """Mean over all labels of `surprise`."""
+    total = m.op("sum", surprise(m, logits, labels), axes=tuple(range(m.types[logits].rank)))
+    return m.op("scale", total, factor=1.0 / m.types[labels].n_elements, name="loss")
+
+
+def surprise(m: Builder, logits: str, labels: str) -> str:
+    """log(sum(exp(logits))) - logits[label] along the last axis, which stays with size 1; in range by its maximum."""
+    last = m.types[logits].rank - 1
     top = m.op("row_max", logits)
     weights = m.op("exp", m.op("sub", logits, top))
-    normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=axes[-1:], keep=True)), top, name="normaliser")
-    surprise = m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
-    total = m.op("sum", surprise, axes=axes)
-    return m.op("scale", total, factor=1.0 / m.types[labels].n_elements, name="loss")
+    normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=(last,), keep=True)), top, name="normaliser")
+    return m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
 
 
 def transformer_inference(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:

@@ -132,17 +132,24 @@ def megatron_axes(program: Program) -> Program:
     """The program with the `tensor_axis` of every weight as Megatron-LM slices them (Shoeybi et al. 2019, section 3).
 
     Weights are met in program order: of a product whose left operand is sliced along what is summed, the rows are
-    sliced, of any other the columns; biases and gains as what they are applied to; tables of embeddings by rows.
+    sliced, of any other the columns; biases and gains as what they are applied to; tables of embeddings by rows, where
+    tokens are data.
     """
     types = program.types
     undecided = set(program.values_of("parameter"))
     axes: dict[str, int] = {}
     spread: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
+    constants: set[str] = set()
     for i in program.function.instructions:
+        if i.op == "constant":
+            constants.update(i.outputs)
+        # Tables of relative positions, whose rows are known beforehand, are small and no vocabularies.
+        known_rows = i.op == "embedding" and i.inputs[1] in constants
         for place, name in enumerate(i.inputs):
             if name in undecided:
                 undecided.discard(name)
                 axis = _axis(i, place, [spread[n] for n in i.inputs], [types[n].rank for n in i.inputs])
+                axis = None if known_rows else axis
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
         question = Question.of(i, types, [spread[n] for n in i.inputs], 1)

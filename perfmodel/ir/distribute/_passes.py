@@ -11,6 +11,7 @@ from perfmodel.errors import LayoutError
 from perfmodel.ir import (
     OPS,
     REPLICATED,
+    Attributes,
     Function,
     Instruction,
     Partial,
@@ -18,6 +19,7 @@ from perfmodel.ir import (
     Question,
     Sharded,
     Sharding,
+    Tag,
     attributes,
 )
 from perfmodel.schedule import Phase, Schedule, even_split
@@ -27,7 +29,8 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
     """How micro-batches share each value, and the function with the attributes that one of them needs.
 
     The rules are those of parallel devices, with time in the place of space: a value sharded along an axis
-    is cut, a partial one is summed over micro-batches, a replicated one is the same for all.
+    is cut, a partial one is summed over micro-batches, a replicated one is the same for all. Where a replicated one (a
+    mask, a class token repeated for every sample) meets one that is cut, each micro-batch takes its own slice of it.
 
     Raises:
         LayoutError: the batch does not divide, or an op of the forward or backward pass mixes samples.
@@ -49,17 +52,48 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             continue
         question = Question.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
         answer = OPS[instruction.op].spread(question)
+        inputs: list[str] = []
         for name, want in zip(instruction.inputs, answer.inputs, strict=True):
-            if sharding[name] != want:
+            if sharding[name] == REPLICATED and isinstance(want, Sharded):
+                cut = _cut(name, want.axis, types[name].shape[want.axis] // parts, instruction.tag)
+                if cut.outputs[0] not in sharding:
+                    changed.append(cut)
+                    sharding[cut.outputs[0]] = want
+                inputs.append(cut.outputs[0])
+            elif sharding[name] != want:
                 raise LayoutError(f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}")
+            else:
+                inputs.append(name)
         sharding.update(zip(instruction.outputs, answer.outputs, strict=True))
         values = attributes(**dict(instruction.attributes) | dict(answer.attributes))
-        changed.append(Instruction(instruction.op, instruction.inputs, instruction.outputs, values, instruction.tag))
+        changed.append(Instruction(instruction.op, tuple(inputs), instruction.outputs, values, instruction.tag))
     for tensor in program.outputs:
         for piece in tensor.pieces:
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
                 raise LayoutError(f"%{piece.value}: a maximum over the batch is not accumulated")
     return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
+
+
+def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
+    """The slice of a replicated value that the first micro-batch takes; `for_micro_batch` moves it for the others.
+
+    Passes run on devices of their own, so each pass and layer has its own slice.
+    """
+    cut = f"{name}.{tag.phase}{tag.layer}.cut{axis}"
+    return Instruction(
+        "slice", (name,), (cut,), attributes(axis=axis, start=0, stop=size), replace(tag, stream="compute")
+    )
+
+
+def for_micro_batch(instruction: Instruction, sharding: Mapping[str, Sharding], micro_batch: int) -> Attributes:
+    """Attributes of an instruction in one micro-batch: those slices differ that cut what is the same for all."""
+    values = dict(instruction.attributes)
+    if instruction.op != "slice" or sharding[instruction.inputs[0]] != REPLICATED:
+        return instruction.attributes
+    if not isinstance(sharding[instruction.outputs[0]], Sharded):
+        return instruction.attributes
+    size = values["stop"] - values["start"]
+    return attributes(axis=values["axis"], start=micro_batch * size, stop=(micro_batch + 1) * size)
 
 
 def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tuple[dict[str, str], Function]:

@@ -25,6 +25,7 @@ from perfmodel.ir import (
 from perfmodel.ir.distribute._passes import (
     batch_shardings,
     default_stages,
+    for_micro_batch,
     n_layers,
     passes_of,
     places,
@@ -224,7 +225,7 @@ class _Pipeline:
         suffix = f".m{k}" if self._count > 1 else ""
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
         tag = Tag(instruction.tag.phase, instruction.tag.layer, m, instruction.tag.stream)
-        values = instruction.attributes
+        values = for_micro_batch(instruction, self._sharding, k)
         # An instruction without operands has to be told where it runs.
         if not instruction.inputs or (values and instruction.attribute("device") is not None):
             values = attributes(**dict(values) | {"device": device})

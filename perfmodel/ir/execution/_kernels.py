@@ -105,6 +105,8 @@ def _embedding(table: Array, ids: Array, attributes: Values, outputs: Outputs) -
 
 def _embedding_grad(table: Array, ids: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
     local, here = _local_rows(ids, table.shape[0], attributes)
+    if "padding" in attributes:
+        here &= ids != attributes["padding"]
     return jnp.zeros_like(table).at[local].add(jnp.where(here[..., None], dy, 0))
 
 
@@ -151,6 +153,12 @@ def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: O
 def _slice(x: Array, attributes: Values, outputs: Outputs) -> Array:
     axis = attributes["axis"] % x.ndim
     return x[(slice(None),) * axis + (slice(attributes["start"], attributes["stop"]),)]
+
+
+def _pad(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    axis = attributes["axis"] % x.ndim
+    sizes = [(attributes["before"], attributes["after"]) if k == axis else (0, 0) for k in range(x.ndim)]
+    return jnp.pad(x, sizes, constant_values=attributes.get("value", 0))
 
 
 def _constant(attributes: Values, outputs: Outputs) -> Array:
@@ -212,6 +220,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "gelu_grad": _gradient(_gelu),
         "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
         "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
+        "cast": lambda x, attributes, outputs: x.astype(jax_dtype(outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,
         "constant": _constant,
@@ -221,6 +230,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "split": lambda x, attributes, outputs: tuple(jnp.split(x, attributes["parts"], attributes["axis"])),
         "concat": lambda *arrays, attributes, outputs: jnp.concatenate(arrays, attributes["axis"]),
         "slice": _slice,
+        "pad": _pad,
         "take": lambda x, index, attributes, outputs: jnp.take(x, index, axis=attributes["axis"]),
         "unsqueeze": lambda x, attributes, outputs: x.reshape(outputs[0].shape),
         "layer_norm": lambda x, g, s, attributes, outputs: _layer_norm(x, g, s, attributes.get("epsilon", 1e-5)),

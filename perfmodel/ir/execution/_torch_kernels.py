@@ -127,6 +127,8 @@ def _embedding(t: Any, table: Any, ids: Any, a: Values, out: Outputs) -> Any:
 
 def _embedding_grad(t: Any, table: Any, ids: Any, dy: Any, a: Values, out: Outputs) -> Any:
     local, here = _local(t, ids, table.shape[0], a)
+    if "padding" in a:
+        here &= ids != a["padding"]
     hidden = table.shape[1]
     return t.zeros_like(table).index_add_(0, local.reshape(-1), (dy * here[..., None]).reshape(-1, hidden))
 
@@ -174,6 +176,12 @@ def _reshaped(t: Any, x: Any, *shape: Any, a: Values, out: Outputs) -> Any:
     return x.reshape(out[0].shape)
 
 
+def _pad(t: Any, x: Any, a: Values, out: Outputs) -> Any:
+    """torch counts axes from the last."""
+    sizes = [0, 0] * (x.dim() - 1 - a["axis"] % x.dim()) + [a["before"], a["after"]]
+    return t.nn.functional.pad(x, sizes, value=a.get("value", 0))
+
+
 def _plain(name: str) -> Callable[..., Any]:
     """The function of torch that takes just the operands."""
     return lambda t, *tensors, a, out: getattr(t, name)(*tensors)
@@ -192,6 +200,7 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "gelu_grad": _gelu_grad,
         "sum": lambda t, x, a, out: (x.sum(a["axes"]) if a["axes"] else x).reshape(out[0].shape),
         "broadcast_like": lambda t, x, like, a, out: x.expand(like.shape),
+        "cast": lambda t, x, a, out: x.to(torch_dtype(out[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,
         "constant": lambda t, a, out: None,  # made once, by `torch_kernel`
@@ -202,6 +211,7 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "split": lambda t, x, a, out: tuple(x.chunk(a["parts"], a["axis"])),
         "concat": lambda t, *xs, a, out: t.cat(xs, a["axis"]),
         "slice": lambda t, x, a, out: x.narrow(a["axis"], a["start"], a["stop"] - a["start"]),
+        "pad": _pad,
         "take": lambda t, x, index, a, out: x.index_select(a["axis"], index.reshape(-1).long()).reshape(out[0].shape),
         "layer_norm": lambda t, x, g, s, a, out: t.nn.functional.layer_norm(x, g.shape, g, s, a.get("epsilon", 1e-5)),
         "layer_norm_grad": _layer_norm_grad,

@@ -6,11 +6,15 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from perfmodel.ir import Builder, Shape
+from perfmodel.ir import INTEGER_DTYPES, Builder, Shape
 from perfmodel.ir.importers._graph import Array
 
 _LARGEST_CONSTANT: Final = 1 << 16
 """Elements of the largest constant tensor that is written into a program."""
+
+
+_MOVING: Final = ("concat", "pad", "reshape", "transpose", "slice")
+"""Ops whose results have elements of their operands."""
 
 
 class CannotMapError(Exception):
@@ -72,6 +76,23 @@ class Emitter:
         """Shape in the program, with size 1 along broadcast axes."""
         return self.builder.types[ref.name].shape
 
+    def dtype(self, ref: Ref) -> str:
+        """Element type."""
+        return self.builder.types[ref.name].dtype
+
+    def cast(self, ref: Ref, dtype: str) -> Ref:
+        """The value in another element type.
+
+        Raises:
+            CannotMapError: a float that becomes an integer.
+        """
+        have = self.dtype(ref)
+        if have == dtype or (have in INTEGER_DTYPES and dtype in INTEGER_DTYPES):
+            return ref
+        if dtype in INTEGER_DTYPES:
+            raise CannotMapError("the IR makes no integers of floats; give the value of the input that they come from")
+        return self.op("cast", ref, dtype=dtype)
+
     def op(self, op: str, *refs: Ref, **attributes: Any) -> Ref:
         """Emit an instruction whose layer is the last of its operands'."""
         if self.differentiable and any(ref.unstopped for ref in refs):
@@ -109,6 +130,37 @@ class Emitter:
         if array.size > _LARGEST_CONSTANT:
             raise CannotMapError(f"a constant of {array.size} elements is too large to write out; pass it as data")
         return self.op("constant", dtype=dtype, value=_nested(array.tolist()), device=0)
+
+    def known_elements(self, ref: Ref) -> np.ma.MaskedArray:
+        """A value whose elements that depend on inputs are masked: of a join of known ones and data, the known remain.
+
+        Only ops that move elements are followed.
+        """
+        maker = next((i for i in reversed(self.builder.instructions) if ref.name in i.outputs), None)
+        shape = self.shape(ref)
+        unknown = np.ma.masked_all(shape)
+        if maker is None:
+            return unknown
+        parts = [self.known_elements(Ref(name)) for name in maker.inputs] if maker.op in _MOVING else []
+        match maker.op:
+            case "constant":
+                return np.ma.array(np.asarray(maker.attribute("value"), float))
+            case "concat":
+                return np.ma.concatenate(parts, axis=maker.attribute("axis"))
+            case "reshape":
+                return parts[0].reshape(shape)
+            case "transpose":
+                return parts[0].transpose(maker.attribute("permutation"))
+            case "pad":
+                sizes = [(0, 0)] * len(shape)
+                sizes[maker.attribute("axis")] = (maker.attribute("before"), maker.attribute("after"))
+                value = maker.attribute("value", 0.0)
+                inside = np.pad(parts[0].filled(value), sizes, constant_values=value)
+                return np.ma.array(inside, mask=np.pad(np.ma.getmaskarray(parts[0]), sizes))
+            case "slice":
+                axis, start, stop = (maker.attribute(name) for name in ("axis", "start", "stop"))
+                return parts[0][(slice(None),) * (axis % len(shape)) + (slice(start, stop),)]
+        return unknown
 
     def reshape(self, ref: Ref, shape: Sequence[int]) -> Ref:
         """Another shape of as many elements."""

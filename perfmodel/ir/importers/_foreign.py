@@ -17,12 +17,13 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Instruction, Parameter, Piece, Program, attributes
 from perfmodel.ir.distribute import megatron_axes
-from perfmodel.ir.importers._emitter import CannotMapError, Emitter, Known, Missing, Ref
+from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Known, Missing, Ref
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS, Call
 from perfmodel.ir.models import ModelBuilder
 
-_LAYER = re.compile(r"(?:^|[._/])(\d+)(?=[._/]|$)")
+_LAYER = re.compile(r"(?:^|[./])(\d+)(?=[._/]|$)|_(\d+)(?=[._/])")
+"""A number between separators; one at the end after an underscore only tells names apart (`embedding_1`)."""
 _MOST_LAYERS = 1 << 16
 """Layers of one stack, at most; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on there."""
 
@@ -56,7 +57,7 @@ class Graph:
         stack = name[: match.start()]
         if stack not in self._stacks:
             self._stacks.append(stack)
-        return self._stacks.index(stack) * _MOST_LAYERS + int(match.group(1))
+        return self._stacks.index(stack) * _MOST_LAYERS + int(match.group(1) or match.group(2))
 
     def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """An input; the first axis of the first one, and of all that agree with it, are samples."""
@@ -88,7 +89,7 @@ class Graph:
             flat += arg if isinstance(arg, list) else [arg]
         if any(isinstance(item, Missing) for item in flat):
             return [Missing()]
-        if not any(isinstance(item, Ref) for item in flat):
+        if not any(isinstance(item, (Ref, IndexCheck)) for item in flat):
             return compute()
         # An op without a rule is noted, not raised, so that all that are missing are named at once.
         before = len(self.builder.instructions)
@@ -119,7 +120,7 @@ class Graph:
         return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
 
     def program(self, outputs: Sequence[Any]) -> Program:
-        """The program that returns some items.
+        """The program that returns some items: the loss alone, where one of them is a scalar, else all.
 
         Raises:
             PerfModelError: ops that could not be mapped, all named with the remedy.
@@ -135,10 +136,11 @@ class Graph:
         refs = [item for item in outputs if isinstance(item, Ref)]
         if not refs:
             raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer values beforehand")
-        types = self.builder.types
-        scalar = len(refs) == 1 and types[refs[0].name].shape == ()
+        # Models of Hugging Face return the loss beside what it was computed from, which training has no use for.
+        scalars = {ref.name for ref in refs if self.emitter.shape(ref) == ()}
+        names = list(dict.fromkeys(ref.name for ref in refs if len(scalars) != 1 or ref.name in scalars))
         self.emitter.settle_layers()
-        program = self.builder.program([(ref.name, "loss" if scalar else "output") for ref in dict.fromkeys(refs)])
+        program = self.builder.program([(name, "loss" if len(scalars) == 1 else "output") for name in names])
         return megatron_axes(separate_projections(_without_dead(program)))
 
 

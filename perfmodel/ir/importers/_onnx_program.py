@@ -1,5 +1,6 @@
 """ONNX graphs as programs of the IR. The package `onnx` is an extra and imported on use."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,19 @@ from perfmodel.ir import Program
 from perfmodel.ir.importers._emitter import Known, Missing, Ref
 from perfmodel.ir.importers._foreign import Graph, given_value
 from perfmodel.ir.importers._onnx import element_type, load_onnx
+from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS
 
 _WEIGHT_ELEMENTS = 1024
 """From this size on a constant of floats is a weight, as some exporters write them."""
+_TAKE_WEIGHTS = frozenset(
+    {
+        *("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"),
+        *("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization"),
+    }
+)
+"""Operators whose operands, beside activations, are weights."""
+_FOLDED = frozenset({op.partition(".")[0] for op in FOREIGN_OPS} | {"val", "cos", "sin", "arange", "full"})
+"""What names of folded values begin with: the op of ATen that made them, or `val`."""
 
 
 def onnx_program(
@@ -46,9 +57,11 @@ def onnx_program(
     for node in graph.node:
         if node.op_type == "BatchNormalization":
             statistics.update(node.input[3:])
+    operands = _operands(graph)
     for tensor in graph.initializer:
         kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
-        if kind.startswith(("float", "bfloat")) and np.prod(shape) > 1 and tensor.name not in statistics:
+        is_float = kind.startswith(("float", "bfloat")) and np.prod(shape) > 1
+        if is_float and tensor.name not in statistics and _trained(tensor.name, operands):
             reader.weight(tensor.name, kind, shape)
         else:
             reader.values[tensor.name] = Known.of(onnx.numpy_helper.to_array(tensor))
@@ -70,11 +83,31 @@ def onnx_program(
         )
     versions = {item.domain: item.version for item in model.opset_import}
     for node in graph.node:
-        _node(onnx, reader, node, versions)
+        _node(onnx, reader, node, versions, operands)
     return reader.program([reader.values[tensor.name] for tensor in graph.output])
 
 
-def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int]) -> None:
+def _operands(graph: Any) -> frozenset[str]:
+    """Names of what products, norms and look-ups take beside activations."""
+    names: set[str] = set()
+    for node in graph.node:
+        if node.op_type in _TAKE_WEIGHTS:
+            names.update(node.input)
+    return frozenset(names)
+
+
+def _trained(name: str, operands: frozenset[str]) -> bool:
+    """Whether a tensor of floats is a weight.
+
+    Exporters fold what does not depend on inputs (masks, rotary angles, positions that were looked up) and name it
+    after the op that made it; a weight keeps the name of its module unless it was transposed on the way to a product.
+    """
+    base = re.sub(r"_\d+$", "", name)
+    is_generated = name.startswith(("onnx::", "/")) or base in _FOLDED
+    return not is_generated or name in operands
+
+
+def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], operands: frozenset[str]) -> None:
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
     args = [reader.values[name] if name else None for name in node.input]
     x = args[0] if args else None
@@ -85,13 +118,15 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int]) -> N
     else:
         if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
             attributes["num_outputs"] = len(node.output)
+        if node.op_type == "Cast":
+            attributes["to_dtype"] = element_type(onnx, attributes["to"])
         node_name = node.name or node.output[0]
         items = reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
     if isinstance(items[0], Missing):
         items = [Missing()] * len(node.output)
     for name, item in zip(node.output, items, strict=False):
         large = isinstance(item, Known) and item.array.dtype.kind == "f" and item.array.size > _WEIGHT_ELEMENTS
-        if node.op_type == "Constant" and large:
+        if node.op_type == "Constant" and large and _trained(name, operands):
             reader.weight(name, item.array.dtype.name, item.array.shape)
         elif name:
             reader.values[name] = item

@@ -1,6 +1,7 @@
 """PyTorch modules as programs of the IR, through `torch.export`. The extra `torch` is imported on use."""
 
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program
-from perfmodel.ir.importers._emitter import Known
+from perfmodel.ir.importers._emitter import Known, Missing, Ref
 from perfmodel.ir.importers._foreign import Graph, given_value
 
 
@@ -23,7 +24,8 @@ def torch_program(
     """A PyTorch module as an IR program: its parameters under their own names, the tensors it is called with as data.
 
     The module is exported by `torch.export` on the CPU; its weights are not looked at and may be on the `meta` device.
-    Of a scalar result, the loss, `perfmodel.ir.models.training_step` makes a training step::
+    Of a scalar result, the loss (others may stand beside it), `perfmodel.ir.models.training_step` makes a training
+    step::
 
         with torch.device("meta"):
             model = Model()
@@ -49,7 +51,21 @@ def torch_program(
                 f"{type(module).__name__}: torch.export cannot read it: {reason}; "
                 "make it exportable (no branches on data), or give the values that it branches on as constants"
             ) from error
+    # A program assigns every value once, so that what is written in place becomes a new value.
+    if _written_through(exported.graph):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of its own functions
+            exported = exported.run_decompositions({})
     return _Reader(torch, exported, dict(values or {}), name or type(module).__name__).program()
+
+
+_SHAPE_ONLY = frozenset(
+    {
+        *("new_zeros", "new_ones", "new_full", "new_empty"),
+        *("zeros_like", "ones_like", "full_like", "empty_like"),
+    }
+)
+"""Ops that look at nothing but their operand's shape and element type."""
 
 
 def load_torch() -> Any:
@@ -59,6 +75,27 @@ def load_torch() -> Any:
     except ImportError:
         raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
     return torch
+
+
+def _written_through(graph: Any) -> bool:
+    """Whether something is read under its old name after a node has written into it, or into a view of it."""
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    for node, k in place.items():
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        written = node.args[0]
+        while written is not None:
+            if any(place[user] > k for user in written.users):
+                return True
+            written = written.args[0] if _is_view(written) else None
+    return False
+
+
+def _is_view(node: Any) -> bool:
+    """Whether a node returns its operand's own memory."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
 
 
 class _Reader:
@@ -125,13 +162,21 @@ class _Reader:
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             raise PerfModelError(f"{self.graph.name}: {node.target} is no op of ATen; rewrite the model without it")
+        # Assertions return nothing.
+        if not schema.returns:
+            return None
         operands = [
             node.args[k] if k < len(node.args) else node.kwargs.get(a.name, getattr(a, "default_value", None))
             for k, a in enumerate(schema.arguments)
         ]
         args = [self._item(value) for value in operands]
         op = node.target.name().removeprefix("aten::")
-        outputs = self.graph.node(op, node.name, args, {}, lambda: self._computed(node))
+        result = node.meta.get("val")
+        attributes = {"to_dtype": _dtype(result)} if isinstance(result, self.torch.Tensor) else {}
+        if op in _SHAPE_ONLY:
+            outputs = self._computed(node)
+        else:
+            outputs = self.graph.node(op, node.name, args, attributes, lambda: self._computed(node))
         return outputs if len(schema.returns) > 1 or str(schema.returns[0].type).startswith("List") else outputs[0]
 
     def _item(self, value: Any) -> Any:
@@ -142,11 +187,17 @@ class _Reader:
         return value
 
     def _computed(self, node: Any) -> list[Any]:
-        """A node of known operands, by torch itself on the CPU."""
+        """A node whose result follows from known operands, by torch itself on the CPU."""
 
         def tensor(value: Any) -> Any:
             item = self.graph.values[value.name]
-            return self.torch.from_numpy(np.array(item.array)) if isinstance(item, Known) else item
+            if isinstance(item, (Ref, Missing)):  # only its shape counts
+                example = value.meta["val"]
+                return self.torch.zeros(example.shape, dtype=example.dtype)
+            if not isinstance(item, Known):
+                return item
+            array = self.torch.from_numpy(np.array(item.array))
+            return array.to(value.meta["val"].dtype)
 
         args, kwargs = self.torch.fx.map_arg((node.args, dict(node.kwargs)), tensor)
         here = {"device": self.torch.device("cpu")} if kwargs.get("device") is not None else {}

@@ -1,12 +1,13 @@
 """Element-wise ops with NumPy's broadcasting, and sums that undo it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import pi
 from typing import Any
 
 import numpy as np
 
-from perfmodel.ir._instruction import Instruction, RuleError, Shape, Tensor
+from perfmodel.ir._instruction import INTEGER_DTYPES, ITEM_BYTES, Instruction, RuleError, Shape, Tensor
 from perfmodel.ir._op import (
     REPLICATED,
     Answer,
@@ -16,6 +17,7 @@ from perfmodel.ir._op import (
     Names,
     OpDefinition,
     Partial,
+    PartialRule,
     Question,
     Sharded,
     Sharding,
@@ -84,6 +86,23 @@ def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
     return Sharded(own_axis) if own_axis >= 0 and tensor.shape[own_axis] > 1 else REPLICATED
 
 
+def _linear_in(*places: int) -> PartialRule:
+    """Partial rule of a product or quotient: a sum times what is the same everywhere is the sum of the products.
+
+    Where the other operand broadcasts the sum, completing it first moves less.
+    """
+
+    def rule(question: Question) -> Answer | None:
+        for place in places:
+            summed, factor = question.shardings[place], question.shardings[1 - place]
+            as_large = question.operands[place].shape == question.outputs[0].shape
+            if summed == Partial("sum") and factor == REPLICATED and as_large:
+                return Answer(question.shardings, (Partial("sum"),))
+        return None
+
+    return rule
+
+
 def unbroadcast(b: Emitter, gradient: str, operand: str) -> str:
     """Sums a gradient over the axes along which its operand was broadcast."""
     have, want = b.types[gradient].shape, b.types[operand].shape
@@ -140,6 +159,20 @@ def _erf_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 def _scale(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     required(attributes, "factor", (int, float))
     return elementwise(1)(inputs, attributes)
+
+
+def _cast(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    dtype = required(attributes, "dtype", str)
+    if dtype not in ITEM_BYTES:
+        raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
+    return (replace(inputs[0], dtype=dtype, value=None),)
+
+
+def _cast_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """The gradient in the operand's own element type; integers have none."""
+    dtype = b.types[i.inputs[0]].dtype
+    return (None,) if dtype in INTEGER_DTYPES else (b.op("cast", dy, dtype=dtype),)
 
 
 def _sum(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -210,11 +243,17 @@ ELEMENTWISE = table(
         infer=elementwise(2),
         work=memory_bound("mul"),
         shard=shard_elementwise,
+        partial=_linear_in(0, 1),
         gradient=_mul_gradient,
         fold=lambda x, _: x[0] * x[1],
     ),
     OpDefinition(
-        name="div", infer=elementwise(2), work=memory_bound("div"), shard=shard_elementwise, gradient=_div_gradient
+        name="div",
+        infer=elementwise(2),
+        work=memory_bound("div"),
+        shard=shard_elementwise,
+        partial=_linear_in(0),
+        gradient=_div_gradient,
     ),
     OpDefinition(
         name="scale",
@@ -289,6 +328,15 @@ ELEMENTWISE = table(
         shard=shard_elementwise,
         partial=_lends_shape,
         gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
+    ),
+    # to another element type
+    OpDefinition(
+        name="cast",
+        infer=_cast,
+        work=memory_bound("copy"),
+        shard=shard_elementwise,
+        partial=sums_pass,
+        gradient=_cast_gradient,
     ),
     # `add` of gradients of several micro-batches: transforms know it by name
     OpDefinition(

@@ -160,13 +160,31 @@ def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """Zeros beside the slice."""
     (x,) = i.inputs
     axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
-    n, start, stop = b.types[x].shape[axis], i.attribute("start"), i.attribute("stop")
+    before, after = i.attribute("start"), b.types[x].shape[axis] - i.attribute("stop")
+    return (b.op("pad", dy, axis=axis, before=before, after=after) if before or after else dy,)
 
-    def zeros(first: int, end: int) -> tuple[str, ...]:
-        return (b.op("scale", b.op("slice", x, axis=axis, start=first, stop=end), factor=0.0),) if end > first else ()
 
-    pieces = (*zeros(0, start), dy, *zeros(stop, n))
-    return (b.op("concat", *pieces, axis=axis) if len(pieces) > 1 else dy,)
+def _pad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, inputs)
+    (x,) = inputs
+    axis = axis_of(attributes, "axis", x.rank)
+    before, after = required(attributes, "before", int), required(attributes, "after", int)
+    if before < 0 or after < 0:
+        raise RuleError(f"before={before} and after={after} must not be negative; a slice cuts")
+    if not isinstance(attributes.get("value", 0), (int, float)):
+        raise RuleError(f"value must be a number, got {attributes['value']!r}")
+    return (x.with_size(axis, before + x.shape[axis] + after),)
+
+
+def _pad_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    (x,) = i.inputs
+    axis, start = axis_of(dict(i.attributes), "axis", b.types[x].rank), i.attribute("before")
+    return (b.op("slice", dy, axis=axis, start=start, stop=start + b.types[x].shape[axis]),)
+
+
+def _zeros_pass(question: Question) -> Answer | None:
+    """Partial sums may be padded by zeros; other values would be added up too."""
+    return None if question.attributes.get("value", 0) else sums_pass(question)
 
 
 def _shard_beside_axis(question: Question) -> Answer:
@@ -229,6 +247,15 @@ SHAPE = table(
     ),
     OpDefinition(
         name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis, partial=sums_pass
+    ),
+    # further elements of one `value` (0) `before` and `after` those of an axis
+    OpDefinition(
+        name="pad",
+        infer=_pad,
+        work=memory_bound("copy"),
+        gradient=_pad_gradient,
+        shard=_shard_beside_axis,
+        partial=_zeros_pass,
     ),
     OpDefinition(
         name="take", infer=_take, work=memory_bound("copy"), fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"])

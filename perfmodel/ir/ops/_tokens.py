@@ -2,7 +2,8 @@
 to its best expert (Fedus et al. 2021, section 2.1).
 
 The `offset` of a table's or row's first entry is 0 unless the vocabulary is sharded (Megatron-LM's
-vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3).
+vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3). The row `padding` of an embedding is not
+trained, as PyTorch's `padding_idx` is not.
 
 Experts take their tokens from buffers of fixed capacity; a token beyond it is dropped (zeros come back).
 Sharding tokens shards the capacity: each part fills its own share of every buffer, in its own order.
@@ -83,6 +84,14 @@ def _shard_embedding(question: Question) -> Answer:
     if by_token is not None:
         return Answer((REPLICATED, Sharded(by_token)), (Sharded(by_token),))
     return question.replicated()
+
+
+def _gradients_pass(question: Question) -> Answer | None:
+    """A gradient of a table is linear in what reaches its rows."""
+    table, ids, dy = question.shardings
+    if (table, ids, dy) != (REPLICATED, REPLICATED, Partial("sum")):
+        return None
+    return Answer(question.shardings, (Partial("sum"),))
 
 
 def _shard_embedding_grad(question: Question) -> Answer:
@@ -219,6 +228,7 @@ TOKENS = table(
         infer=_first_grad(_embedding),
         work=_embedding_work(backward=True),
         shard=_shard_embedding_grad,
+        partial=_gradients_pass,
     ),
     # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a constant
     OpDefinition(name="row_max", infer=_row_max, work=memory_bound("row_max"), shard=_shard_row_max),

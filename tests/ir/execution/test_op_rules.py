@@ -10,7 +10,7 @@ from perfmodel.timeline import double_precision
 
 X, ROW, TABLE, IDS = (3, 4, 6), (6,), (5, 6), (3, 4)
 IMAGE = (2, 4, 5, 6)
-F64, I32 = "fp64", "int32"
+F64, F32, I32 = "fp64", "fp32", "int32"
 CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = {
     "add": ([(F64, X), (F64, ROW)], {}),
     "sub": ([(F64, ROW), (F64, X)], {}),
@@ -28,6 +28,7 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "erf": ([(F64, X)], {}),
     "sum": ([(F64, X)], {"axes": (0, 2)}),
     "broadcast_like": ([(F64, (4, 1)), (F64, X)], {}),
+    "cast": ([(F32, X)], {"dtype": F64}),
     "matmul": ([(F64, X), (F64, (6, 2))], {}),
     "matmul_weight_grad": ([(F64, X), (F64, (3, 4, 2))], {}),
     "reshape": ([(F64, X)], {"shape": (12, -1)}),
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "split": ([(F64, X)], {"axis": 2, "parts": 3}),
     "concat": ([(F64, X), (F64, (3, 1, 6))], {"axis": 1}),
     "slice": ([(F64, X)], {"axis": 1, "start": 1, "stop": 3}),
+    "pad": ([(F64, X)], {"axis": 1, "before": 2, "after": 1}),
     "take": ([(F64, X), (I32, (2, 2))], {"axis": 1}),
     "unsqueeze": ([(F64, X)], {"axes": (0, 2)}),
     "layer_norm": ([(F64, X), (F64, ROW), (F64, ROW)], {"epsilon": 1e-3}),
@@ -66,6 +68,7 @@ OPTIONS = {
     ],
     "sum": [([(F64, X)], {"axes": axes}) for axes in ((1,), (2,), (1, 2), (0, 1))]
     + [([(F64, X)], {"axes": (2,), "keep": True})],
+    "pad": [([(F64, X)], {"axis": -1, "before": 0, "after": 2, "value": -1.5})],
     "attention": [
         ([(F64, (2, 3, 12))], {"heads": 2}),
         ([(F64, (2, 2, 12)), (F64, (2, 3, 12))], {"heads": 2, "causal": True}),
@@ -126,7 +129,7 @@ def test_gradients_are_jax_s(op: str, operands: list, values: dict[str, object])
     for term in terms[1:]:
         loss = b.op("add", loss, term)
     forward = b.build([loss])
-    wrt = [p.name for p in function.parameters if p.type is not None and p.type.dtype == F64]
+    wrt = [p.name for p in function.parameters if p.type is not None and p.type.dtype != I32]
     wrt = [name for name in wrt if not (op == "broadcast_like" and name == "x1")]
     values_of = arrays(forward)
     backward = gradient(forward, loss, wrt)
@@ -143,7 +146,8 @@ def test_gradients_are_jax_s(op: str, operands: list, values: dict[str, object])
 
         expected = jax.grad(total)({name: jax.numpy.asarray(values_of[name]) for name in wrt})
     for name, of in zip(backward.outputs[1:], wrt, strict=True):
-        np.testing.assert_allclose(found[name], expected[of], rtol=1e-10, atol=1e-12)
+        rtol = 1e-6 if backward.types[name].dtype == F32 else 1e-10
+        np.testing.assert_allclose(found[name], expected[of], rtol=rtol, atol=1e-12)
 
 
 def test_adam_is_optax_s() -> None:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from execution_cases import PROGRAMS
 
-from perfmodel import execution
 from perfmodel.cli import main
-from perfmodel.ir import parse_program
+from perfmodel.ir import execution, parse_program
 
 PIPELINE = str(PROGRAMS / "pipeline_mlp.ir")
 

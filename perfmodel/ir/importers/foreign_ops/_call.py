@@ -1,12 +1,14 @@
 """A node of a foreign graph as the rules see it, and what they share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.ir.importers._emitter import CannotMapError, Emitter, Item, Known, Ref
+from perfmodel.ir import INTEGER_DTYPES, ITEM_BYTES
+from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, collapsed
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers._program_rules import mapped
 
@@ -32,7 +34,7 @@ class Call:
         value = self.args[position] if self.has(position) else None
         if value is None:
             raise CannotMapError(f"operand {position} is missing")
-        return value if isinstance(value, (Known, Ref)) else Known.of(value)
+        return value if isinstance(value, (Known, Ref, IndexCheck)) else Known.of(value)
 
     def ref(self, position: int) -> Ref:
         """An operand as a value of the program."""
@@ -43,10 +45,19 @@ class Call:
         if isinstance(item, Ref):
             return item
         if not isinstance(item, Known):
-            raise CannotMapError("depends on what is missing")
-        if item.array.dtype.kind in "iub":
-            raise CannotMapError("the IR computes no integers")
-        return self.d.literal(np.clip(item.array, LOWEST[self.dtype], None), self.dtype)
+            raise CannotMapError("it depends on a comparison of data")
+        if self.dtype.startswith("int"):
+            return self.d.literal(item.array, self.dtype)
+        return self.d.literal(self.finite(item).array, self.dtype)
+
+    def broadcast_ref(self, item: Item) -> Ref:
+        """An item that the op broadcasts, written down as small as broadcasting allows."""
+        return self.as_ref(Known(collapsed(item.array)) if isinstance(item, Known) else item)
+
+    def finite(self, item: Known) -> Known:
+        """Floats of a known item with what stands for infinity in their place."""
+        lowest = LOWEST[self.dtype]
+        return Known(np.clip(np.asarray(item.array, float), lowest, -lowest))
 
     @property
     def dtype(self) -> str:
@@ -78,6 +89,21 @@ class Call:
     def op(self, op: str, *refs: Ref, **attributes: Any) -> Ref:
         return self.d.op(op, *refs, **attributes)
 
+    def expanded(self, x: Ref, wanted: Sequence[int]) -> Ref:
+        """The value repeated along axes of size 1 where another size is wanted; -1 leaves an axis as it is."""
+        have = (1,) * (len(wanted) - len(self.shape(x))) + self.shape(x)
+        x = self.d.reshape(x, have)
+        copies = [n if size == 1 and n > 1 else 1 for n, size in zip(wanted, have, strict=True)]
+        if prod(copies) == 1:
+            return x
+        dtype = self.d.dtype(x)
+        if dtype not in INTEGER_DTYPES:
+            # A product with ones keeps how samples are dealt out, which copies joined along their axis would not.
+            return self.op("mul", x, self.d.literal(np.ones(copies), dtype))
+        for axis, n in enumerate(copies):
+            x = self.op("concat", *[x] * n, axis=axis) if n > 1 else x
+        return x
+
     def scaled(self, ref: Ref, factor: float) -> Ref:
         return ref if factor == 1 else self.op("scale", ref, factor=float(factor))
 
@@ -85,13 +111,33 @@ class Call:
 Rule = Callable[[Call], Any]
 
 
+def graph_dtype(name: str) -> str:
+    """Element type of a program's value, by the name that PyTorch, NumPy or ONNX has for it."""
+    is_float = name.startswith(("float", "bfloat"))
+    return Array.of(name, ()).dtype if is_float else "int32"
+
+
 def primitive(c: Call, name: str, *items: Item) -> Item:
     """Write what the JAX primitive of a name does."""
-    if any(isinstance(i, Ref) and c.d.builder.types[i.name].dtype.startswith("int") for i in items):
+    items = promoted(c, items)
+    dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
+    if any(dtype.startswith("int") for dtype in dtypes):
         raise CannotMapError("the IR computes no integers; give the value of the input that they come from")
-    out = Array(c.dtype, (), 4)
+    out = Array(next(iter(dtypes), c.dtype), (), 4)
     floats = [Known.of(i.array, float) if isinstance(i, Known) else i for i in items]
     return mapped(name, c.d, {}, floats, [Array(c.dtype, c.shape(i), 4) for i in items], out, integer=False)
+
+
+def promoted(c: Call, items: Sequence[Item]) -> tuple[Item, ...]:
+    """Operands of unlike float types in the widest of them, as PyTorch promotes them; integers become floats."""
+    dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
+    floats = dtypes - set(INTEGER_DTYPES)
+    if len(dtypes) < 2 or not floats:
+        return tuple(items)
+    widest = max(floats, key=lambda dtype: ITEM_BYTES[dtype])
+    if len({dtype for dtype in floats if ITEM_BYTES[dtype] == ITEM_BYTES[widest]}) > 1:
+        widest = "fp32"  # neither of fp16 and bf16 holds the other
+    return tuple(c.d.cast(item, widest) if isinstance(item, Ref) else item for item in items)
 
 
 def axes_of(values: Any, rank: int) -> tuple[int, ...]:

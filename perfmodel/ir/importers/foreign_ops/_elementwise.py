@@ -6,10 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref
+from perfmodel.ir import INTEGER_DTYPES
+from perfmodel.ir.importers._emitter import CannotMapError, IndexCheck, Item, Known, Ref
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers._program_rules import mapped
-from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, Rule, primitive, spelled
+from perfmodel.ir.importers.foreign_ops._call import Call, Rule, graph_dtype, primitive, promoted, spelled
 
 
 def _like(name: str) -> Rule:
@@ -64,21 +65,89 @@ def _clip(c: Call) -> Item:
 
 
 def _same(c: Call) -> Item:
-    """Casts too: types are settled on entry, one element type of floats, integers as int32."""
     return c.item(0)
+
+
+def _cast(c: Call) -> Item:
+    """To the element type that the reader says; all integers are int32, and a check stays what it is."""
+    x = c.item(0)
+    return c.d.cast(x, graph_dtype(c.attributes["to_dtype"])) if isinstance(x, Ref) else x
+
+
+def _cast_like(c: Call) -> Item:
+    x, like = c.item(0), c.item(1)
+    if not isinstance(x, Ref):
+        return x
+    is_known = isinstance(like, Known)
+    return c.d.cast(x, graph_dtype(str(like.array.dtype)) if is_known else c.d.dtype(c.as_ref(like)))
 
 
 def _where(c: Call, condition: int = 0, yes: int = 1, no: int = 2) -> Item:
     which = c.item(condition)
+    if isinstance(which, IndexCheck):
+        return c.item(no if which.kind == "negative" else yes)
     if not isinstance(which, Known):
         raise CannotMapError("a choice by data; give the value of the input that the mask comes from")
-    cases = [_finite(c, c.item(k)) for k in (no, yes)]
-    out = Array(c.dtype, np.broadcast_shapes(*(c.shape(i) for i in (which, *cases))), 4)
+    cases = [c.finite(item) if isinstance(item, Known) else item for item in promoted(c, (c.item(no), c.item(yes)))]
+    dtype = next((c.d.dtype(item) for item in cases if isinstance(item, Ref)), c.dtype)
+    out = Array(dtype, np.broadcast_shapes(*(c.shape(i) for i in (which, *cases))), 4)
     return mapped("select_n", c.d, {}, [which, *cases], [out] * 3, out, integer=False)
 
 
-def _finite(c: Call, item: Item) -> Item:
-    return Known(np.clip(item.array, LOWEST[c.dtype], None)) if isinstance(item, Known) else item
+_NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
+    {
+        "eq": ("negative", False),
+        "ne": ("valid", False),
+        "lt": ("negative", True),
+        "le": ("negative", False),
+        "ge": ("valid", True),
+        "gt": ("valid", False),
+    }
+)
+"""What a comparison of an index with a negative number says, and whether it says so of 0 too: indices are in range."""
+
+
+def _compared(name: str) -> Rule:
+    """Comparison of an index with a number; any other comparison of data would be a choice by data."""
+
+    def rule(c: Call) -> IndexCheck:
+        x, bound = c.item(0), c.item(1)
+        kind, with_zero = _NEVER_BELOW_0[name]
+        is_index = isinstance(x, Ref) and c.d.dtype(x) in INTEGER_DTYPES
+        if is_index and isinstance(bound, Known) and bound.array.size:
+            largest = float(np.max(bound.array))
+            if largest < 0 or (with_zero and largest == 0):
+                return IndexCheck(kind)  # pyright: ignore[reportArgumentType]
+        raise CannotMapError("a comparison of data; give the value of the input that it comes from")
+
+    return rule
+
+
+def _never(c: Call) -> IndexCheck:
+    """Programs compute no infinities and nothing that is not a number, as masks are finite in them."""
+    return IndexCheck("negative")
+
+
+def _not(c: Call) -> IndexCheck:
+    x = c.item(0)
+    if not isinstance(x, IndexCheck):
+        raise CannotMapError("a comparison of data; give the value of the input that it comes from")
+    return IndexCheck("valid" if x.kind == "negative" else "negative")
+
+
+def _both(name: str) -> Rule:
+    """Conjunction or disjunction of checks, and of known booleans."""
+    neutral, decides = ("valid", "negative") if name == "and" else ("negative", "valid")
+
+    def rule(c: Call) -> Item:
+        items = [c.item(0), c.item(1)]
+        if any(isinstance(item, Ref) for item in items):
+            raise CannotMapError("a comparison of data; give the value of the input that it comes from")
+        checks = [item for item in items if isinstance(item, IndexCheck)]
+        settled = next((item for item in checks if item.kind == decides), None)
+        return settled or next((item for item in items if item not in checks), IndexCheck(neutral))
+
+    return rule
 
 
 _AS_IN_JAX: Final = {
@@ -113,6 +182,14 @@ _AS_IN_JAX: Final = {
 """JAX primitive by name of the op."""
 
 
+_COMPARISONS_OF_ONNX: Final = {
+    "Equal": "eq",
+    "Less": "lt",
+    "LessOrEqual": "le",
+    "GreaterOrEqual": "ge",
+    "Greater": "gt",
+}
+
 ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         **{name: _like(jax_name) for name, jax_name in _AS_IN_JAX.items()},
@@ -136,7 +213,18 @@ ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
             "detach_",
             rule=_same,
         ),
-        **spelled("Cast", "CastLike", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_same),
+        # the value of the second operand, which takes the place of the first
+        **spelled("copy", "fill.Tensor", rule=lambda c: c.item(1)),
+        "CastLike": _cast_like,
+        **spelled("Cast", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_cast),
+        **{name: _compared(name) for name in _NEVER_BELOW_0},
+        **{f"{name}.Scalar": _compared(name) for name in _NEVER_BELOW_0},
+        **{f"{name}.Tensor": _compared(name) for name in _NEVER_BELOW_0},
+        **{onnx_name: _compared(name) for onnx_name, name in _COMPARISONS_OF_ONNX.items()},
+        **spelled("IsNaN", "IsInf", "isnan", "isinf", rule=_never),
+        **spelled("Not", "logical_not", "bitwise_not", rule=_not),
+        **spelled("And", "logical_and", "__and__.Tensor", "bitwise_and.Tensor", rule=_both("and")),
+        **spelled("Or", "logical_or", "__or__.Tensor", "bitwise_or.Tensor", rule=_both("or")),
         **spelled("Where", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", rule=_where),
         **spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
     }

@@ -14,8 +14,6 @@ import numpy as np
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref
 from perfmodel.ir.importers.foreign_ops._call import Call, Rule, axes_of, primitive, spelled
 
-_MEAN_OVER_IMAGE: Final = (2, 3)
-
 
 def _pair(values: Any) -> tuple[int, int]:
     """Height and width, of which one number may stand for both."""
@@ -48,8 +46,10 @@ def _undilated(c: Call, position: int) -> None:
 def _convolution(c: Call, groups: int = 6) -> Item:
     """ONNX's Conv and ATen's conv2d; `convolution` has its groups further on, behind what only transposed ones have."""
     x, w = c.ref(0), c.ref(1)
+    if len(c.shape(x)) == 3:
+        return _convolution_of_lines(c, groups)
     if len(c.shape(x)) != 4:
-        raise CannotMapError("not an image of two dimensions")
+        raise CannotMapError("an image of more than two dimensions")
     if groups > 6 and c.value("", 6, False):
         raise CannotMapError("a transposed convolution")
     _undilated(c, 5)
@@ -62,6 +62,26 @@ def _convolution(c: Call, groups: int = 6) -> Item:
         groups=int(c.value("group", groups, 1)),
     )
     return c.op("add", y, _by_channel(c, c.ref(2), 4)) if c.has(2) else y
+
+
+def _convolution_of_lines(c: Call, groups: int) -> Item:
+    """A convolution over one dimension: of images of height 1."""
+    if groups > 6 and c.value("", 6, False):
+        raise CannotMapError("a transposed convolution")
+    _undilated(c, 5)
+    x, w = c.ref(0), c.ref(1)
+    n, channels, length = c.shape(x)
+    kernel = c.shape(w)
+    y = c.op(
+        "conv2d",
+        c.d.reshape(x, (n, channels, 1, length)),
+        c.d.reshape(w, (*kernel[:2], 1, kernel[2])),
+        stride=(1, _pair(c.value("strides", 3, 1))[1]),
+        padding=(0, _padding(c, 4)[1]),
+        groups=int(c.value("group", groups, 1)),
+    )
+    y = c.op("add", y, _by_channel(c, c.ref(2), 4)) if c.has(2) else y
+    return c.d.reshape(y, (n, kernel[0], c.shape(y)[3]))
 
 
 def _pool(c: Call, kind: str) -> Ref:
@@ -88,7 +108,7 @@ def _pool(c: Call, kind: str) -> Ref:
 
 def _global_mean(c: Call) -> Ref:
     x = c.ref(0)
-    total = c.op("sum", x, axes=_MEAN_OVER_IMAGE, keep=True)
+    total = c.op("sum", x, axes=tuple(range(2, len(c.shape(x)))), keep=True)
     return c.scaled(total, 1 / prod(c.shape(x)[2:]))
 
 
@@ -104,6 +124,15 @@ def _adaptive_mean(c: Call) -> Ref:
         raise CannotMapError(f"windows of different sizes from {shape} to {out}")
     kernel = (shape[0] // out[0], shape[1] // out[1])
     return c.op("pool2d", x, kind="mean", kernel=kernel, stride=kernel, padding=(0, 0))
+
+
+def _adaptive_mean_of_lines(c: Call) -> Ref:
+    """To one element by a mean over all."""
+    x, out = c.ref(0), int(np.asarray(c.value("", 1)).reshape(()))
+    if out != 1:
+        raise CannotMapError(f"windows of different sizes to {out}")
+    rank = len(c.shape(x))
+    return c.scaled(c.op("sum", x, axes=(rank - 1,), keep=True), 1 / c.shape(x)[-1])
 
 
 def _by_channel(c: Call, item: Item, rank: int) -> Any:
@@ -174,17 +203,20 @@ def _instance_norm(c: Call, epsilon: int = -1) -> Item:
 
 IMAGES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
-        **spelled("Conv", "conv2d", rule=_convolution),
+        **spelled("Conv", "conv2d", "conv1d", rule=_convolution),
         "convolution": lambda c: _convolution(c, 8),
         **spelled("MaxPool", "max_pool2d", rule=lambda c: _pool(c, "max")),
         "max_pool2d_with_indices": lambda c: [_pool(c, "max"), None],
         **spelled("AveragePool", "avg_pool2d", rule=lambda c: _pool(c, "mean")),
         "GlobalAveragePool": _global_mean,
         **spelled("adaptive_avg_pool2d", "_adaptive_avg_pool2d", rule=_adaptive_mean),
+        "adaptive_avg_pool1d": _adaptive_mean_of_lines,
         "BatchNormalization": lambda c: _batch_norm(c, -1, -1),
         "batch_norm": _batch_norm,
         **spelled("native_batch_norm", "_native_batch_norm_legit", rule=_first_of_three(_batch_norm)),
         "_native_batch_norm_legit_no_training": _first_of_three(lambda c: _batch_norm(c, -1, 6)),
+        # what a program that assigns every value once has for it: new running statistics too
+        "_native_batch_norm_legit_functional": lambda c: [_batch_norm(c), None, None, None, None],
         **spelled("GroupNormalization", "group_norm", rule=_group_norm),
         "InstanceNormalization": _instance_norm,
         "instance_norm": lambda c: _instance_norm(c, 7),

@@ -8,9 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref
+from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
 from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, Rule, axes_of, primitive, spelled
-from perfmodel.ir.models import cross_entropy
+from perfmodel.ir.models import surprise
+
+_HIDDEN: Final = -1e9
+"""What is below this takes all weight from a score."""
 
 
 def _matmul(c: Call) -> Ref:
@@ -25,13 +28,23 @@ def _product(c: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
     if len(shape_b) == 1:
         return c.d.reshape(_product(c, a, c.d.reshape(b, (*shape_b, 1))), shape_a[:-1])
     if len(shape_b) > 2 and shape_a[:-2] != shape_b[:-2]:
-        raise CannotMapError(f"batches {shape_a[:-2]} and {shape_b[:-2]} differ; expand them first")
+        batch = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
+        a, b = (c.expanded(x, (*batch, *c.shape(x)[-2:])) for x in (a, b))
+    elif len(shape_b) > len(shape_a):
+        a = c.expanded(a, (*shape_b[:-2], *shape_a[-2:]))
     return c.op("matmul", a, b, **transposed)
 
 
 def _linear(c: Call) -> Item:
     y = _product(c, c.ref(0), c.ref(1), transpose_b=True)
     return c.op("add", y, c.ref(2)) if c.has(2) else y
+
+
+def _baddbmm(c: Call) -> Item:
+    """ATen: beta x + alpha a b."""
+    y = c.scaled(_product(c, c.ref(1), c.ref(2)), c.value("", 4, 1))
+    beta = c.value("", 3, 1)
+    return primitive(c, "add", y, primitive(c, "mul", c.item(0), Known.of(float(beta)))) if beta else y
 
 
 def _gemm(c: Call) -> Item:
@@ -101,21 +114,38 @@ def _attention(c: Call) -> Ref:
     groups = c.shape(q)[1] // c.shape(k)[1] if len(c.shape(q)) == 4 else 1
     if groups > 1:
         k, v = _repeat_heads(c, k, groups), _repeat_heads(c, v, groups)
-    plain = not c.has(3) and scale == size**-0.5
+    mask, causal = _settled_mask(c.item(3) if c.has(3) else None, causal)
+    plain = mask is None and scale == size**-0.5
     if plain and len(c.shape(q)) == 4 and c.shape(q) == c.shape(k) == c.shape(v):
         batch, heads, seq, _ = c.shape(q)
         joint = c.op("concat", *(c.d.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)), axis=3)
         context = c.op("attention", c.d.reshape(joint, (batch, seq, 3 * heads * size)), heads=heads, causal=causal)
         return c.d.transpose(c.d.reshape(context, (batch, seq, heads, size)), (0, 2, 1, 3))
     scores = c.scaled(c.op("matmul", q, k, transpose_b=True), scale)
-    mask = c.item(3) if c.has(3) else None
     if causal:
         mask = Known(np.tril(np.ones(c.shape(scores)[-2:], bool)))
     if isinstance(mask, Known) and mask.array.dtype == bool:
         mask = Known(np.where(mask.array, 0.0, LOWEST[c.dtype]))
     if mask is not None:
-        scores = c.op("add", scores, c.as_ref(mask))
+        scores = c.op("add", scores, c.broadcast_ref(mask))
     return _product(c, c.op("softmax", scores), v)
+
+
+def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
+    """What is left of a mask where it is known to hide nothing, or just what comes later."""
+    if not isinstance(mask, Known):
+        return mask, causal
+    seen = mask.array if mask.array.dtype == bool else mask.array >= 0
+    if mask.array.dtype != bool and not (seen | (mask.array < _HIDDEN)).all():
+        return mask, causal  # a bias that is no mask, as relative positions are
+    small = collapsed(seen)
+    if small.ndim == 0 and bool(small):
+        return None, causal
+    rows, columns = seen.shape[-2:]
+    earlier = np.tril(np.ones((rows, columns), bool))
+    if rows == columns and (seen == earlier).all():
+        return None, True
+    return Known(seen & earlier if causal else seen), False
 
 
 def _repeat_heads(c: Call, x: Ref, groups: int) -> Ref:
@@ -125,14 +155,36 @@ def _repeat_heads(c: Call, x: Ref, groups: int) -> Ref:
 
 
 def _cross_entropy(c: Call) -> Ref:
-    """Mean over all labels; ATen's and ONNX's classes of more than two axes stand in axis 1."""
+    """Mean over the labels that count; ATen's and ONNX's classes of more than two axes stand in axis 1.
+
+    Labels that are data are in range. Those that the graph itself puts in the place of a missing one (the next token
+    of the last position) are known, and so is how many count.
+    """
     logits, labels = c.ref(0), c.ref(1)
     rank = len(c.shape(logits))
     if c.has(2) or c.value("reduction", 3, 1) not in (1, b"mean", "mean"):
         raise CannotMapError("weighted classes, or another reduction than the mean")
+    if c.value("", 5, 0.0):
+        raise CannotMapError("smoothed labels; set label_smoothing=0")
     logits = c.d.transpose(logits, (0, *range(2, rank), 1)) if rank > 2 else logits
+    ignored = c.d.known_elements(labels) == c.value("ignore_index", 4, -100)
+    counts = ~np.ma.filled(ignored, False)
     with c.d.builder.tagged(phase="forward", layer=logits.layer):
-        return replace(logits, name=cross_entropy(c.d.builder, logits.name, labels.name))
+        each = replace(logits, name=surprise(c.d.builder, logits.name, labels.name))
+    if not counts.all():
+        # What repeats itself for every sample is written once, so that samples can be dealt out.
+        period = _period(counts.ravel())
+        each = c.d.reshape(each, (counts.size // period, period))
+        each = c.op("mul", each, c.d.literal(counts.ravel()[:period].astype(float), c.d.dtype(each)))
+    total = c.op("sum", each, axes=tuple(range(len(c.shape(each)))))
+    return c.op("scale", total, factor=1.0 / max(int(counts.sum()), 1), name="loss")
+
+
+def _period(values: np.ndarray) -> int:
+    """Elements after which a vector repeats itself."""
+    n = len(values)
+    lengths = [k for k in range(1, n + 1) if n % k == 0]
+    return next(k for k in lengths if (values.reshape(-1, k) == values[:k]).all())
 
 
 def _mse(c: Call) -> Ref:
@@ -149,6 +201,7 @@ PRODUCTS: Final[Mapping[str, Rule]] = MappingProxyType(
         "linear": _linear,
         "Gemm": _gemm,
         "addmm": _addmm,
+        "baddbmm": _baddbmm,
         "ReduceSum": _sum,
         "ReduceMean": lambda c: _sum(c, mean=True),
         **spelled("sum", "sum.dim_IntList", rule=lambda c: _sum(c, keep=0)),

@@ -3,15 +3,12 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
 from perfmodel.ir.importers.foreign_ops._call import Call, Rule, axes_of, spelled
-
-_MOST_COPIES: Final = 64
-"""Copies, at most, of a tensor that is repeated along an axis by joining it to itself."""
 
 
 def _reshape(c: Call) -> Ref:
@@ -75,16 +72,7 @@ def _swap(c: Call, first: int | None = None, second: int | None = None) -> Ref:
 
 
 def _expand(c: Call) -> Ref:
-    x = c.ref(0)
-    wanted = [int(n) for n in np.atleast_1d(c.value("shape", 1))]
-    have = (1,) * (len(wanted) - len(c.shape(x))) + c.shape(x)
-    x = c.d.reshape(x, have)
-    for axis, (n, size) in enumerate(zip(wanted, have, strict=True)):
-        if size == 1 and n > 1:
-            if n > _MOST_COPIES:
-                raise CannotMapError(f"a broadcast to {n} copies would have to be stored")
-            x = c.op("concat", *[x] * n, axis=axis)
-    return x
+    return c.expanded(c.ref(0), [int(n) for n in np.atleast_1d(c.value("shape", 1))])
 
 
 def _concat(c: Call) -> Ref:
@@ -117,6 +105,217 @@ def _range(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
     return x if stop - start == c.shape(x)[axis] else c.op("slice", x, axis=axis, start=start, stop=stop)
 
 
+def _strided(c: Call, x: Ref, axis: int, start: int, stop: int, step: int) -> Item:
+    """Elements start, start + step, ... of an axis; of none a known, empty value is left."""
+    shape = c.shape(x)
+    count = len(range(start, stop, step))
+    if count == 0:
+        return Known(np.zeros((*shape[:axis], 0, *shape[axis + 1 :])))
+    if step == 1:
+        return _range(c, x, axis, start, stop)
+    ids = np.arange(start, stop, step)
+    if step < 0 or shape[axis] % step or count != shape[axis] // step:
+        return _taken(c, x, axis, ids)
+    # Every step-th element is a column of the axis written as rows of that length.
+    rows = c.d.reshape(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
+    column = c.op("slice", rows, axis=axis + 1, start=start, stop=start + 1)
+    return c.d.reshape(column, (*shape[:axis], count, *shape[axis + 1 :]))
+
+
+def _taken(c: Call, x: Ref, axis: int, ids: np.ndarray) -> Ref:
+    """Known elements of an axis, whose place the axes of `ids` take."""
+    shape = c.shape(x)
+    ids = np.where(ids < 0, ids + shape[axis], ids)
+    flat = ids.ravel()
+    before, after = shape[:axis], shape[axis + 1 :]
+    if (np.diff(flat) == 1).all():
+        return c.d.reshape(_range(c, x, axis, int(flat[0]), int(flat[-1]) + 1), (*before, *ids.shape, *after))
+    # Others are rows of a table: the axis first, the rest as one.
+    rank = len(shape)
+    rest = [k for k in range(rank) if k != axis]
+    table = c.d.reshape(c.d.transpose(x, (axis, *rest)), (shape[axis], prod(before + after)))
+    looked_up = c.op("embedding", table, c.d.literal(flat, "int32"))
+    looked_up = c.d.reshape(looked_up, (*ids.shape, *before, *after))
+    order = (*range(ids.ndim, ids.ndim + axis), *range(ids.ndim), *range(ids.ndim + axis, ids.ndim + rank - 1))
+    return c.d.transpose(looked_up, order)
+
+
+def _index(c: Call) -> Ref:
+    """ATen: indices of some axes next to one another, known beforehand; they are broadcast to one another."""
+    x, places = c.ref(0), list(c.args[1])
+    return _indexed(c, x, [k for k, place in enumerate(places) if place is not None], places)
+
+
+def _indexed(c: Call, x: Ref, axes: Sequence[int], places: Sequence[Item | None]) -> Ref:
+    known = [places[axis] for axis in axes]
+    arrays = [place.array for place in known if isinstance(place, Known)]
+    if len(arrays) < len(known):
+        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+    if any(array.dtype == bool for array in arrays):
+        raise CannotMapError("as many elements as a mask has")
+    if list(axes) != list(range(axes[0], axes[-1] + 1)):
+        raise CannotMapError("places in axes that are not next to one another")
+    shape = c.shape(x)
+    sizes = shape[axes[0] : axes[-1] + 1]
+    wrapped = [np.where(array < 0, array + n, array) for array, n in zip(arrays, sizes, strict=True)]
+    ids = np.ravel_multi_index(np.broadcast_arrays(*wrapped), sizes)
+    merged = c.d.reshape(x, (*shape[: axes[0]], prod(sizes), *shape[axes[-1] + 1 :]))
+    return _taken(c, merged, axes[0], np.asarray(ids))
+
+
+def _gather_nd(c: Call) -> Ref:
+    """ONNX: the last axis of the indices counts along the first axes of the data."""
+    x, ids = c.ref(0), c.item(1)
+    if not isinstance(ids, Known) or c.attributes.get("batch_dims", 0):
+        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+    columns = [Known(column) for column in np.moveaxis(ids.array, -1, 0)]
+    return _indexed(c, x, range(len(columns)), columns)
+
+
+def _with_part(c: Call, x: Item, part: Item, axis: int, start: int, stop: int) -> Item:
+    """A value in which elements start..stop of an axis are replaced."""
+    shape = c.shape(x)
+    pieces = []
+    for first, last in ((0, start), (stop, shape[axis])):
+        if last > first and isinstance(x, Ref):
+            pieces.append(_range(c, x, axis, first, last))
+        elif last > first:
+            array = x.array  # pyright: ignore[reportAttributeAccessIssue]
+            pieces.append(c.as_ref(Known(array.take(np.arange(first, last), axis))))
+        else:
+            pieces.append(None)
+    inside = c.as_ref(
+        Known(np.broadcast_to(part.array, _with(shape, axis, stop - start))) if isinstance(part, Known) else part
+    )
+    refs = [ref for ref in (pieces[0], inside, pieces[1]) if ref is not None]
+    return refs[0] if len(refs) == 1 else c.op("concat", *refs, axis=axis)
+
+
+def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _slice_scatter(c: Call) -> Item:
+    """ATen: x, part, axis, start, end, step."""
+    x, part = c.item(0), c.item(1)
+    shape = c.shape(x)
+    (axis,) = axes_of(c.value("", 2, 0), len(shape))
+    end = np.iinfo(np.int64).max
+    start, stop, step = slice(c.value("", 3, 0), c.value("", 4, end), c.value("", 5, 1)).indices(shape[axis])
+    if step != 1:
+        raise CannotMapError(f"a slice with step {step}")
+    return _with_part(c, x, part, axis, start, stop)
+
+
+def _select_scatter(c: Call) -> Item:
+    """ATen: x, part, axis, index."""
+    x, part = c.item(0), c.item(1)
+    shape = c.shape(x)
+    (axis,) = axes_of(c.value("", 2), len(shape))
+    index = int(c.value("", 3)) % shape[axis]
+    row = _with(shape, axis, 1)
+    if isinstance(part, Known):
+        part = Known(np.broadcast_to(np.expand_dims(part.array, axis) if part.array.ndim else part.array, row))
+    return _with_part(c, x, c.d.reshape(part, row) if isinstance(part, Ref) else part, axis, index, index + 1)
+
+
+def _scatter_nd(c: Call) -> Item:
+    """ONNX: data, places, parts; here places that make a block of all axes but one."""
+    x, ids, part = c.item(0), c.item(1), c.item(2)
+    shape = c.shape(x)
+    if not isinstance(ids, Known) or c.attributes.get("reduction", b"none") not in (b"none", "none"):
+        raise CannotMapError("places that depend on data, or a reduction")
+    depth = ids.array.shape[-1]
+    numbers = np.arange(prod(shape)).reshape(shape)[tuple(np.moveaxis(ids.array, -1, 0))]
+    corners = [np.unravel_index(numbers.min(), shape), np.unravel_index(numbers.max(), shape)]
+    ranges = [(int(low), int(high) + 1) for low, high in zip(*corners, strict=True)]
+    block = np.arange(prod(shape)).reshape(shape)[tuple(slice(*r) for r in ranges)]
+    partial = [axis for axis, (r, n) in enumerate(zip(ranges, shape, strict=True)) if r != (0, n)]
+    if depth == 0 or len(partial) > 1 or numbers.size != block.size or (numbers.ravel() != block.ravel()).any():
+        raise CannotMapError("places that are no range of one axis")
+    axis = partial[0] if partial else 0
+    return _with_part(c, x, _reshaped(c, part, block.shape), axis, *ranges[axis])
+
+
+def _reshaped(c: Call, item: Item, shape: Sequence[int]) -> Item:
+    """A value in another shape, whether it is known or not."""
+    if isinstance(item, Ref):
+        return c.d.reshape(item, shape)
+    return Known(item.array.reshape(tuple(shape)))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _scatter_elements(c: Call) -> Item:
+    """ONNX: data, places along an axis, parts; here places that are the same range of the axis everywhere."""
+    x, ids, part = c.item(0), c.item(1), c.item(2)
+    shape = c.shape(x)
+    (axis,) = axes_of(c.value("axis", -1, 0), len(shape))
+    if not isinstance(ids, Known):
+        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+    size = ids.array.shape[axis]
+    start = int(ids.array.min()) if ids.array.size else 0
+    expected = np.arange(start, start + size).reshape([-1 if k == axis else 1 for k in range(len(shape))])
+    if ids.array.shape != _with(shape, axis, size) or (ids.array != expected).any():
+        raise CannotMapError("places that are no range of one axis")
+    return _with_part(c, x, part, axis, start, start + size)
+
+
+def _pad(c: Call) -> Item:
+    """ATen: sizes before and after, last axis first, mode, value; ONNX: all starts, then all ends, value, axes."""
+    x: Item = c.ref(0)
+    rank = len(c.shape(x))
+    onnx = "mode" in c.attributes or isinstance(c.args[1], Known) or "pads" in c.attributes
+    sizes = [int(n) for n in np.atleast_1d(c.value("pads", 1))]
+    if onnx:
+        mode, value = c.value("mode", -1, "constant"), c.value("", 2, 0)
+        axes = axes_of(c.value("axes", 3, list(range(rank))), rank)
+        pairs = dict(zip(axes, np.reshape(sizes, (2, -1)).T.tolist(), strict=True))
+    else:
+        # `constant_pad_nd` has the value in the place of the mode
+        mode = c.value("", 2, "constant")
+        mode, value = (mode, c.value("", 3, 0)) if isinstance(mode, str) else ("constant", mode)
+        pairs = {rank - 1 - k: sizes[2 * k : 2 * k + 2] for k in range(len(sizes) // 2)}
+    if mode not in ("constant", b"constant"):
+        raise CannotMapError(f"padding of mode {mode!r}")
+    for axis, (before, after) in pairs.items():
+        n = c.shape(x)[axis]
+        if min(before, after) < 0:
+            x = _strided(c, c.as_ref(x), axis, max(0, -before), n + min(0, after), 1)
+        before, after = max(0, before), max(0, after)
+        if before or after:
+            x = c.op("pad", c.as_ref(x), axis=axis, before=before, after=after, value=_number(value))
+    return x
+
+
+def _number(value: Any) -> float:
+    return float(np.asarray(0 if value is None else value))
+
+
+def _roll(c: Call) -> Ref:
+    """ATen: x, shifts, axes."""
+    x, shifts, axes = c.ref(0), np.atleast_1d(c.value("", 1)), np.atleast_1d(c.value("", 2, []))
+    if not len(axes):
+        raise CannotMapError("a roll over all axes as one")
+    for shift, axis in zip(shifts.tolist(), axes_of(axes, len(c.shape(x))), strict=True):
+        n = c.shape(x)[axis]
+        if cut := -shift % n:
+            x = c.op("concat", _range(c, x, axis, cut, n), _range(c, x, axis, 0, cut), axis=axis)
+    return x
+
+
+def _known(c: Call, position: int) -> np.ndarray:
+    item = c.item(position)
+    if not isinstance(item, Known):
+        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+    return item.array
+
+
+def _unbind(c: Call) -> list[Ref]:
+    x = c.ref(0)
+    (axis,) = axes_of(c.value("", 1, 0), len(c.shape(x)))
+    shape = c.shape(x)
+    return [c.d.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in c.d.parts(x, axis, shape[axis])]
+
+
 def _split(c: Call) -> list[Ref]:
     """ONNX: sizes or `num_outputs`; ATen: sizes, or the size of each part."""
     x = c.ref(0)
@@ -133,7 +332,7 @@ def _chunk(c: Call) -> list[Ref]:
     return _cut(c, x, axis, -(-c.shape(x)[axis] // int(c.value("", 1))))
 
 
-def _slice(c: Call) -> Ref:
+def _slice(c: Call) -> Item:
     """ONNX: starts, ends, axes, steps; ATen: axis, start, end, step."""
     x = c.ref(0)
     rank = len(c.shape(x))
@@ -146,10 +345,11 @@ def _slice(c: Call) -> Ref:
         axes, starts = [c.value("", 1, 0)], [c.value("", 2, 0)]
         stops, steps = [c.value("", 3, np.iinfo(np.int64).max)], [c.value("", 4, 1)]
     for axis, start, stop, step in zip(axes_of(axes, rank), starts, stops, steps, strict=True):
-        if step != 1:
-            raise CannotMapError(f"a slice with step {step}")
-        first, last, _ = slice(start, stop).indices(c.shape(x)[axis])
-        x = _range(c, x, axis, first, last)
+        first, last, step = slice(start, stop, step).indices(c.shape(x)[axis])
+        part = _strided(c, x, axis, first, last, step)
+        if not isinstance(part, Ref):
+            return part
+        x = part
     return x
 
 
@@ -166,19 +366,23 @@ def _one(c: Call, x: Ref, axis: int, index: int, inside: Sequence[int] = ()) -> 
 
 
 def _gather(c: Call) -> Ref:
-    """Rows of a table, or one element of an axis."""
+    """Rows of a table, or known elements of any axis."""
     x, ids = c.ref(0), c.item(1)
-    axis = int(c.attributes.get("axis", 0)) % len(c.shape(x))
+    axis = int(c.value("axis", -1, 0)) % len(c.shape(x))
     if isinstance(ids, Known) and ids.array.size == 1:
         return _one(c, x, axis, int(ids.array.reshape(())), ids.array.shape)
-    if axis or len(c.shape(x)) != 2:
-        raise CannotMapError("neither rows of a matrix nor one element of an axis")
-    return _rows(c, x, ids)
-
-
-def _rows(c: Call, table: Ref, ids: Item) -> Ref:
+    if axis == 0 and len(c.shape(x)) == 2:
+        return _rows(c, x, ids)
     if not isinstance(ids, Known):
-        return c.op("embedding", table, c.ref(1))
+        raise CannotMapError("places that depend on data, in another axis than the first; give their value")
+    return _taken(c, x, axis, ids.array)
+
+
+def _rows(c: Call, table: Ref, ids: Item, padding: int = -1) -> Ref:
+    """Rows of a table, of which the one of the padding is not trained (ATen)."""
+    untrained = {"padding": padding} if padding >= 0 else {}
+    if not isinstance(ids, Known):
+        return c.op("embedding", table, c.ref(1), **untrained)
     small = collapsed(ids.array)  # positions that are the same for all samples are looked up once
     known = small if small.ndim else ids.array
     flat = known.ravel()
@@ -206,8 +410,18 @@ SHAPES: Final[Mapping[str, Rule]] = MappingProxyType(
         "chunk": _chunk,
         **spelled("Slice", "slice.Tensor", rule=_slice),
         "select.int": _select,
+        "slice_scatter": _slice_scatter,
+        "select_scatter": _select_scatter,
+        "ScatterND": _scatter_nd,
+        "ScatterElements": _scatter_elements,
+        "index_select": lambda c: _taken(c, c.ref(0), int(c.value("", 1)) % len(c.shape(c.ref(0))), _known(c, 2)),
+        "index.Tensor": _index,
+        "GatherND": _gather_nd,
+        **spelled("Pad", "pad", "constant_pad_nd", rule=_pad),
+        "unbind.int": _unbind,
+        "roll": _roll,
         "Gather": _gather,
-        "embedding": lambda c: _rows(c, c.ref(0), c.item(1)),
+        "embedding": lambda c: _rows(c, c.ref(0), c.item(1), int(c.value("", 2, -1))),
     }
 )
 """Rules by name of the op."""
