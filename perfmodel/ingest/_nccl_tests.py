@@ -49,14 +49,18 @@ _SET_BY: Final = re.compile(r"\b(NCCL_\w+) set by environment to (\S+?)\.?$")
 _WRONG: Final = re.compile(r"#?\s*Out of bounds values\s*:\s*(\S+)\s*(\S*)")
 _LABEL: Final = re.compile(
     r"""\s*(?:
-        \[[^\]\s]*\](?:<\w+>)?:?          # mpirun --tag-output, mpiexec, kubectl --prefix
+        \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?  # a clock
+          (?:\ std(?:out|err)\ [FP](?=\s|$))?  # of a container's log
+        | \([\w.-]+:\d+\)               # host and rank
+        | \[[^\]\s]*\](?:<\w+>)?:?          # mpirun --tag-output, mpiexec, kubectl --prefix
         | \(\S+,?\s*pid=\d+[^)]*\)       # Ray
         | \d+:(?=\s)                     # srun --label
         | [A-Za-z][\w.-]*(?:\[\d+\])?:(?=\s+[#\d]|\s*\#)  # pdsh, kubectl: the host's or the pod's name
     )\s?""",
     re.VERBOSE,
 )
-"""What launchers put before every line."""
+"""What launchers and containers put before every line."""
+_MOST_LABELS: Final = 3
 _UNITS: Final = {"(B)", "(elements)", "(us)", "(GB/s)", "(%)"}
 
 
@@ -147,8 +151,14 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
 
 def _without_label(raw: str) -> str:
     """A line without what a launcher put before it."""
-    label = _LABEL.match(raw)
-    return (raw[label.end() :] if label else raw).strip()
+    line = raw
+    # A clock of the container may stand before the launcher's own label.
+    for _ in range(_MOST_LABELS):
+        label = _LABEL.match(line)
+        if label is None:
+            break
+        line = line[label.end() :]
+    return line.strip()
 
 
 def _comment(section: _Section, line: str, place: str) -> None:
