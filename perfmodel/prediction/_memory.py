@@ -246,6 +246,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         saved = saved - gone + moving
     transient = _transient(ranks, blocks, moving, trains=job.mode == "train")
     weights = xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
+    if job.secondary_shards > 1:
+        weights = weights + xp.where(sharding.zero >= 3, weight * stored[1] / job.secondary_shards, 0.0)
     if has_fp8_copies(job, framework):
         weights = weights + framework.fp8_copy_bytes * _dot(ranks.held, (blocks.dense + blocks.expert) * blocks.layers)
     if framework.step_bytes_per_param and trained:

@@ -193,6 +193,9 @@ class Job:
     loss_with_gradient: bool = False
     """One kernel reads the logits and writes their gradient over them while it sums up the loss, so that backward has
     nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
+    secondary_shards: int = 0
+    """Ranks among which ZeRO 3 keeps the weights once more, so that backward gathers them nearby (ZeRO++'s hpZ, arXiv
+    2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all ranks."""
     fp8_params: bool = False
     """Weights of 8-bit products are kept in 8 bits alone, both ways round, instead of in 16 with 8-bit copies beside
     (Megatron-Core's `--fp8-param-gather`)."""
@@ -286,7 +289,7 @@ class Job:
                 object.__setattr__(self, name, plain)
         whole("job", {"global_batch": self.global_batch})
         whole("job", {"seq_len": self.seq_len}, most=LONGEST_SEQUENCE)
-        none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers")
+        none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers", "secondary_shards")
         whole("job", {name: getattr(self, name) for name in none_or_more}, least=0)
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")

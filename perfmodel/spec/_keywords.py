@@ -45,6 +45,7 @@ class JobKeywords(TypedDict, total=False):
     head: Head
     masked_head: bool
     loss_with_gradient: bool
+    secondary_shards: int
     fp8_params: bool
     chunked_loss: bool
     fused_batch_norm: bool

@@ -521,9 +521,10 @@ def test_buckets_stay_in_a_file_that_is_written_like_another(tmp_path: Path) -> 
 
 
 def test_zero_plus_plus_is_named_at_the_head() -> None:
-    doubts = deepspeed("k18c_ds_hpz.json").may_be_wrong
-    assert doubts[0].startswith("memory may be wrong: zero_hpz_partition_size 8 keeps 16-bit weights once more")
-    assert "zero_quantized_weights and zero_quantized_gradients" in doubts[1]
+    launch = deepspeed("k18c_ds_hpz.json")
+    assert launch.may_be_wrong[0].startswith("the layout may be wrong: zero_hpz_partition_size 8 gathers weights")
+    assert "zero_quantized_weights and zero_quantized_gradients" in launch.may_be_wrong[1]
+    assert launch.job_fields["secondary_shards"] == 8
     assert deepspeed("k17a_ds_precision_auto.json", zero_hpz_partition_size=1).may_be_wrong == ()
 
 

@@ -61,6 +61,15 @@ def test_weights_stay_live_under_zero_3_alone() -> None:
     assert everything.buffers - first_rank(PLAIN, Layout(dp=8, zero=3)).buffers < 2 * 1.24e9
 
 
+def test_secondary_shards_keep_the_weights_once_more() -> None:
+    """Under ZeRO 3 alone: a share of the 16-bit weights for each rank of a group."""
+    for zero, share in ((2, 0.0), (3, 1 / 4)):
+        layout = Layout(dp=8, zero=zero)
+        plain, copied = (first_rank(PLAIN, layout, secondary_shards=ranks) for ranks in (0, 4))
+        assert copied.weights - plain.weights == pytest.approx(share * 2 * 1.2358e9, rel=1e-3)
+        assert copied.buffers == plain.buffers
+
+
 def test_eight_bit_copies_are_those_of_layers_that_are_trained_in_eight_bits() -> None:
     copies = replace(PLAIN, fp8_copy_bytes=2.0)
     layout = Layout(dp=8, zero=1)

@@ -193,13 +193,14 @@ _SECONDARY: Final = (
 
 
 def _secondary(settings: Mapping[str, Any]) -> Fields:
-    """What ZeRO++ does beside ZeRO, none of which is counted."""
+    """What ZeRO++ does beside ZeRO: of it only the memory of further copies of weights is counted."""
     fields: Fields = {}
     ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:
+        fields["secondary_shards"] = ranks
         fields["doubt.secondary"] = (
-            f"memory may be wrong: zero_hpz_partition_size {ranks} keeps 16-bit weights once more in every group of "
-            f"{ranks} ranks, which is not counted, and gathers them there, which is counted over all ranks"
+            f"the layout may be wrong: zero_hpz_partition_size {ranks} gathers weights for backward among {ranks} "
+            "ranks, which is counted over all of them"
         )
     quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
     if quantized:

@@ -36,6 +36,7 @@ JOB_FIELDS: Final = (
     "loss_with_gradient",
     "chunked_loss",
     "fp8_params",
+    "secondary_shards",
 )
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))

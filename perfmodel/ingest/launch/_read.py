@@ -279,6 +279,10 @@ def recognised(
         of_table = megatron_arguments(source)
         if of_table is not None:
             return of_table, MEGATRON
+    if syntax == "python":
+        readable = "of Python only XTuner's configurations and recipes of NeMo 2 and Megatron-Bridge are read"
+        remedy = "run it with the lines of perfmodel hook and give the file that they write, or give --model and so on"
+        raise LaunchFileError(f"{place}: {readable}; {remedy}")
     of_syntax = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)
     raise LaunchFileError(f"{place}: no launch file that is known: {needed}; give --model, --layout and so on instead")

@@ -71,6 +71,7 @@ JOBS = (
         "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
         "expert_imbalance": st.sampled_from([1.0, 1.3]),
         "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
+        "secondary_shards": st.sampled_from([0, 0, 2]),
         "bucket_bytes": st.sampled_from([None, 2e9]),
         "cached_tokens": st.just(0),  # of inference
         "adapter_rank": st.sampled_from([0, 0, 16]),
