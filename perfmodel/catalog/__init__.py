@@ -1,6 +1,7 @@
 """Devices, clusters, models and training frameworks by name, each number with its source. No JAX."""
 
 from perfmodel.catalog._clusters import NetworkEntry, cluster, clusters, with_network
+from perfmodel.catalog._convnets import resnet, vgg16
 from perfmodel.catalog._devices import device, devices, usable_cores
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
 from perfmodel.catalog._models import from_config as model_from_config

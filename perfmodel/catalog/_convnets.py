@@ -13,10 +13,10 @@ def convnets() -> tuple[ConvNet, ...]:
     return vgg16(), resnet(50), resnet(101), resnet(152)
 
 
-def vgg16() -> ConvNet:
-    """Configuration D of Simonyan and Zisserman (arXiv 1409.1556, table 1)."""
+def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
+    """Configuration D of Simonyan and Zisserman (arXiv 1409.1556, table 1), by default for ImageNet."""
     stack: list[ConvLayer] = []
-    c_in, size = 3, IMAGE_SIZE
+    c_in, size = 3, image_size
     for group, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
         for i in range(1, depth + 1):
             stack.append(
@@ -26,21 +26,21 @@ def vgg16() -> ConvNet:
             c_in = width
         stack.append(_pool(f"conv_{group}.pool", "max_pool", c_in, size, kernel=2, stride=2))
         size //= 2
-    for i, (width, k, s) in enumerate(((4096, c_in, size), (4096, 4096, 1), (CLASSES, 4096, 1)), start=1):
+    for i, (width, k, s) in enumerate(((4096, c_in, size), (4096, 4096, 1), (classes, 4096, 1)), start=1):
         stack.append(ConvLayer(name=f"classifier_{i}", op="linear", c_in=k, size_in=s, c_out=width, relu=i < 3))
-    return ConvNet(name="vgg-16", stack=tuple(stack), image_size=IMAGE_SIZE, aliases=("vgg16",),
+    return ConvNet(name="vgg-16", stack=tuple(stack), image_size=image_size, aliases=("vgg16",),
                    source="Simonyan and Zisserman 2014, arXiv 1409.1556, table 1 D")  # fmt: skip
 
 
 _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-def resnet(depth: int) -> ConvNet:
+def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
     """Bottleneck residual network (He et al., arXiv 1512.03385, table 1), stride in the 3x3 convolution
-    (version 1.5, as NVIDIA and torchvision train it)."""
-    size = IMAGE_SIZE // 2
+    (version 1.5, as NVIDIA and torchvision train it), by default for ImageNet."""
+    size = image_size // 2
     stack = [
-        ConvLayer(name="conv_1.1", op="conv", c_in=3, size_in=IMAGE_SIZE, c_out=64, kernel=7, stride=2, pad=3,
+        ConvLayer(name="conv_1.1", op="conv", c_in=3, size_in=image_size, c_out=64, kernel=7, stride=2, pad=3,
                   batch_norm=True, relu=True),
         _pool("conv_1.pool", "max_pool", 64, size, kernel=3, stride=2, pad=1),
     ]  # fmt: skip
@@ -56,9 +56,9 @@ def resnet(depth: int) -> ConvNet:
             c_in = 4 * width
     stack += [
         _pool("classifier.pool", "avg_pool", c_in, size, kernel=size, stride=size),
-        ConvLayer(name="classifier.fc", op="linear", c_in=c_in, size_in=1, c_out=CLASSES),
+        ConvLayer(name="classifier.fc", op="linear", c_in=c_in, size_in=1, c_out=classes),
     ]
-    return ConvNet(name=f"resnet-{depth}", stack=tuple(stack), image_size=IMAGE_SIZE,
+    return ConvNet(name=f"resnet-{depth}", stack=tuple(stack), image_size=image_size,
                    aliases=(f"resnet{depth}", f"resnet{depth}-v1.5"),
                    source="He et al. 2015, arXiv 1512.03385, table 1; stride as in version 1.5")  # fmt: skip
 

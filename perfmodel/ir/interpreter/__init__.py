@@ -1,8 +1,24 @@
 """Runs pipeline schedules on small JAX models: what they compute, not how long they take."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.ir.interpreter._accuracy import AccuracyCurve, Places, TimeToAccuracy, accuracy_curve, land_or_sea
-from perfmodel.ir.interpreter._layers import Layer, LayeredModel, causal_model, mlp_model, sequential_gradients
+from perfmodel.ir.interpreter._accuracy import (
+    AccuracyCurve,
+    Places,
+    Task,
+    TimeToAccuracy,
+    accuracy_curve,
+    digits_task,
+    land_or_sea,
+    map_task,
+)
+from perfmodel.ir.interpreter._layers import (
+    Layer,
+    LayeredModel,
+    causal_model,
+    conv_model,
+    mlp_model,
+    sequential_gradients,
+)
 from perfmodel.ir.interpreter._run import ScheduleRun, run_schedule
 from perfmodel.ir.interpreter._training import (
     TrainingCurve,

@@ -1,20 +1,26 @@
 """Accuracy on test examples by epochs and by predicted time, under a schedule's weight versions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ir.interpreter._layers import LayeredModel, Params, mlp_model
+from perfmodel.ir.interpreter._layers import LayeredModel, Params, conv_model, mlp_model
 from perfmodel.ir.interpreter._training import as_mini_batches, train, update_times
 from perfmodel.schedule import PassTimes
 
 WIDTH: Final = 32
 """Width of the model, and features of a place."""
+DIGIT_SIZE: Final = 8
+"""Height and width of a digit's image."""
+DIGIT_CHANNELS: Final = (1, 8, 8, 16, 16)
+"""Of a digit's image, and of the output of every convolution."""
+_DIGITS: Final = 10
+_DARKEST: Final = 16
 _TEST_SHARE: Final = 0.2
 
 
@@ -54,6 +60,58 @@ def land_or_sea(seed: int) -> Places:
 
 
 @dataclass(frozen=True, eq=False)
+class Task:
+    """Examples to learn from, the model that learns, and examples on which it is tested."""
+
+    model: LayeredModel
+    inputs: Float[np.ndarray, "examples ..."]
+    targets: Float[np.ndarray, "examples ..."]
+    """What the model's loss takes."""
+    test_inputs: Float[np.ndarray, "tests ..."]
+    is_right: Callable[[Float[np.ndarray, "tests ..."]], Bool[np.ndarray, " tests"]]
+    """Which of the model's outputs for the tests say the right class."""
+
+
+def map_task(seed: int, stages: int) -> Task:
+    """A dense network with a layer for every stage on `land_or_sea`."""
+    places = land_or_sea(seed)
+    targets = np.broadcast_to(places.labels[:, None], (len(places.labels), WIDTH))
+    return Task(
+        model=mlp_model(WIDTH, stages),
+        inputs=places.features,
+        targets=np.array(targets),
+        test_inputs=places.test_features,
+        is_right=lambda outputs: np.sign(outputs.mean(axis=1)) == places.test_labels,
+    )
+
+
+def digits_task(seed: int, stages: int) -> Task:
+    """A convolutional network on the 1,797 handwritten digits of 8 x 8 pixels that scikit-learn ships (from the UCI
+    machine learning repository), shuffled and split by `seed`.
+
+    Raises:
+        PerfModelError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise PerfModelError(
+            "training on handwritten digits needs those that scikit-learn ships: pip install scikit-learn"
+        ) from None
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.asarray(pixels, float).reshape(-1, DIGIT_SIZE, DIGIT_SIZE, 1) / _DARKEST
+    order = np.random.default_rng(seed).permutation(len(images))
+    tests, training = np.split(order, [int(_TEST_SHARE * len(order))])
+    return Task(
+        model=conv_model(DIGIT_CHANNELS, DIGIT_SIZE, _DIGITS),
+        inputs=images[training],
+        targets=np.eye(_DIGITS)[labels[training]],
+        test_inputs=images[tests],
+        is_right=lambda outputs: outputs.argmax(axis=1) == labels[tests],
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class AccuracyCurve:
     """Accuracy after every epoch under one schedule."""
 
@@ -70,9 +128,17 @@ class AccuracyCurve:
 
 
 def accuracy_curve(
-    name: str, passes: PassTimes, *, micro_batches: int, mini_batch: int, epochs: int, learning_rate: float, seed: int
+    name: str,
+    passes: PassTimes,
+    *,
+    micro_batches: int,
+    mini_batch: int,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    task: Callable[[int, int], Task] = map_task,
 ) -> AccuracyCurve:
-    """Train a network of as many stages as `passes` has on `land_or_sea` in mini-batches of one size.
+    """Train a network in as many stages as `passes` has in mini-batches of one size.
 
     Args:
         name: registered schedule.
@@ -82,26 +148,28 @@ def accuracy_curve(
         epochs: passes over the training examples.
         learning_rate: of plain gradient descent.
         seed: of split, order and initial weights.
+        task: makes data and model of a seed and a number of stages.
 
     Raises:
         PerfModelError: mini-batches that do not divide, or are larger than the data.
     """
     if mini_batch % micro_batches:
         raise PerfModelError(f"mini-batch {mini_batch} does not divide into {micro_batches} micro-batches")
-    places, rng = land_or_sea(seed), np.random.default_rng(seed)
-    steps = len(places.labels) // mini_batch
+    stages, rng = len(passes.forward_s), np.random.default_rng(seed)
+    learned = task(seed, stages)
+    examples = len(learned.inputs)
+    steps = examples // mini_batch
     if not steps:
-        raise PerfModelError(f"mini-batch {mini_batch} is larger than the {len(places.labels)} training examples")
-    order = np.concatenate([rng.permutation(len(places.labels))[: steps * mini_batch] for _ in range(epochs)])
-    shape = (epochs * steps * micro_batches, mini_batch // micro_batches, WIDTH)
-    inputs = places.features[order].reshape(shape)
-    targets = np.broadcast_to(places.labels[order].reshape(*shape[:2], 1), shape)
-    stages, model = len(passes.forward_s), mlp_model(WIDTH, len(passes.forward_s))
-    per_step, inputs, targets, passes = as_mini_batches(name, micro_batches, inputs, np.array(targets), passes)
+        raise PerfModelError(f"mini-batch {mini_batch} is larger than the {examples} training examples")
+    order = np.concatenate([rng.permutation(examples)[: steps * mini_batch] for _ in range(epochs)])
+    shape = (epochs * steps * micro_batches, mini_batch // micro_batches)
+    inputs = learned.inputs[order].reshape(*shape, *learned.inputs.shape[1:])
+    targets = learned.targets[order].reshape(*shape, *learned.targets.shape[1:])
+    per_step, inputs, targets, passes = as_mini_batches(name, micro_batches, inputs, targets, passes)
     run = train(
         name,
-        model,
-        model.initial(seed),
+        learned.model,
+        learned.model.initial(seed),
         inputs,
         targets,
         stages=stages,
@@ -110,12 +178,12 @@ def accuracy_curve(
         keep_every=steps,
     )
     time_s = update_times(name, stages, per_step, epochs * steps, passes)[steps - 1 :: steps]
-    return AccuracyCurve(name, time_s, np.array([_accuracy(model, run.kept[k], places) for k in sorted(run.kept)]))
+    return AccuracyCurve(name, time_s, np.array([_accuracy(learned, run.kept[k]) for k in sorted(run.kept)]))
 
 
-def _accuracy(model: LayeredModel, params: Sequence[Params], places: Places) -> float:
-    x = model.output(params, jnp.asarray(places.test_features))
-    return float((np.sign(np.asarray(x).mean(axis=1)) == places.test_labels).mean())
+def _accuracy(task: Task, params: Sequence[Params]) -> float:
+    outputs = task.model.output(params, jnp.asarray(task.test_inputs))
+    return float(task.is_right(np.asarray(outputs)).mean())
 
 
 @dataclass(frozen=True)

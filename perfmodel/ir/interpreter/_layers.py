@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -119,6 +120,24 @@ def mlp_model(width: int, depth: int) -> LayeredModel:
     return LayeredModel((dense, Layer("tanh", _tanh, _nothing)) * depth, _squared_error)
 
 
+def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel:
+    """3x3 convolutions with ReLU, each pair halved in size by a mean, and a dense layer; softmax cross-entropy.
+
+    Args:
+        channels: of the input, then of the output of each convolution.
+        size: of the square images [batch, size, size, channels].
+        classes: columns of the output, and of the targets (one-hot).
+    """
+    layers: list[Layer] = []
+    for i, (c_in, c_out) in enumerate(pairwise(channels)):
+        layers += [Layer(f"conv {i}", _conv, partial(_conv_initial, c_in, c_out)), Layer("relu", _relu, _nothing)]
+        if i % 2:
+            layers.append(Layer("pool", _pool, _nothing))
+            size //= 2
+    head = partial(_head_initial, size * size * channels[-1], classes)
+    return LayeredModel((*layers, Layer("flatten", _flatten, _nothing), Layer("head", _dense, head)), _cross_entropy)
+
+
 def causal_model(width: int, depth: int) -> LayeredModel:
     """`depth` triples of causal single-head attention, dense layer and tanh, on inputs [batch, tokens, width]."""
     attention = Layer("attention", _attention, partial(_attention_initial, width))
@@ -134,6 +153,14 @@ def _dense_initial(width: int, rng: np.random.Generator) -> Params:
     return {"w": rng.normal(size=(width, width)) / width**0.5, "b": np.zeros(width)}
 
 
+def _conv_initial(c_in: int, c_out: int, rng: np.random.Generator) -> Params:
+    return {"w": rng.normal(size=(3, 3, c_in, c_out)) * (2 / (9 * c_in)) ** 0.5, "b": np.zeros(c_out)}
+
+
+def _head_initial(inputs: int, classes: int, rng: np.random.Generator) -> Params:
+    return {"w": rng.normal(size=(inputs, classes)) / inputs**0.5, "b": np.zeros(classes)}
+
+
 def _attention_initial(width: int, rng: np.random.Generator) -> Params:
     return {name: rng.normal(size=(width, width)) / width**0.5 for name in ("q", "k", "v")}
 
@@ -144,6 +171,24 @@ def _dense(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, N
 
 def _tanh(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
     return jnp.tanh(x), None
+
+
+def _conv(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, params["w"], (1, 1), "SAME", dimension_numbers=layout) + params["b"], None
+
+
+def _relu(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
+    return jnp.maximum(x, 0), None
+
+
+def _pool(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
+    n, height, width, channels = x.shape
+    return x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4)), None
+
+
+def _flatten(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
+    return x.reshape(len(x), -1), None
 
 
 def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
@@ -164,3 +209,7 @@ def _columns(context: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:
 
 def _squared_error(y: Array, target: Array) -> Array:
     return jnp.mean((y - target) ** 2)
+
+
+def _cross_entropy(y: Array, target: Array) -> Array:
+    return -jnp.mean((target * jax.nn.log_softmax(y)).sum(axis=-1))

@@ -11,6 +11,7 @@ from perfmodel.ir.interpreter import (
     TimeToAccuracy,
     accuracy_curve,
     as_mini_batches,
+    digits_task,
     land_or_sea,
     mlp_model,
     teacher_data,
@@ -39,6 +40,15 @@ def test_a_pipeline_learns_the_map_better_than_guessing() -> None:
     guess = np.abs(land_or_sea(0).test_labels.mean()) / 2 + 0.5
     assert curve.accuracy[-1] > guess + 0.15
     assert curve.reaches(0.999)[0] == np.inf
+
+
+def test_a_pipeline_of_convolutions_learns_digits() -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: bench)")
+    times = PassTimes.uniform(2, 1.0, 2.0)
+    curve = accuracy_curve(
+        "1f1b", times, micro_batches=2, mini_batch=32, epochs=3, learning_rate=0.2, seed=0, task=digits_task
+    )
+    assert curve.accuracy[-1] > 0.5  # of ten classes
 
 
 def test_kept_weights_are_those_of_a_shorter_run() -> None:

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.ir.interpreter import LayeredModel, causal_model, mlp_model, run_schedule, sequential_gradients
+from perfmodel.ir.interpreter import (
+    LayeredModel,
+    causal_model,
+    conv_model,
+    mlp_model,
+    run_schedule,
+    sequential_gradients,
+)
 from perfmodel.schedule import PassTimes as Times
 from perfmodel.schedule import Schedule, get_schedule, optimised, parse_schedule, schedule_names
 from perfmodel.timeline import double_precision
@@ -49,6 +56,13 @@ def test_gradients_equal_the_sequential_models(name: str, p: int, m: int) -> Non
     for chunks in (1, 2, 3) if name in LOOPED else (scheduler.chunks or 1,):
         schedule = scheduler(p, m, chunks)
         assert_equals_sequential(schedule, mlp_model(4, schedule.n_stages), *_data(m, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "chimera"])
+def test_gradients_of_convolutions_equal_the_sequential_models(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(4, 3, 4, 4, 1)), rng.integers(0, 5, (4, 3))
+    assert_equals_sequential(get_schedule(name)(4, 4), conv_model((1, 2, 3), 4, 5), x, np.eye(5)[labels])
 
 
 @pytest.mark.parametrize(
