@@ -932,6 +932,11 @@ def test_hybrids_of_mamba(arguments: str, mixers: str) -> None:
     assert (found.mamba.heads, found.mamba.head_dim, found.mamba.state, found.mamba.groups) == (16, 64, 128, 8)
 
 
+def test_a_pattern_of_another_length_is_refused() -> None:
+    with pytest.raises(LaunchFileError, match=r"must name every layer \(Megatron stops\); got 3, and --num-layers 4"):
+        launched("--hybrid-override-pattern M-M", program=MAMBA)
+
+
 def test_models_that_are_no_causal_decoder() -> None:
     bert = model(launched("--tokenizer-type BertWordPieceLowerCase", program=TRAIN.replace("_gpt", "_bert")))
     assert (bert.causal, bert.token_types, bert.pooler_and_mlm_head) == (False, 2, True)

@@ -287,6 +287,9 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     if pattern is not None:
         # Behind a slash stand modules that predict further tokens; bars only divide stages.
         letters = str(pattern).split("/")[0].replace("|", "")
+        layers = WHOLE.read(arguments.get("num-layers", len(letters)))
+        if layers != len(letters):
+            raise BadValue(f"must name every layer (Megatron stops); got {len(letters)}, and --num-layers {layers}")
     elif "num-layers" in arguments:
         attention_ratio = NUMBER.read(arguments.get("hybrid-attention-ratio", 0.0))
         mlp_ratio = NUMBER.read(arguments.get("hybrid-mlp-ratio", 0.0))
