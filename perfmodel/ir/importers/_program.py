@@ -128,9 +128,8 @@ class _Walk:
         if len(eqn.outvars) != 1:
             raise CannotMapError("the IR has no such op")
         if name == "convert_element_type":
-            if _dtype(eqn.invars[0]) != _dtype(eqn.outvars[0]):
-                raise CannotMapError("the IR converts no element types")
-            return items[0]
+            x = items[0]
+            return self.emitter.cast(x, _dtype(eqn.outvars[0])) if isinstance(x, Ref) else x
         arrays = [array_of(atom) for atom in eqn.invars]
         integer = any(
             isinstance(item, Ref) and np.issubdtype(atom.aval.dtype, np.integer)

@@ -200,7 +200,7 @@ def _transpose(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays
 
 def _reduce_sum(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     x = _first(items)
-    have, axes = d.shape(x), tuple(parameters["axes"])
+    have, axes = d.shape(x), tuple(map(int, parameters["axes"]))
     repeats = prod(n // h for i, (n, h) in enumerate(zip(arrays[0].shape, have, strict=True)) if i in axes)
     summed = d.reshape(d.op("sum", x, axes=axes, keep=True), [n for i, n in enumerate(have) if i not in axes])
     return summed if repeats == 1 else d.op("scale", summed, factor=float(repeats))
@@ -233,7 +233,8 @@ def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequ
     else:
         b = d.transpose(b, (*batch_b, *contract_b, *columns))
         product = d.op("matmul", a, d.reshape(b, (*lead, size_k, prod(n))))
-    return d.reshape(product, out.shape)
+    # Products of short floats may be wanted in longer ones (`preferred_element_type`).
+    return d.cast(d.reshape(product, out.shape), out.dtype)
 
 
 def _gather(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:

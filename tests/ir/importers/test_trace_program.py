@@ -174,5 +174,62 @@ def test_wrong_gradients_are_refused():
 def test_choices_by_data_and_integer_arithmetic_are_refused():
     refused(lambda x: jnp.where(x > 1, x, 0 * x), message="gt .* no comparisons")
     refused(lambda x, i: x[i + 1], jax.ShapeDtypeStruct((3,), jnp.int32), message="computes no integers")
-    refused(lambda x: x.astype(jnp.bfloat16), message="converts no element types")
+    refused(lambda x: x.astype(jnp.int32) + 0.5, message="no integers of floats")
     refused(lambda x: jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a * 2, x), message="while .* no such op")
+
+
+def in_bf16(w, tokens, labels):
+    """Weights in fp32, of which the forward pass computes with copies in bf16; the loss is fp32 again."""
+    short = jax.tree.map(lambda value: value.astype(jnp.bfloat16), w)
+    return gpt_loss(short, tokens, labels).astype(jnp.float32)
+
+
+def flax_in_bf16():
+    """A flax model that computes in bf16 with weights in fp32, as `dtype=` asks for, and what it is called with."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            short = {"rngs": rngs, "dtype": jnp.bfloat16}
+            self.tokens, self.positions = nnx.Embed(VOCAB, HIDDEN, **short), nnx.Embed(2 * SEQ, HIDDEN, **short)
+            self.norm, self.up = nnx.LayerNorm(HIDDEN, **short), nnx.Linear(HIDDEN, 2 * HIDDEN, **short)
+            self.attention = nnx.MultiHeadAttention(HEADS, HIDDEN, decode=False, **short)
+            self.head = nnx.Linear(2 * HIDDEN, VOCAB, use_bias=False, **short)
+
+        def __call__(self, tokens):
+            x = self.tokens(tokens) + self.positions(jnp.arange(SEQ))
+            x = x + self.attention(self.norm(x), mask=nnx.make_causal_mask(jnp.ones((1, SEQ))))
+            return self.head(jax.nn.gelu(self.up(x)))
+
+    graph, weights = nnx.split(Net(nnx.Rngs(0)))
+
+    def loss(w, tokens, labels):
+        logits = nnx.merge(graph, w)(tokens).astype(jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), labels[..., None], axis=-1).mean()
+
+    _, _, tokens, labels = cases()["gpt"]
+    return loss, weights, tokens, labels
+
+
+def plain_in_bf16():
+    _, weights, tokens, labels = cases()["gpt"]
+    return in_bf16, jax.tree.map(np.float32, weights), tokens, labels
+
+
+@pytest.mark.parametrize("made", [plain_in_bf16, flax_in_bf16])
+def test_mixed_precision_is_jax_s(made):
+    loss, weights, *data = made()
+    step = training_step(trace_program(loss, weights, *data), Sgd(rate=0.5))
+    names = [w.name for w in step.inputs_of("parameter")]
+    arrays = dict(zip(names, map(np.asarray, jax.tree.leaves(weights)), strict=True))
+    arrays |= dict(zip((w.name for w in step.inputs_of("data")), data, strict=True))
+    value, gradients = jax.value_and_grad(loss)(weights, *data)
+    scale = max(float(np.abs(g).max()) for g in jax.tree.leaves(gradients))
+    assert any(i.op == "cast" for i in step.function.instructions)
+    for program in (step, distribute(step, Degrees(data=2, micro_batches=2))):
+        results = execute(program, arrays)
+        losses = [results[w.name] for w in program.outputs if w.role == "loss"]
+        np.testing.assert_allclose(losses, [value], rtol=5e-3)
+        # bf16 has 8 bits, and sums are rounded in another order.
+        for name, gradient in zip(names, jax.tree.leaves(gradients), strict=True):
+            np.testing.assert_allclose(results[f"d_{name}"], gradient, atol=0.05 * scale, err_msg=name)
