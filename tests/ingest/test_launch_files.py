@@ -233,7 +233,7 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
     ("name", "ignored"),
     [
         ("megatron_gpt3.sh", ()),
-        ("megatron_mixtral.slurm", ("moe-grouped-gemm (line 13)",)),
+        ("megatron_mixtral.slurm", ()),  # grouped products are what is predicted
         ("bridge_70b.yaml", ()),
         ("deepspeed_offload.json", ()),
         ("deepspeed_zero3.json", ()),
