@@ -17,6 +17,48 @@ from perfmodel.spec import Device, Framework, Job, Layout
 
 CLUSTER: Final = "dgx-2"
 DEVICES: Final = 16
+PAPER_SPEEDUPS: Final[dict[str, dict[int, tuple[float | None, float | None, float | None]]]] = {
+    "mlp-1b": {
+        128: (7.5, 1.1, 21.7),
+        256: (6.3, 1.1, 21.2),
+        512: (4.1, 1.0, 12.9),
+        1024: (2.9, 1.0, 9.5),
+        2048: (2.2, 1.2, 7.2),
+        4096: (1.7, 1.4, 5.1),
+        8192: (1.3, 1.6, 3.6),
+        16384: (1.1, 1.9, 2.7),
+        32768: (1.0, 2.1, 2.3),
+        65536: (1.0, None, 2.3),
+        131072: (1.0, None, 2.4),
+        262144: (1.0, None, 2.4),
+    },
+    "mlp-17b": {
+        128: (None, 1.1, 43.8),
+        256: (None, 1.0, 35.3),
+        512: (None, 1.0, 22.4),
+        1024: (None, 1.0, 15.6),
+        2048: (None, 1.0, 10.0),
+        4096: (None, 1.1, 6.1),
+        8192: (None, 1.2, 3.7),
+        16384: (None, None, 2.4),
+        32768: (None, None, 1.5),
+        65536: (None, None, 1.3),
+        131072: (None, None, None),
+    },
+    "mlp-103b": {
+        128: (None, 1.0, 61.7),
+        256: (None, 1.0, None),
+        512: (None, 1.0, None),
+        1024: (None, 1.0, None),
+    },
+    "gpt2-1.6b": {32768: (1.0, 3.7, 2.9)},
+    "gpt2-13b": {16384: (1.0, 2.6, 2.0)},
+    "gpt2-175b": {1024: (None, 1.3, 5.6)},
+}
+"""Tables 2 and 3: throughput of the choice over that of pure data, tensor and pipeline parallelism, as measured; None
+where the baseline did not fit."""
+BASELINES: Final = {"D": "16/1/1/1", "T": "1/16/1/1", "P": "1/1/16/128"}
+"""The pure layouts; the pipeline's K is fixed at 8 P = 128 (section 5.2)."""
 MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
 """Section 5.1: 2 to 128 for layouts with a pipeline, 1 for others: 75 layouts of a batch, as table 1 counts."""
 COUNTS: Final = ("micro_batches >= min(pp, 2)", f"micro_batches <= 1 + {MICRO_BATCHES[-1] - 1} * (min(pp, 2) - 1)")
