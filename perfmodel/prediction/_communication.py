@@ -75,8 +75,8 @@ class CommunicationEvents:
         parts = np.ones(amount.shape) if units is None else units
         values, inverse = np.unique(amount / parts, return_inverse=True)
         numbers = [self.number(make(value) if value > 0 else None) for value in values.tolist()]
-        found = np.array(numbers)[inverse].reshape(amount.shape)
-        self.tables.append(StageEvents(kind, span, found, parts.astype(int)))
+        event_of_segment = np.array(numbers)[inverse].reshape(amount.shape)
+        self.tables.append(StageEvents(kind, span, event_of_segment, parts.astype(int)))
 
     def number(self, op: Op | None) -> int:
         """The number of an event, new or known; `NO_EVENT` for none."""
@@ -109,15 +109,16 @@ def communication_events(
         for span in spans:
             _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
     units = exchanged_units(states.zero, blocks.layers, counts)
-    held, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
+    stored, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
     for group in STATES:
         params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):
-            whole = states.zero == 3 and exchanged == "all_gather"
+            # Weights that are kept sharded are gathered whether they are trained or not.
+            gathers_all = states.zero == 3 and exchanged == "all_gather"
             for kind in _KINDS[exchanged]:
                 events.add(
                     kind,
-                    counts @ held[group] if whole else params,
+                    counts @ stored[group] if gathers_all else params,
                     lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
                     units,
                 )
@@ -147,13 +148,13 @@ def _add_orthogonalisation(
 ) -> None:
     """Products of optimizers that update whole matrices, which sharded states deal to ranks; none of others. What
     exchanges their results is what gathers the weights."""
-    held = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
+    blocks_of_rank = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
     for group in STATES:
         shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
         products: dict[Op, Float[np.ndarray, " stages"]] = {}
-        for at, block in enumerate(blocks.blocks):
+        for number, block in enumerate(blocks.blocks):
             for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():
-                products[op] = products.get(op, 0.0) + times * held[:, at]
+                products[op] = products.get(op, 0.0) + times * blocks_of_rank[:, number]
         for op, times in products.items():
             of_rank = np.zeros((len(counts), 1))
             of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
@@ -212,13 +213,19 @@ def event_entries(
     for table in events.tables:
         of_kind = np.flatnonzero((structure.class_kind == table.kind) & (structure.class_span == table.span))
         stage, segment = structure.class_stage[of_kind], structure.class_segment[of_kind]
-        whole = segment == WHOLE
-        part, often = (of[stage[~whole], segment[~whole]] for of in (table.index, table.times))
-        parts, often_parts = (of[stage[whole]] for of in (table.index, table.times))
-        times = np.concatenate([often, often_parts.reshape(-1)])
-        held = np.concatenate([of_kind[~whole], np.repeat(of_kind[whole], parts.shape[1])])
-        classes.append(np.repeat(held, times))
-        numbers.append(np.repeat(np.concatenate([part, parts.reshape(-1)]), times))
+
+        # Classes of one segment hold its event; those of a whole stage hold the events of all of its segments.
+        is_whole = segment == WHOLE
+        of_segment, of_stage = of_kind[~is_whole], of_kind[is_whole]
+        segment_events = table.index[stage[~is_whole], segment[~is_whole]]
+        segment_times = table.times[stage[~is_whole], segment[~is_whole]]
+        stage_events = table.index[stage[is_whole]]
+        stage_times = table.times[stage[is_whole]]
+
+        times = np.concatenate([segment_times, stage_times.reshape(-1)])
+        holders = np.concatenate([of_segment, np.repeat(of_stage, stage_events.shape[1])])
+        classes.append(np.repeat(holders, times))
+        numbers.append(np.repeat(np.concatenate([segment_events, stage_events.reshape(-1)]), times))
     class_index, op_index = np.concatenate(classes), np.concatenate(numbers)
     real = op_index != NO_EVENT
     return class_index[real], op_index[real]

@@ -33,8 +33,8 @@ class Compared:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = self.prediction.to_dict() if self.prediction else None
-        return {"schedule": self.schedule, "prediction": found, "reason": self.reason}
+        prediction = self.prediction.to_dict() if self.prediction else None
+        return {"schedule": self.schedule, "prediction": prediction, "reason": self.reason}
 
     def _repr_html_(self) -> str:
         return self.prediction._repr_html_() if self.prediction else paragraph(f"{self.schedule}: {self.reason}")
@@ -44,28 +44,27 @@ class Comparison(list[Compared]):
     """Schedules of one layout, the fastest first."""
 
     def __repr__(self) -> str:
-        run = [one for one in self if one.prediction]
-        fastest = f", fastest={run[0].schedule!r}" if run else ""
-        return f"{type(self).__name__}(schedules={len(self)}, can_run={len(run)}{fastest})"
+        can_run = [compared for compared in self if compared.prediction]
+        fastest = f", fastest={can_run[0].schedule!r}" if can_run else ""
+        return f"{type(self).__name__}(schedules={len(self)}, can_run={len(can_run)}{fastest})"
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per schedule: step_time_s with its interval, bubble_fraction, peak_memory_bytes, fits, reason."""
         import pandas as pd
 
         rows = []
-        for one in self:
-            row: dict[str, Any] = {"schedule": one.schedule}
-            if one.prediction:
-                values = one.prediction.to_dict()
+        for compared in self:
+            row: dict[str, Any] = {"schedule": compared.schedule}
+            if compared.prediction:
+                values = compared.prediction.to_dict()
                 row |= {name: values[name] for name in _COLUMNS}
                 row |= {"peak_memory_bytes": values["memory_bytes"]["peak"], "fits": values["fits"]}
-            rows.append(row | {"reason": one.reason})
+            rows.append(row | {"reason": compared.reason})
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        return frame_html(self.to_frame()) + "".join(
-            folded(one.schedule, one._repr_html_()) for one in self if one.prediction
-        )
+        details = [folded(compared.schedule, compared._repr_html_()) for compared in self if compared.prediction]
+        return frame_html(self.to_frame()) + "".join(details)
 
 
 @shows_progress("schedules")
@@ -91,17 +90,18 @@ def compare_schedules(
     if not layout and (file := catalog.unfiled(model)) is not None:
         layout = file.layout
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
-    found = []
+    compared = []
     names = schedules or [n for n in schedule_names() if n != "forward"]
     for done, name in enumerate(names):
         if progress:
             progress(name, done, len(names))
         try:
-            own = layout.replace(schedule=name, vpp=max(2, layout.vpp) if get_schedule(name).looped else 1)
-            found.append(Compared(name, predict(model, cluster, own, **words)))
+            vpp = max(2, layout.vpp) if get_schedule(name).looped else 1
+            scheduled = layout.replace(schedule=name, vpp=vpp)
+            compared.append(Compared(name, predict(model, cluster, scheduled, **words)))
         except LayoutError as error:
-            found.append(Compared(name, None, str(error)))
-    return Comparison(sorted(found, key=lambda c: c.prediction.step_time_s if c.prediction else float("inf")))
+            compared.append(Compared(name, None, str(error)))
+    return Comparison(sorted(compared, key=lambda c: c.prediction.step_time_s if c.prediction else float("inf")))
 
 
 def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, ChimeraModel]:
@@ -123,9 +123,14 @@ def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, Chime
     level = problem.cluster.levels[-1]
     reduce_s = rabenseifner_s(gradients, count * layout.dp, level.latency_s, level.bandwidth_bytes_per_s)
     return {
-        which: chimera_model(
-            layout.pp, problem.job.num_microbatches(layout), forward_s=float(of(passes.forward_s)),
-            backward_s=float(of(backward_s)), transfer_s=passes.transfer_s, all_reduce_s=reduce_s, pipelines=count,
+        name: chimera_model(
+            layout.pp,
+            problem.job.num_microbatches(layout),
+            forward_s=float(stage(passes.forward_s)),
+            backward_s=float(stage(backward_s)),
+            transfer_s=passes.transfer_s,
+            all_reduce_s=reduce_s,
+            pipelines=count,
         )
-        for which, of in (("mean", np.mean), ("longest", np.max))
-    }  # fmt: skip
+        for name, stage in (("mean", np.mean), ("longest", np.max))
+    }

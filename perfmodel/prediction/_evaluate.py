@@ -34,32 +34,35 @@ class BatchResult:
 
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
-    alike: dict[tuple[PartitionedProgram, PerRank], list[tuple[Bundle, float]]] = defaultdict(list)
-    for bundle in bundles(problem, layouts):
-        for one, weight in weighted_programs(bundle):
-            alike[one.program.alike, one.layouts[0].kinds].append((one, weight))
-    groups = list(alike.values())
-    specs = tuple([tuple([one.spec for one, _ in group]) for group in groups])
+    # Bundles with the same program are composed in one call.
+    by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[Bundle, float]]] = defaultdict(list)
+    for whole_step in bundles(problem, layouts):
+        for bundle, weight in weighted_programs(whole_step):
+            by_program[bundle.program.alike, bundle.layouts[0].kinds].append((bundle, weight))
+    groups = list(by_program.values())
+    specs = tuple([tuple([bundle.spec for bundle, _ in group]) for group in groups])
     batches = current_session().batches.once(specs, lambda: _batches(specs))
     spans: list[Future[Any]] = []
     busy_s: dict[tuple[int, ...], np.ndarray] = {}
-    with ThreadPoolExecutor(1) as loops:  # one part's loops run while the next one's durations are composed
+    # The loops over one part's events run in a thread while the next part's durations are composed.
+    with ThreadPoolExecutor(1) as loops:
         for part, batch in batches:
-            of_part = []
+            durations_of_part = []
             for group in groups[part]:
-                seconds = durations(problem, joined([one for one, _ in group]))
-                ends = np.cumsum([len(one.lanes) for one, _ in group])[:-1]
-                of_part += np.split(seconds.astype(np.float32), ends)
-                for (one, weight), of_one in zip(group, np.split(seconds, ends), strict=True):
-                    if one.spec.steps > 1:
-                        busy = rank_busy_s([(prepared(one.spec), of_one, weight)])
-                        busy_s[one.lanes] = busy_s.get(one.lanes, 0.0) + busy
-            spans.append(loops.submit(makespan_many, batch, of_part))
-        # waited for here: an interrupt while an executor joins its thread would leave that running
-        spans_s = [of_one for part in spans for of_one in part.result()]
+                seconds = durations(problem, joined([bundle for bundle, _ in group]))
+                ends = np.cumsum([len(bundle.lanes) for bundle, _ in group])[:-1]
+                durations_of_part += np.split(seconds.astype(np.float32), ends)
+                # A step without a flush takes no less than its busiest rank.
+                for (bundle, weight), of_bundle in zip(group, np.split(seconds, ends), strict=True):
+                    if bundle.spec.steps > 1:
+                        busy = rank_busy_s([(prepared(bundle.spec), of_bundle, weight)])
+                        busy_s[bundle.lanes] = busy_s.get(bundle.lanes, 0.0) + busy
+            spans.append(loops.submit(makespan_many, batch, durations_of_part))
+        # Results are waited for here: an interrupt while an executor joins its thread would leave that running.
+        spans_s = list(chain.from_iterable(part.result() for part in spans))
     time_s = np.zeros(len(layouts))
-    for (one, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
-        time_s[list(one.lanes)] += weight * span_s
+    for (bundle, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
+        time_s[list(bundle.lanes)] += weight * span_s
     for lanes, busy in busy_s.items():
         time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy.max(axis=1))
     return BatchResult(np.maximum(time_s, problem.job.input_s))
@@ -68,20 +71,25 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
     """Groups of programs joined for evaluation, in parts of about as many ops."""
     groups = [[prepared(spec).compiled for spec in group] for group in specs]
-    part = np.cumsum([sum(one.n_ops for one in group) for group in groups]) // PART_OPS
-    bounds = pairwise(np.flatnonzero(np.diff(part, prepend=-1, append=-1)).tolist())
-    return [(slice(*ends), ProgramBatch(tuple(chain.from_iterable(groups[slice(*ends)])))) for ends in bounds]
+    ops_of_group = [sum(program.n_ops for program in group) for group in groups]
+    part_of_group = np.cumsum(ops_of_group) // PART_OPS
+    bounds = np.flatnonzero(np.diff(part_of_group, prepend=-1, append=-1)).tolist()
+    batches = []
+    for start, end in pairwise(bounds):
+        programs = tuple(chain.from_iterable(groups[start:end]))
+        batches.append((slice(start, end), ProgramBatch(programs)))
+    return batches
 
 
 def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
     """Programs that make up the step of each layout."""
-    found: list[list[WeightedDurations]] = [[] for _ in layouts]
-    for bundle in bundles(problem, layouts):
-        for one, weight in weighted_programs(bundle):
-            program = prepared(one.spec)
-            for lane, of_class in zip(bundle.lanes, durations(problem, one), strict=True):
-                found[lane].append((program, of_class, weight))
-    return found
+    programs_of_layout: list[list[WeightedDurations]] = [[] for _ in layouts]
+    for whole_step in bundles(problem, layouts):
+        for bundle, weight in weighted_programs(whole_step):
+            program = prepared(bundle.spec)
+            for lane, seconds in zip(whole_step.lanes, durations(problem, bundle), strict=True):
+                programs_of_layout[lane].append((program, seconds, weight))
+    return programs_of_layout
 
 
 def step_time_s(programs: Sequence[WeightedDurations]) -> float:
@@ -173,9 +181,10 @@ def derivatives_towards(
     first = []
     for lane, programs in enumerate(here):
         step_s[lane], gradients = step_gradients(programs)
-        for at, ((_, of_class, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
-            slopes = np.array([(of_layouts[lane][at][1] - of_class) / step for of_layouts in there])
+        for place, ((_, seconds, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
+            moved_seconds = [of_layouts[lane][place][1] for of_layouts in there]
+            slopes = np.array([(of_moved - seconds) / step for of_moved in moved_seconds])
             by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]
-            if at == 0:
-                first.append(slopes.reshape(len(moved), len(of_class)))
+            if place == 0:
+                first.append(slopes.reshape(len(moved), len(seconds)))
     return StepDerivatives(step_s, by_parameter, tuple(programs[0][1] for programs in here), tuple(first))

@@ -35,7 +35,8 @@ def step_interval(
         degrees: of `DEGREES`.
     """
     if problem.kinds:
-        return max((_before_runs(one, path, degrees) for one in problem.kinds), key=lambda found: found[0][1])
+        by_kind = [_before_runs(kind, path, degrees) for kind in problem.kinds]
+        return max(by_kind, key=lambda interval: interval[0][1])
     known = problem.adjustment
     if known is not None and known.runs is not None:
         widest = _before_runs(problem, path, degrees)[0][1]
@@ -73,11 +74,11 @@ def _given_runs(
     slopes = derivatives.by_parameter / derivatives.step_s[:, None]
     beyond = _events_beyond_runs(adjustment, path, derivatives.step_s[0])
     events = {f"events: {name}": sd for name, sd in beyond}
-    where = np.array([layout_coordinates(problem.setting, layout)])
-    signal = runs.joint(slopes, where, np.array([[*events.values()]]))[:, 0, 0]
-    found = half_width(signal + runs.noise_variance, runs.known.scales.weight)
-    half = float(widened(found, runs.held, np.array(before)))
-    # independent combinations of parameters: the columns of a root of their covariance
+    points = np.array([layout_coordinates(problem.setting, layout)])
+    signal = runs.joint(slopes, points, np.array([[*events.values()]]))[:, 0, 0]
+    half_given_runs = half_width(signal + runs.noise_variance, runs.known.scales.weight)
+    half = float(widened(half_given_runs, runs.held, np.array(before)))
+    # Independent combinations of parameters are the columns of a root of their covariance.
     values, vectors = np.linalg.eigh(runs.posterior)
     loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))
     fit = {f"fit: {i}": float(load) for i, load in enumerate(loads)}
@@ -100,11 +101,13 @@ def shared_errors(
 ) -> tuple[list[str], Float[np.ndarray, "layouts sources"], Float[np.ndarray, " layouts"]]:
     """Names of the sources of error that layouts share, standard deviations of each layout's log step time from them,
     and those from the noise between one run and another; of predictions or of their `error_sources`."""
-    told = [p.error_sources if isinstance(p, Prediction) else p for p in predictions]
-    names = sorted({name for one in told for name in one if name != OWN})
-    shared = np.array([[one.get(name, 0.0) for name in names] for one in told])
-    own = np.array([one.get(OWN, 0.0) for one in told])
-    return names, shared.reshape(len(predictions), len(names)), own
+    by_layout = [p.error_sources if isinstance(p, Prediction) else p for p in predictions]
+    names = sorted(set().union(*by_layout) - {OWN})
+    shared = np.zeros((len(by_layout), len(names)))
+    for row, sources in zip(shared, by_layout, strict=True):
+        row[:] = [sources.get(name, 0.0) for name in names]
+    noise = np.array([sources.get(OWN, 0.0) for sources in by_layout])
+    return names, shared, noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,28 +134,31 @@ def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joi
     """Of some layouts of one problem: what all sites differ in cancels as far as layouts spend alike on it; how much
     one site's layouts scatter beyond is unknown, and the same for all of them (`Scales`)."""
     known = problem.adjustment
-    names, shared, own = shared_errors(predictions)
-    where = np.array([layout_coordinates(problem.setting, p.layout) for p in predictions])
-    if known is not None and known.runs is not None:
-        runs, events = known.runs, [name.startswith("events: ") for name in names]
-        found = step_derivatives(problem, [p.layout for p in predictions], known.names)
-        signal = runs.joint(found.by_parameter / found.step_s[:, None], where, shared[:, events])
-        noise = np.repeat(runs.noise_variance[:, None], len(where), axis=1)
-        return Joint(signal + noise[:, :, None] * np.eye(len(where)), runs.known.scales.weight, noise)
-    return joint_of(problem.belief, names, shared, own, where)
+    names, shared, own_sd = shared_errors(predictions)
+    points = np.array([layout_coordinates(problem.setting, p.layout) for p in predictions])
+    if known is None or known.runs is None:
+        return joint_of(problem.belief, names, shared, own_sd, points)
+    runs = known.runs
+    from_events = [name.startswith("events: ") for name in names]
+    derivatives = step_derivatives(problem, [p.layout for p in predictions], known.names)
+    slopes = derivatives.by_parameter / derivatives.step_s[:, None]
+    signal = runs.joint(slopes, points, shared[:, from_events])
+    noise = np.repeat(runs.noise_variance[:, None], len(points), axis=1)
+    return Joint(signal + noise[:, :, None] * np.eye(len(points)), runs.known.scales.weight, noise)
 
 
 def joint_of(
     belief: Belief,
     names: Sequence[str],
     shared: Float[np.ndarray, "layouts sources"],
-    own: Float[np.ndarray, " layouts"],
-    where: Float[np.ndarray, "layouts coordinates"],
+    own_sd: Float[np.ndarray, " layouts"],
+    points: Float[np.ndarray, "layouts coordinates"],
 ) -> Joint:
     """`joint_errors` before any run, from what `shared_errors` gives and the layouts' coordinates."""
-    of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
+    is_of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
+    of_site, of_layouts = shared[:, is_of_site], shared[:, ~is_of_site]
     scales, likeness = belief.scales, belief.likeness
-    within = shared[:, ~of_site] @ shared[:, ~of_site].T + likeness.shared(where, where)
-    single = likeness.alone(where, where) + np.diag(own**2)
-    covariance = Parts(shared[:, of_site] @ shared[:, of_site].T, within, single).under(scales)
-    return Joint(covariance, scales.weight, scales.own[:, None] * own**2)
+    within = of_layouts @ of_layouts.T + likeness.shared(points, points)
+    single = likeness.alone(points, points) + np.diag(own_sd**2)
+    covariance = Parts(of_site @ of_site.T, within, single).under(scales)
+    return Joint(covariance, scales.weight, scales.own[:, None] * own_sd**2)

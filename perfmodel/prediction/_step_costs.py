@@ -48,19 +48,25 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
     if spec.param_gather in ("step_overlap", "layer"):
         kinds += [Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD]
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
-    often = np.bincount(structure.duration, minlength=structure.n_classes)
-    found: list[tuple[int, int, float]] = []
+    occurrences = np.bincount(structure.duration, minlength=structure.n_classes)
+    comms: list[int] = []
+    passes_beside: list[int] = []
+    shares: list[float] = []
     for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE) & (stage == 0)).tolist():
         passes, step = _NEXT[Kind(kind[comm])]
-        if serial:  # a pass that waits for a gather waits for the reduction before it
-            passes = tuple(one for one in passes if one == Kind.BACKWARD_WEIGHT)
-        at = segment[comm] + step
-        beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == at) & (at >= 0)
-        times = often[beside].sum()
-        found += [(comm, one, float(often[comm] / times)) for one in np.flatnonzero(beside).tolist()]
-    comm, passes, share = np.array(found).reshape(-1, 3).T
-    slowed, place = np.unique(passes.astype(int), return_inverse=True)
-    return Beside(comm.astype(int), place, share, slowed)
+        # A pass that waits for a gather waits for the reduction before it, which so runs beside nothing.
+        if serial:
+            passes = tuple(phase for phase in passes if phase == Kind.BACKWARD_WEIGHT)
+        neighbour = segment[comm] + step
+        is_beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == neighbour) & (neighbour >= 0)
+        beside = np.flatnonzero(is_beside).tolist()
+        if not beside:
+            continue
+        comms += [comm] * len(beside)
+        passes_beside += beside
+        shares += [float(occurrences[comm] / occurrences[beside].sum())] * len(beside)
+    slowed, place = np.unique(np.array(passes_beside, int), return_inverse=True)
+    return Beside(np.array(comms, int), place, np.array(shares), slowed)
 
 
 def slowed_s(
@@ -96,18 +102,20 @@ def with_step_costs(
     return _replaced(out, optimizer, out[:, optimizer] + overhead_s)
 
 
-def _replaced(of: Float[Any, "lanes classes"], where: Int[np.ndarray, " some"], by: Any) -> Float[Any, "lanes classes"]:
+def _replaced(
+    seconds: Float[Any, "lanes classes"], classes: Int[np.ndarray, " replaced"], values: Any
+) -> Float[Any, "lanes classes"]:
     """Some classes' values replaced: in place, where the array can be written to."""
-    if of.__array_namespace__() is not np:
-        return of.at[:, where].set(by)
-    of[:, where] = by
-    return of
+    if seconds.__array_namespace__() is not np:
+        return seconds.at[:, classes].set(values)
+    seconds[:, classes] = values
+    return seconds
 
 
 def beside_loss(problem: StepProblem) -> float:
     """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
-    held = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
-    return min(1.0, problem.host.dp_overlap_loss + held)
+    channels_share = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
+    return min(1.0, problem.host.dp_overlap_loss + channels_share)
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
@@ -123,9 +131,9 @@ def has_step_costs(problem: StepProblem) -> bool:
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
-    known = problem.adjustment.runs if problem.adjustment else None
-    like = known.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if known else 0.0
-    return problem.host.slowest_of(layout.devices), float(np.exp(like))
+    runs = problem.adjustment.runs if problem.adjustment else None
+    log_offset = runs.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if runs else 0.0
+    return problem.host.slowest_of(layout.devices), float(np.exp(log_offset))
 
 
 def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
