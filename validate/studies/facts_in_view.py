@@ -28,7 +28,7 @@ FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     "internevo": ("all_reduce_gradients", "attention"),
     "fsdp": ("grad_dtype",),
     "fsdp-compile": ("grad_dtype",),
-    "llm-foundry": ("grad_dtype", "recompute"),
+    "llm-foundry": ("grad_dtype",),
     "oneflow": ("tp_overlaps", "masked_head", "fused_batch_norm", "eager_kernels"),
     "tensorflow": ("masked_head", "eager_kernels"),
     "tensorflow-xla": ("masked_head", "fused_batch_norm", "eager_kernels"),
