@@ -1,6 +1,6 @@
 """The constants of an unknown site that predictions take, fitted to the published runs: `perfmodel fit --sites`.
 
-python validate/fit_sites.py --data DIR [--skew]
+python validate/fit_sites.py --data DIR
 
 Reads every collection of DIR (folders `published*`) and writes sustained.json, memory.json, population.json and its
 card population.md of perfmodel/prediction; with numpyro (extra `sampler`) the card compares the posterior with a
@@ -41,7 +41,6 @@ to recipes, their device was never measured, or something else holds them back."
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--skew", action="store_true", help="fit how far apart ranks reach collectives anew too")
     asked = arguments.parse_args()
     more = None
     if find_spec("numpyro"):
@@ -57,7 +56,6 @@ def main() -> None:
             files,
             OUT,
             unstated=UNSTATED,
-            skew=asked.skew,
             undo=in_view.undo,
             looked_at=in_view.looked_at,
             more=more,

@@ -231,7 +231,8 @@ def _issuing_s(sides: SideBySide) -> float:
 
 
 def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
-    """Spread s of the times at which ranks reach a collective: those before the last wait s sqrt(2 ln n) on average."""
+    """Spread s of the times at which ranks reach a collective: those before the last wait s sqrt(2 ln n) on average.
+    What the site's devices are apart already explains a share of the kernels between collectives."""
     waited = [
         wait_s / sqrt(2 * log(call.op.num_ranks))
         for call, _, wait_s in sides.collective_s
@@ -241,7 +242,9 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     ranks = len({call.device for call, _, _ in sides.collective_s})
     if len(waited) < 8:
         return
-    spread_s, now_s = float(np.mean(waited)), problem.site.spread_s(problem.framework)
+    kernels_s = sum(call.time_s for call in sides.calls if call.kind == ActivityKind.COMPUTE)
+    of_devices_s = problem.site.kernel_spread(problem.cluster.device) * kernels_s / len(waited)
+    spread_s, now_s = float(np.mean(waited)), problem.framework.collective_skew_s + of_devices_s
     sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
     rank_steps = sides.steps * ranks
     yield Correction(

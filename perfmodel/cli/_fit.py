@@ -54,11 +54,6 @@ def add_command(commands: Any) -> None:
         help="TABLEs are published runs: fit clocks under load and the prior of unknown sites",
     )
     command.add_argument(
-        "--skew",
-        action="store_true",
-        help="with --sites: also fit how far apart ranks reach collectives (default: keep the shipped value)",
-    )
-    command.add_argument(
         "--unstated",
         action="append",
         default=[],
@@ -132,9 +127,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(
             "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
         )
-    for flag, given in (("--unstated SOURCE", arguments.unstated), ("--skew", arguments.skew)):
-        if given and not arguments.sites:
-            raise PerfModelError(f"fit: {flag} belongs to --sites; give both or neither")
+    if arguments.unstated and not arguments.sites:
+        raise PerfModelError("fit: --unstated SOURCE belongs to --sites; give both or neither")
     if arguments.base and (arguments.tables or not (has_runs or arguments.profile)):
         raise PerfModelError(
             "fit: --base DIR is what --runs, --log or --profile corrects in place of TABLEs; give one of them and no "
@@ -164,9 +158,7 @@ def _sites(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import fit_sites
 
     with progress("fit", silent=arguments.json) as report:
-        found = fit_sites(
-            arguments.tables, arguments.out, unstated=arguments.unstated, skew=arguments.skew, progress=report
-        )
+        found = fit_sites(arguments.tables, arguments.out, unstated=arguments.unstated, progress=report)
 
     def show() -> None:
         console = new_console()

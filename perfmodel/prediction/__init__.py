@@ -99,10 +99,7 @@ from perfmodel.prediction._shard import shard_blocks, shard_events
 from perfmodel.prediction._site import COMPILED, EAGER, Site, attention_slowdown, generation
 from perfmodel.prediction._site_constants import (
     MEMORY_FILE,
-    SKEW_FILE,
     SUSTAINED_FILE,
-    skew_from,
-    source_skews,
     sustained,
     sustained_from,
 )

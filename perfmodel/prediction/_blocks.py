@@ -192,15 +192,15 @@ def block_events(
     framework: Framework,
     device: Device,
     ring_steps: int,
-    spread_s: float = 0.0,
+    kernel_spread: float = 0.0,
     checked: bool = False,
 ) -> BlockEvents:
     """The events of blocks as arrays.
 
     Args:
         ring_steps: see `BlockEvents.ring_steps`.
-        spread_s: of the times at which ranks reach a collective, which waits for the last of n, spread sqrt(2 ln n)
-            late (mean of the largest of n normal draws, to first order).
+        kernel_spread: of the ranks' times for the same kernels, relative to these. A collective waits for the last of
+            n ranks, which is sqrt(2 ln n) spreads late (mean of the largest of n normal draws, to first order).
         checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
     """
     kernel, of_tensor = (np.array([group == name for group in blocks.groups], bool) for name in ("", "tp"))
@@ -224,7 +224,9 @@ def block_events(
         launches=blocks.counts @ blocks.launched,
         issued=_issued(blocks, framework),
         beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),
-        late_s=spread_s * np.sqrt(2 * np.log(ranks)),
+        lateness=np.sqrt(2 * np.log(ranks)),
+        arrival_spread_s=np.float64(framework.collective_skew_s),
+        kernel_spread=np.float64(kernel_spread),
         lost=lost_shares(blocks.ops, device, held),
         held=held,
         ring_steps=ring_steps,

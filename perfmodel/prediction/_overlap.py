@@ -40,8 +40,12 @@ class BlockEvents(NamedTuple):
     """Operators that the host issues."""
     beyond_operators_s: Float[Any, "blocks phases"]
     """Host time by which collectives are agreed on, and the products of a group launched one by one."""
-    late_s: Float[Any, " ops"]
-    """What a collective waits for the last of its ranks."""
+    lateness: Float[Any, " ops"]
+    """By how many spreads the last of a collective's ranks is later than their mean; 0 for kernels."""
+    arrival_spread_s: Float[Any, ""]
+    """Spread of the times at which hosts let ranks reach a collective."""
+    kernel_spread: Float[Any, ""]
+    """Spread of the ranks' times for the kernels between two collectives, relative to these."""
     lost: Float[Any, " ops"]
     """See `lost_shares`."""
     held: Float[Any, ""]
@@ -177,8 +181,27 @@ def time_phases(
     exposed = 1 - hidden * (1 - events.lost_in_ring)
     # together no more than not to hide it would cost
     slowing = xp.minimum(slowing, 1 - exposed)
-    waiting_s = counts @ (events.late_s * (synchronising & ~events.follows))
+    waiting_s = _waiting_s(events, synchronising & ~events.follows, beside_s.sum(axis=2))
     return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
+
+
+def _waiting_s(
+    events: BlockEvents, meets: Bool[Any, " ops"], kernels_s: Float[Any, "blocks phases"]
+) -> Float[Any, "blocks phases"]:
+    """What the collectives of every phase wait for the last of their ranks, which is sqrt(2 ln n) spreads late.
+
+    Ranks come to a collective from kernels of their own, and devices of one kind differ in speed: the longer they
+    computed since they last met, the further they are apart. So all collectives of a phase together wait for a share of
+    its kernels, however many they are: short kernels between many collectives do not make ranks wait long. What hosts
+    add is a time for each collective.
+
+    Args:
+        meets: collectives before which ranks wait for one another.
+        kernels_s: of what is computed between these.
+    """
+    meetings = (events.counts * (meets & ~events.kernel)).sum(axis=2)
+    lateness = events.counts @ (events.lateness * meets)
+    return events.arrival_spread_s * lateness + events.kernel_spread * kernels_s * _over(lateness, meetings)
 
 
 def _hidden(

@@ -143,10 +143,11 @@ def _times_of(
 ) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
     blocks = blocks if combined else blocks.alone
-    host, device, spread_s = problem.host, problem.cluster.device, problem.site.spread_s(problem.host)
+    host, device = problem.host, problem.cluster.device
+    kernel_spread = problem.site.kernel_spread(device)
 
     def events_of(of: ShardBlocks) -> BlockEvents:
-        return block_events(of, host, device, ring_steps, spread_s, checked)
+        return block_events(of, host, device, ring_steps, kernel_spread, checked)
 
     blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
     return time_blocks(blocks, events_of(blocks), times, host)

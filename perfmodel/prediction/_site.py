@@ -10,10 +10,16 @@ from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Op, Pass
 from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._population import GENERIC, Belief, Population, population
-from perfmodel.prediction._site_constants import MemorySpread, Sustained, memory_spread, skew_s, sustained
+from perfmodel.prediction._site_constants import MemorySpread, Sustained, memory_spread, sustained
 from perfmodel.prediction._teams import team_key
 from perfmodel.spec import AttentionKernel, Device, Framework, Job, Model
 
+WITH_CLOCKS_OF_THEIR_OWN: Final = ("NVIDIA", "AMD")
+"""Vendors whose devices each choose their clock, by their own leakage, temperature and power limit."""
+KERNEL_SPREAD: Final = 0.015
+"""Standard deviation of the speed of devices of one kind: their times vary by 8 %, from the lowest to the highest but
+for outliers (Sinha et al., arXiv 2208.11035: whiskers of box plots, which span 5.4 standard deviations of a normal
+law)."""
 EAGER: Final = Framework()
 """What predictions take where no framework is named."""
 COMPILED: Final = Framework(execution="compiled")
@@ -28,9 +34,9 @@ class Site:
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
     under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
     nobody measured, read when first needed."""
-    skew_s: float | None = None
-    """Spread of the times at which ranks that hosts drive operator by operator reach a collective, beyond their
-    framework's own; None for what all published sources say, read when first needed."""
+    skew: float = KERNEL_SPREAD
+    """Spread of the times that ranks take for the same kernels, relative to these, by which they reach collectives
+    apart."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     population: Population | None = None
@@ -51,7 +57,6 @@ class Site:
         them."""
         return cls(
             sustained=sustained(source),
-            skew_s=skew_s(source),
             population=population(source),
             memory=memory_spread(without=source),
             left_out=team_key(source),
@@ -68,12 +73,12 @@ class Site:
         slower = sustained() if self.sustained is None else self.sustained
         return exp(dict(slower).get(device.architecture, 0.0))
 
-    def spread_s(self, framework: Framework) -> float:
-        """Spread of the times at which the ranks of a group reach a collective; steps that are one program, or are
-        replayed, have none of the site's."""
-        if framework.execution not in ("eager", "blocking"):
-            return framework.collective_skew_s
-        return framework.collective_skew_s + (skew_s() if self.skew_s is None else self.skew_s)
+    def kernel_spread(self, device: Device) -> float:
+        """Relative spread of the times that devices of one kind take for the same kernels: none where a chip runs a
+        program at one fixed clock."""
+        if device.vendor not in WITH_CLOCKS_OF_THEIR_OWN:
+            return 0.0
+        return self.skew
 
     def belief(self, framework: Framework, device: Device, model: Model | None = None) -> Belief:
         """What is believed of the site's runs before any of them; of a model that is named, where one is."""

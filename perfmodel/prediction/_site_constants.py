@@ -1,5 +1,5 @@
 """Constants of a site of which nothing is known, from all published sources of measured runs: clocks under load, how
-far ranks are apart, how far peaks of memory lie from predicted ones.
+far peaks of memory lie from predicted ones.
 
 What the sources show differs between sites and frameworks. So a constant is the median over teams, with the
 tables' own 0 among them (of memory, where it is no correction, the spread counts too): one source cannot move it far,
@@ -24,7 +24,6 @@ Sustained = tuple[tuple[str, float], ...]
 Figures = Mapping[str, tuple[float, float]]
 """By source, median and median absolute deviation of log(measured / predicted) of its peaks."""
 SUSTAINED_FILE: Final = "sustained.json"
-SKEW_FILE: Final = "skew.json"
 MEMORY_FILE: Final = "memory.json"
 _NORMAL_MAD: Final = 1.4826
 """Standard deviation of normal draws over their median absolute deviation."""
@@ -70,30 +69,6 @@ def sustained(without: str = "") -> Sustained:
 def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
     """`sustained` of medians by architecture and source, without the teams of a source."""
     return tuple((architecture, _median_over_teams(of, without)) for architecture, of in sorted(medians.items()))
-
-
-# --- how far ranks are apart --------------------------------------------------------------------------
-
-
-@lru_cache
-def source_skews() -> Mapping[str, float]:
-    """By source the median spread in seconds that makes its runs take what was measured."""
-    return MappingProxyType(_fitted(SKEW_FILE))
-
-
-@lru_cache
-def skew_s(without: str = "") -> float:
-    """How far apart the ranks of a group reach a collective, where hosts drive them one operator at a time.
-
-    A collective begins when the last of its ranks is there. Tables time it with all ranks at hand; in a step each rank
-    comes from kernels and a host of its own. Without the runs of the teams of the source `without`.
-    """
-    return skew_from(source_skews(), without)
-
-
-def skew_from(skews: Mapping[str, float], without: str = "") -> float:
-    """`skew_s` of spreads by source, without the teams of a source."""
-    return _median_over_teams(skews, without)
 
 
 # --- peaks of memory ----------------------------------------------------------------------------------

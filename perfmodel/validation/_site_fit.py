@@ -1,8 +1,7 @@
 """What published runs say of sites that nobody knows (`perfmodel.prediction.Site`): how much longer products take under
-sustained load, how far apart ranks meet, and the model of what else sites differ in."""
+sustained load, and the model of what else sites differ in."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +19,8 @@ from perfmodel.prediction import (
     NEUTRAL,
     POPULATION_CARD,
     POPULATION_FILE,
-    SKEW_FILE,
     SUSTAINED_FILE,
     Site,
-    skew_from,
-    source_skews,
     step_problem,
     step_times_s,
     sustained_from,
@@ -46,10 +42,6 @@ STEP: Final = 0.1
 """Log change of the time of products by which their share of a step is told."""
 LEAST_SHARE: Final = 0.5
 """Of the step in products, from which a run says something of them."""
-SKEW_STEP_S: Final = 50e-6
-"""Spread of the ranks' times by which the time of a step that waits is told."""
-LEAST_WAIT: Final = 0.01
-"""Of the step that must wait at that spread, for a run to say something of it."""
 MOST_NODES: Final = 64
 """Up to here networks and stragglers take less of a step than products."""
 LEAST_ROWS: Final = 3
@@ -63,7 +55,6 @@ def fit_sites(
     out: Path,
     *,
     unstated: Sequence[str] = (),
-    skew: bool = False,
     undo: Undo = nothing_in_view,
     looked_at: Callable[[str], bool] = lambda _: False,
     more: Callable[[PopulationFit], str] | None = None,
@@ -71,17 +62,14 @@ def fit_sites(
 ) -> dict[str, Any]:
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
 
-    First the time of products under load, then how far apart ranks reach collectives where that is asked for, then,
-    with predictions that take both, the hierarchical model of sites (`fit_population`); the runs of a source are held
-    against constants that were fitted without its teams. The package's own files are in `perfmodel/prediction`.
+    First the time of products under load, then, with predictions that take it, the hierarchical model of sites
+    (`fit_population`); the runs of a source are held against constants that were fitted without its teams. The
+    package's own files are in `perfmodel/prediction`.
 
     Args:
         files: tables of runs (columns of `validate cases`); files of other kinds are named in the answer.
         unstated: beginnings of names of sources whose tables leave recompute or the kernels to recipes, or whose
             device was never measured: they say nothing of products.
-        skew: fit also how far apart ranks reach collectives; else it is what the package has. Its median jumps between
-            few teams, and the model of sites has waits of its own: fitted anew each time, the two trade
-            against one another.
         undo: a framework without the facts that were looked up with a source's results in view; intervals are fitted
             to errors without them.
         looked_at: whether facts of any kind were ever looked up with a source's results in view. Such sources count
@@ -89,7 +77,7 @@ def fit_sites(
         more: a further section of the card.
 
     Returns:
-        `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `population`: the
+        `sustained`: medians by architecture and source; `population`: the
             model of sites by the teams left out ("" for none); `memory`: spreads of peaks by source; `skipped_files`.
 
     Raises:
@@ -105,21 +93,16 @@ def fit_sites(
     clocked = lambda source: Site(  # noqa: E731
         sustained=sustained_from(medians, source), population=NEUTRAL, left_out=team_key(source)
     )
-    skews: Mapping[str, float] = dict(source_skews())
-    if skew:
-        skews = fit_skew(drawn, unstated=unstated, site_of=clocked, progress=progress)
-    sites = lambda source: replace(clocked(source), skew_s=skew_from(skews, source))  # noqa: E731
-    known = site_runs(of_sources(timed, MOST), sites, progress, undo=undo, looked_at=looked_at)
+    known = site_runs(of_sources(timed, MOST), clocked, progress, undo=undo, looked_at=looked_at)
     fitted = fit_population(known, progress)
     with_memory = pd.DataFrame(timed[np.isfinite(memory_bytes(timed))])
-    memory = fit_memory(with_memory, predict_cases(with_memory, progress=progress, site_of=sites))
+    memory = fit_memory(with_memory, predict_cases(with_memory, progress=progress, site_of=clocked))
     write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
-    write_json(Path(out) / SKEW_FILE, skews)
     write_text(Path(out) / POPULATION_FILE, parameters_text(fitted))
     write_text(Path(out) / CHECKSUMS_FILE, checksum_lines(Path(out)))
     write_text(Path(out) / POPULATION_CARD, population_card(fitted) + (f"\n{more(fitted)}" if more else ""))
-    found = {"sustained": medians, "skew": skews, "population": fitted.parameters, "memory": memory}
+    found = {"sustained": medians, "population": fitted.parameters, "memory": memory}
     return found | {"skipped_files": ignored}
 
 
@@ -145,24 +128,6 @@ def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress:
         for architecture, median in medians.items():
             found.setdefault(architecture, {})[source] = round(median, 4)
     return {architecture: found[architecture] for architecture in sorted(found)}
-
-
-def fit_skew(
-    runs: pd.DataFrame, *, unstated: Sequence[str], site_of: Callable[[str], Site], progress: Report | None = None
-) -> dict[str, float]:
-    """By source the median spread in seconds of the times at which ranks reach collectives, of the runs that wait.
-
-    Args:
-        runs: timed runs.
-        unstated: as in `fit_sites`.
-        site_of: constants of the place for the runs of a source, fitted without it.
-    """
-
-    def spread_s(source: str, case: Case, measured_s: float) -> tuple[str, float] | None:
-        return _of_collectives(case, measured_s, replace(site_of(source), skew_s=0.0))
-
-    medians = _medians(runs, spread_s, unstated, "collectives", progress)
-    return {source: round(of["spread_s"], 7) for source, of in medians if of}
 
 
 def _medians(
@@ -195,18 +160,10 @@ def _of_products(case: Case, measured_s: float) -> tuple[str, float] | None:
     if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
-    sites = (Site(sustained=((name, log),), skew_s=0.0, population=NEUTRAL) for log in (0.0, STEP))
+    sites = (Site(sustained=((name, log),), population=NEUTRAL) for log in (0.0, STEP))
     alone_s, slower_s = (_step_s(case, site) for site in sites)
     share = float(np.log(slower_s / alone_s)) / STEP
     return (name, float(np.log(measured_s / alone_s)) / share) if share >= LEAST_SHARE else None
-
-
-def _of_collectives(case: Case, measured_s: float, site: Site) -> tuple[str, float] | None:
-    """The spread that makes a run take what was measured; None where it hardly waits."""
-    alone_s, longer_s = (_step_s(case, one) for one in (site, replace(site, skew_s=SKEW_STEP_S)))
-    if longer_s < alone_s * (1 + LEAST_WAIT):
-        return None
-    return "spread_s", SKEW_STEP_S * (measured_s - alone_s) / (longer_s - alone_s)
 
 
 def _step_s(case: Case, site: Site) -> float:

@@ -16,7 +16,6 @@ from perfmodel.prediction import (
     StepProblem,
     explain,
     lower_bounds_s,
-    skew_from,
     step_problem,
     step_times_s,
 )
@@ -31,9 +30,9 @@ H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")
 HELD = held_share(H100, EAGER)
 
 
-def problem_of(framework: Framework = EAGER, cluster: str = "dgx-h100", skew_s: float = 0.0) -> StepProblem:
+def problem_of(framework: Framework = EAGER, cluster: str = "dgx-h100", skew: float = 0.0) -> StepProblem:
     job = Job(global_batch=32, seq_len=2048)
-    site = Site(skew_s=skew_s)
+    site = Site(skew=skew)
     return step_problem(catalog.model("gpt3-6.7b"), catalog.cluster(cluster), job, None, framework, site)
 
 
@@ -123,11 +122,17 @@ def test_hosts_that_check_collectives_raise_the_floor_by_every_rank(when: str, p
 
 @pytest.mark.parametrize("of_site", [False, True])
 def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
-    layout, skew_s = Layout(tp=4, dp=2), 1e-4
-    problem = problem_of(skew_s=skew_s) if of_site else problem_of(replace(EAGER, collective_skew_s=skew_s))
+    """Of hosts a time for each collective; of devices a share of the kernels between collectives, in backward with
+    those of the weights."""
+    layout, spread = Layout(tp=4, dp=2), 0.02 if of_site else 1e-4
+    problem = problem_of(skew=spread) if of_site else problem_of(replace(EAGER, collective_skew_s=spread))
     table = block_times(problem, layout)
     exposed = np.array([g != "" for g in table.groups], bool) & ~table.overlappable
-    np.testing.assert_allclose(table.waiting_s, table.counts[:, :, exposed].sum(axis=2) * skew_s * sqrt(2 * log(4)))
+    meetings = table.counts[:, :, exposed].sum(axis=2)
+    kernels_s = (table.counts * table.times.time_s)[:, :, [g == "" for g in table.groups]].sum(axis=2)
+    kernels_s[:, Phase.BACKWARD_INPUT] += kernels_s[:, Phase.BACKWARD_WEIGHT]
+    apart_s = np.where(meetings > 0, kernels_s, 0.0) if of_site else meetings
+    np.testing.assert_allclose(table.waiting_s, apart_s * spread * sqrt(2 * log(4)))
     shown, plain = explain(problem, layout), explain(problem_of(), layout)
     waited_s = shown.breakdown_s["waiting_for_slowest_rank"]
     assert waited_s > 0 == plain.breakdown_s["waiting_for_slowest_rank"]
@@ -151,10 +156,22 @@ def test_gathers_over_more_nodes_slow_the_passes_no_less() -> None:
     assert 0 < slowed_s[0] <= slowed_s[1] <= slowed_s[2]
 
 
-def test_the_spread_of_ranks_is_the_median_of_other_teams_and_zero() -> None:
-    skews = {"NeMo 2.0": 3e-5, "Megatron-Core": 5e-5, "beta": 2e-5, "gamma": -1e-5}
-    assert skew_from(skews) == pytest.approx(1e-5)  # of 0, NVIDIA's 4e-5, beta and gamma
-    assert skew_from(skews, "Megatron-Core") == 0.0
-    assert skew_from(skews, "gamma") == pytest.approx(2e-5)
-    assert skew_from({"gamma": -1.0}) == 0.0
-    assert Site(skew_s=1e-5).spread_s(replace(EAGER, execution="compiled")) == 0.0
+def test_devices_that_choose_their_clocks_differ_and_fixed_clocks_do_not() -> None:
+    site = Site(skew=0.02)
+    assert site.kernel_spread(H100) == site.kernel_spread(catalog.device("MI300X")) == 0.02
+    assert site.kernel_spread(catalog.device("TPU-v5p")) == 0.0
+
+
+def test_short_kernels_between_collectives_make_ranks_wait_less_and_more_collectives_do_not() -> None:
+    """Half the tokens meet as often; all waits together are a share of the kernels."""
+    waits = []
+    for tokens in (4096, 2048, 1024):
+        job = Job(global_batch=8, seq_len=tokens)
+        problem = step_problem(
+            catalog.model("gpt3-6.7b"), catalog.cluster("dgx-h100"), job, None, EAGER, Site(skew=0.02)
+        )
+        account = explain(problem, Layout(tp=8)).breakdown_s
+        kernels_s = account["forward"] + account["backward"] + account["clock_under_load"]
+        waits.append((account["waiting_for_slowest_rank"], account["waiting_for_slowest_rank"] / kernels_s))
+    assert waits[0][0] > waits[1][0] > waits[2][0] > 0
+    assert all(share <= 0.02 * sqrt(2 * log(8)) * 1.01 for _, share in waits)

@@ -22,7 +22,6 @@ FILES = [(folder, path.name) for folder in FOLDERS for path in sorted((PACKAGE /
 READERS: dict[str, tuple[ModuleType, Any]] = {
     "memory.json": (_site_constants, _site_constants.source_figures),
     "population.json": (_population, _population._fitted),
-    "skew.json": (_site_constants, _site_constants.source_skews),
     "sustained.json": (_site_constants, _site_constants.source_medians),
     "choice_priors.json": (_priors, _priors._shipped),
 }

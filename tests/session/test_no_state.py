@@ -32,8 +32,6 @@ CACHED = {
     "ingest._profile.collective_of": "names of kernels",
     "ingest._profile.family_of": "names of kernels and operators",
     "prediction._placement._placement": "numbers of ranks from whole numbers",
-    "prediction._site_constants.source_skews": "a file of the package",
-    "prediction._site_constants.skew_s": "a file of the package, by name of a source",
     "prediction._site_constants.memory_spread": "a file of the package, by name of a source",
     "prediction._site_constants.source_figures": "a file of the package",
     "prediction._site_constants.source_medians": "a file of the package",

@@ -17,7 +17,7 @@ from perfmodel.spec import Framework
 from perfmodel.validation import read_case
 from perfmodel.validation._population_fit import fit_population
 from perfmodel.validation._population_score import SiteRuns
-from perfmodel.validation._site_fit import fit_skew, fit_sustained
+from perfmodel.validation._site_fit import fit_sustained
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
@@ -58,26 +58,6 @@ def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, cap
     assert (tmp_path / "out" / CHECKSUMS_FILE).read_text() == checksum_lines(tmp_path / "out")
     assert set(report["population"]) == {"", "our lab", "their recipes"}
     assert "| our lab | 3 |" in (tmp_path / "out" / "population.md").read_text()
-
-
-def test_the_spread_at_which_ranks_of_runs_meet_is_found_again():
-    rows = []
-    for tokens in (512, 1024, 2048):
-        row = ROW | {"case_id": str(tokens), "micro_batch": 1, "global_batch": 1, "seq_len": tokens}
-        case = read_case(row)
-        late = step_problem(
-            case.model,
-            case.cluster,
-            case.job,
-            None,
-            case.framework,
-            Site(sustained=(), skew_s=8e-5, population=NEUTRAL),
-        )
-        rows.append(row | {"measured_iter_time_s": float(step_times_s(late, [case.layout])[0])})
-    runs = pd.DataFrame(rows)
-    found = fit_skew(runs, unstated=(), site_of=lambda _: Site(sustained=(), population=NEUTRAL))
-    assert found == {"our lab": pytest.approx(8e-5, rel=0.02)}
-    assert fit_skew(runs, unstated=("our",), site_of=lambda _: Site(sustained=(), population=NEUTRAL)) == {}
 
 
 def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:

@@ -30,7 +30,7 @@ MOST_KNOTS: Final = 12
 """Numbers of layers at which a stage's reductions, gathers and updates are priced; between them they are interpolated,
 and they are nearly linear in what they carry."""
 _PER_OP: Final = ("counts", "kernel", "attention", "ring_product", "in_rings", "overlappable", "beside_attention",
-                  "follows", "late_s", "lost")  # fmt: skip
+                  "follows", "lateness", "lost")  # fmt: skip
 """Fields of `BlockEvents` whose last axis is of events."""
 
 

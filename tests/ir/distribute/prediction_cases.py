@@ -117,7 +117,7 @@ def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MO
     prices = Prices(free)
     problem = StepProblem(
         model=model, job=JOB, cluster=CLUSTER, kernels=prices, collectives=prices, framework=FRAMEWORK,
-        site=Site(skew_s=0.0),  # ranks of a program reach its collectives together
+        site=Site(skew=0.0),  # ranks of a program reach its collectives together
     )  # fmt: skip
     (bundle,) = bundles(problem, [layout])
     # programs have no norm of the gradient, for which a prediction lets the updates of all ranks wait, and are of one

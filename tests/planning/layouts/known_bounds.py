@@ -60,7 +60,7 @@ class Rates:
 def problem() -> StepProblem:
     """A step at constant rates on a site without constants of its own."""
     job = Job(global_batch=32, seq_len=1024)
-    site = Site(sustained=(), skew_s=1e-5, power_limited=False, population=NEUTRAL)
+    site = Site(sustained=(), skew=0.01, power_limited=False, population=NEUTRAL)
     problem = step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), job, site=site)
     return problem.repriced(Rates(), Rates())
 
