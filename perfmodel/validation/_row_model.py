@@ -103,8 +103,25 @@ def _family(row: Row) -> str:
     return family_words[0] if family_words else "gpt"
 
 
+_SIZE_AFTER_NAME: Final = re.compile(r"(.+)-(\d+(?:\.\d+)?)b", re.IGNORECASE)
+_MOST_OFF_SIZE: Final = 0.05
+"""Relative difference between the size that a name ends with and the parameters of the model."""
+
+
 def known_model(name: str) -> Model | None:
-    """The catalog's model of a name, None where it has none."""
+    """The catalog's model of a name, which may end with the billions of parameters that the model has; None where the
+    catalog has none."""
+    if (model := _of_catalog(name)) is not None:
+        return model
+    parts = _SIZE_AFTER_NAME.fullmatch(name)
+    model = _of_catalog(parts[1]) if parts else None
+    if parts is None or not isinstance(model, Transformer):
+        return None
+    billions = parameter_count(model) / 1e9
+    return model if abs(float(parts[2]) / billions - 1) <= _MOST_OFF_SIZE else None
+
+
+def _of_catalog(name: str) -> Model | None:
     try:
         return catalog.model(name) if name else None
     except PerfModelError:

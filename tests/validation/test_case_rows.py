@@ -194,6 +194,14 @@ def test_a_cut_of_a_model_does_not_keep_all_its_dense_layers(change, dense, assu
     assert case.assumed == assumed
 
 
+def test_a_name_may_end_with_the_size_of_its_model():
+    named = {"family": "moe-mla", "first_dense_layers": 3}
+    assert read_case(V3 | named | {"model": "deepseek-v3-671B"}).model == catalog.model("deepseek-v3")
+    # Another size is another model.
+    with pytest.raises(PerfModelError):
+        read_case(V3 | named | {"model": "deepseek-v3-16B"})
+
+
 @pytest.mark.parametrize(
     "size",
     [{"hidden": 4096, "heads": 32}, {"n_experts": 64}, {"top_k": 4}, {"vocab": 32000}, {"layers": 12},
