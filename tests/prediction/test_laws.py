@@ -263,10 +263,10 @@ def test_the_more_is_on_the_host_the_longer_a_step_takes(case: Case, overlaps: b
         assert_between(sharded.laid(offload_states="optimizer"), sharded.laid(offload_states="weights"))
 
 
-def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
+def assert_costs_device_seconds(fewer: Case, more: Case, measured_apart: float = 0.01) -> None:
     """A layout on more devices takes as many device-seconds at least, to a percent: kernels of fewer heads are told by
     other measurements."""
-    assert_between(fewer, more, least=0.99 * fewer.layout.devices / more.layout.devices)
+    assert_between(fewer, more, least=(1 - measured_apart) * fewer.layout.devices / more.layout.devices)
 
 
 @some(8)
@@ -305,12 +305,14 @@ PCIE_DEVICES = ("L40S", "A100-PCIE-80GB", "H100-PCIE-80GB", "RTX-PRO-6000-Server
 @given(cases(), st.sampled_from(PCIE_DEVICES), st.sampled_from(["PCIe4", "PCIe5"]))
 def test_tensor_parallelism_on_a_host_bridge_costs_device_seconds(case: Case, device: str, link: str) -> None:
     """Groups of data-parallel ranks lie in turn and share the bridge, in a node and where they leave it: twice the
-    devices, whose jobs are half as large each, halve a step at most."""
+    devices, whose jobs are half as large each, halve a step at most. Rings in one node and over two rest on curves that
+    were measured on different machines, whose largest messages differ by some per cent."""
     inside, network = PCIE_NODE.levels
     of_node = replace(PCIE_NODE, device=catalog.device(device), levels=(replace(inside, name=link), network))
     on_bridge = replace(case, cluster=of_node, dtype="fp16")
     for tp, dp in ((1, 2), (2, 2), (1, 4), (1, 8), (2, 8), (4, 8)):
-        assert_costs_device_seconds(on_bridge.laid(tp=tp, dp=dp), on_bridge.laid(tp=2 * tp, dp=dp))
+        fewer, more = on_bridge.laid(tp=tp, dp=dp), on_bridge.laid(tp=2 * tp, dp=dp)
+        assert_costs_device_seconds(fewer, more, measured_apart=0.06)
 
 
 @some(8)
