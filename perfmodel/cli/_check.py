@@ -26,7 +26,7 @@ def add_command(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="the job's log, from Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, the "
-        "Trainer of Hugging Face, MaxText, llm-foundry or levanter",
+        "Trainer of Hugging Face, MaxText, llm-foundry, levanter or a fine-tuning front end",
     )
     require(command, "model", "cluster", "global_batch", "log")
     add_calibration(command)

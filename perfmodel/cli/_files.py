@@ -60,8 +60,8 @@ def add_from(command: argparse._ActionsContainer) -> None:
         dest="launch_file",
         metavar="FILE",
         help="read model, layout, job and devices from a launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, "
-        "torchtitan, nanotron, llm-foundry, MaxText, Accelerate, Hugging Face's Trainer, LLaMA-Factory, axolotl, "
-        "torchtune, MS-Swift or XTuner; flags override it. A script's own arguments stand "
+        "torchtitan, nanotron, llm-foundry, MaxText, levanter, Accelerate, Hugging Face's Trainer, LLaMA-Factory, "
+        "axolotl, torchtune, MS-Swift or XTuner; flags override it. A script's own arguments stand "
         'behind it: "run.sh 8 24 2"',
     )
 

@@ -110,6 +110,10 @@ SAID = {
     "maxtext_pipeline.yml": Said(
         "maxtext", "llama3-8b", "pp=4,dp=8,vpp=2,micro_batch=2,schedule=breadth-first", 128, 8192, {"dtype": "fp8"}
     ),
+    "levanter_8b.yaml": Said(
+        "levanter", "llama3-8b", "tp=2,dp=32,zero=3,micro_batch=4,recompute=full", 512, 4096, {"dtype": "bf16"},
+        {"devices": 64},
+    ),
     "accelerate_fsdp.yaml": Said(
         "fsdp", None, "dp=16,zero=3,recompute=full", None, None, {"dtype": "bf16"}
     ),
@@ -243,6 +247,7 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
         ("llm_foundry_7b.yaml", ()),
         ("maxtext_tpu.yml", ("base.yml (line 1), which the file is based on, is not beside it",)),
         ("accelerate_fsdp.yaml", ()),
+        ("levanter_8b.yaml", ()),
     ],
 )
 def test_what_is_not_understood_is_named_with_its_line(name: str, ignored: tuple[str, ...]) -> None:

@@ -219,6 +219,134 @@ def test_a_progress_bar_is_timed_by_its_clock() -> None:
     assert (times[1:] * covered).sum() == pytest.approx(sum(step_s[log.steps[0].step :]), rel=0.06)
 
 
+# ---- lines of other versions, units and front ends ----
+
+LINES = {
+    "Megatron-DeepSpeed of BLOOM": (
+        " iteration       10/      50 | consumed samples:         1280 | elapsed time per iteration (s): 4.15 | "
+        "global batch size:   128 | lm loss: 1.2E+01 | samples per second: 30.811 | "
+        "TFLOPs: 152.34 |",
+        LoggedStep(step=10, seconds=4.15, tflops_per_device=152.34, global_batch=128),
+    ),
+    "Megatron-Bridge without iterations": (
+        "Step Time : 6.51s GPU utilization: 512.1MODEL_TFLOP/s/GPU",
+        LoggedStep(step=1, seconds=6.51, tflops_per_device=512.1),
+    ),
+    "torchtitan in the thousands": (
+        "[titan] INFO - step: 1,000  loss:  7.1234  memory: 61.52GiB(77.65%)  tps: 123  tflops: 1,310.52  mfu: 31.40%",
+        LoggedStep(step=1000, tokens_per_s_per_device=123.0, tflops_per_device=1310.52),
+    ),
+    "nanotron of 2025": (
+        "[INFO|DP=0|PP=1|TP=0|ip-26-0-161-78]: iteration: 12 / 30000 | consumed_tokens: 12.6M | time_per_iteration_ms: "
+        "2.5K | tokens_per_sec: 418K | tokens_per_sec_per_gpu: 6.53K | global_batch_size: 256 | lm_loss: 9.61 | ",
+        LoggedStep(step=12, seconds=2.5, tokens_per_s_per_device=6530.0, global_batch=256),
+    ),
+    "DeepSpeed with an exponent": (
+        "[INFO] [timer.py:260:stop] epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=0.09, "
+        "CurrSamplesPerSec=9.1e-02, MemAllocated=6.01GB, MaxMemAllocated=19.52GB",
+        LoggedStep(step=10, samples_per_s=0.091),
+    ),
+    "DeepSpeed of 2022": (
+        "[INFO] [timer.py:198:stop] 0/40, RunningAvgSamplesPerSec=13.12, CurrSamplesPerSec=13.01, MemAllocated=6.01GB",
+        LoggedStep(step=40, samples_per_s=13.01),
+    ),
+    "DeepSpeed of 2021": (
+        "[INFO] [timer.py:157:stop] 0/40, SamplesPerSec=13.1",
+        LoggedStep(step=40, samples_per_s=13.1),
+    ),
+    "a bar of more than a day": (
+        " 50%|#####     | 5000/10000 [1 day, 2:03:04<1 day, 2:03:04, 18.7s/it]",
+        LoggedStep(step=5000, seconds=18.7, clock_s=93784.0),
+    ),
+    "MS-Swift": (
+        "{'loss': 1.234, 'learning_rate': 2e-05, 'memory(GiB)': 61.52, 'train_speed(s/it)': 6.19, "
+        "'global_step/max_steps': '10/1000', 'percentage': '1.00%', 'elapsed_time': '1m 2s', 'remaining_time': '1h'}",
+        LoggedStep(step=10, seconds=6.19, clock_s=62.0),
+    ),
+    "MaxText of 2023": (
+        "completed step: 3, seconds: 4.567, TFLOP/s: 210.130, loss: 9.123",
+        LoggedStep(step=4, seconds=4.567, tflops_per_device=210.13),
+    ),
+    "llm-foundry's bar": (
+        "train          Epoch   0:    1%|#          | 11/1000 [01:08<1:42:10,  6.19s/ba, loss/train/total=9.1]",
+        LoggedStep(step=11, seconds=6.19, clock_s=68.0),
+    ),
+    "levanter after a day": (
+        "Progress on:train 91.2kit/100.0kit rate:1.3s/it remaining:1:57:15 elapsed:1 day, 9:15:08 postfix:loss=7.1",
+        LoggedStep(step=91200, seconds=1.3, clock_s=119708.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(LINES))
+def test_lines_of_other_versions_and_units(name: str) -> None:
+    line, step = LINES[name]
+    assert parse_log(line).steps == (step,)
+
+
+def test_dictionaries_are_timed_by_what_elapsed_between_them() -> None:
+    """LLaMA-Factory's `trainer_log.jsonl` gives no rate; a restart begins its clock anew."""
+    lines = [
+        f'{{"current_steps": {step}, "total_steps": 1000, "loss": 1.2, "elapsed_time": "0:{minute:02d}:00", '
+        '"remaining_time": "1:42:10", "total_tokens": 1310720}'
+        for step, minute in ((10, 1), (20, 2), (30, 3), (20, 1), (30, 2), (40, 3), (50, 4), (60, 5))
+    ]
+    log = parse_log("\n".join(lines))
+    assert log.format == "hf-trainer"
+    assert {step.seconds for step in log.steps if step.seconds is not None} == {6.0}
+    assert log.count("restart") == 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("spoil", ["carriage returns", "colours", "other output between the lines"])
+def test_what_terminals_and_libraries_do_to_a_log(form: str, spoil: str) -> None:
+    run = WrittenRun(step_s=STEP_S)
+    text = write_log(form, run)
+    if spoil == "carriage returns":
+        text = text.replace("\r", "").replace("\n", "\r\n")
+    elif spoil == "colours":
+        text = "".join(f"\x1b[1;32m{line}\x1b[0m\n" for line in text.splitlines())
+    else:
+        noise = "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\nW0101 12:00:00 torch/x.py:795] step: 3 / 7\n"
+        text = "".join(f"{line}\n{noise}" for line in text.splitlines())
+    assert seconds(parse_log(text), run) == pytest.approx(STEP_S, rel=3e-3)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in ("composer", "megatron-bridge")])
+def test_ranks_that_write_the_same_steps_at_other_times_are_one_run(form: str) -> None:
+    """The second rank is ahead in one half of the run and behind in the other; then both are restarted."""
+    run = WrittenRun(step_s=STEP_S)
+    plain = [line for line in write_log(form, run).replace("\r", "").splitlines() if line]
+    per_step = len(plain) // len(STEP_S)
+    # Megatron-LM writes its memory before the first step.
+    head = len(plain) - per_step * len(STEP_S)
+    steps = [plain[i : i + per_step] for i in range(head, len(plain), per_step)]
+    lines: list[str] = []
+    for _ in range(2):
+        for i in range(len(STEP_S)):
+            ahead = min(i + 2, len(STEP_S) - 1) if i < 3 else i - 2
+            lines += [f"[default0]:{line}" for line in steps[i]]
+            lines += [f"[default1]:{line}" for line in steps[ahead]]
+    log = parse_log("\n".join(lines))
+    assert seconds(log, run) == pytest.approx(STEP_S * 2, rel=3e-3)
+    assert log.count("restart") == 1
+
+
+def test_a_run_that_goes_on_elsewhere_is_read_on() -> None:
+    run = WrittenRun(step_s=STEP_S)
+    lines = write_log("maxtext", run).splitlines()
+    text = "\n".join([*(f"node3 | {line}" for line in lines), *(f"node5 | {line}" for line in lines[2:])])
+    log = parse_log(text)
+    assert seconds(log, run) == pytest.approx(STEP_S + STEP_S[2:])
+    assert log.count("restart") == 1
+
+
+def test_the_trainer_without_its_bar_is_told_how_to_log_times() -> None:
+    text = "{'loss': 1.2, 'learning_rate': 2e-05, 'epoch': 0.5}\n{'train_runtime': 6190.1, 'train_loss': 1.1}\n"
+    with pytest.raises(TableError, match="disable_tqdm"):
+        parse_log(text)
+
+
 @pytest.mark.parametrize("text", ["hello\nworld\n", "iteration 3 of the plan\n", "step: 1 loss: 3\n"])
 def test_a_file_without_steps_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(text)

@@ -15,6 +15,9 @@ FORMATS = (
     "maxtext",
     "composer",
     "levanter",
+    "nemo-automodel",
+    "torchtune",
+    "xtuner",
 )
 _START = datetime(2025, 3, 4, 10, 0, 0)
 
@@ -31,6 +34,8 @@ class WrittenRun:
     """Seconds between a step and the next that belong to neither, by number of the step."""
     checkpoints: Sequence[int] = ()
     """Steps after which the log says that a checkpoint was saved."""
+    evaluations: Sequence[int] = ()
+    """Steps after which the log says that an evaluation ran; how long is in `pause_after_s`."""
     skipped: Sequence[int] = ()
     reserved_gib: float = 60.0
     flops_per_token: float = 5e10
@@ -60,6 +65,8 @@ def write_log(form: str, run: WrittenRun) -> str:
             ]
         if step in run.checkpoints:
             lines.append(_checkpoint(form, step, run.pause_after_s.get(step, 0.0)))
+        if step in run.evaluations:
+            lines.append(_evaluation(form, step))
         now += timedelta(seconds=run.pause_after_s.get(step, 0.0))
     return "\n".join(lines) + "\n"
 
@@ -75,6 +82,15 @@ def _checkpoint(form: str, step: int, seconds: float) -> str:
         "torchtitan": f"[titan] INFO - Finished saving the checkpoint in {seconds:.2f} seconds.",
         "hf-trainer": f"Saving model checkpoint to out/checkpoint-{step}",
     }.get(form, f"INFO: Saved checkpoint at step {step}")
+
+
+def _evaluation(form: str, step: int) -> str:
+    return {
+        "composer": "\t Eval metrics/eval/LanguagePerplexity: 12.3456",
+        "hf-trainer": "{'eval_loss': 2.1, 'eval_runtime': 12.3, 'epoch': 0.12}",
+        "torchtitan": f"[titan] INFO - validate step: {step}  loss:  2.1000",
+        "maxtext": f"eval metrics after step: {step}, loss=2.100, total_weights=65536",
+    }.get(form, f" validation loss at iteration {step} on validation set | lm loss value: 2.1E+00 | ")
 
 
 def _megatron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
@@ -196,6 +212,7 @@ def _composer(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
         "throughput/tokens_per_sec": f"{tokens:.4f}",
         "throughput/device/tokens_per_sec": f"{tokens / run.devices:.4f}",
         "throughput/device/mfu": "0.4567",
+        "wall_clock/total": f"{(now - _START).total_seconds() / 3600:.4f}",
     }
     return [f"[batch={step}/1000]:", *(f"\t Train {name}: {value}" for name, value in metrics.items())]
 
@@ -208,7 +225,33 @@ def _levanter(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
     ]
 
 
+def _automodel(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    rate = run.tokens_per_s_per_device(seconds)
+    return [
+        f"{now:%Y-%m-%d %H:%M:%S} | INFO | nemo_automodel | step {step} | epoch 0 | loss 1.2345 | grad_norm 1.2 | "
+        f"lr 1.00e-05 | mem {run.reserved_gib * 0.9:.2f} GiB | tps {rate * run.devices:.2f}({rate:.2f}/gpu) | "
+        "num_label_tokens 65536"
+    ]
+
+
+def _torchtune(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    return [
+        f"Step {step} | loss:1.2345 lr:2e-05 tokens_per_second_per_gpu:{run.tokens_per_s_per_device(seconds)} "
+        f"peak_memory_active:41.2 peak_memory_alloc:41.2 peak_memory_reserved:{run.reserved_gib}"
+    ]
+
+
+def _xtuner(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    return [
+        f"{now:%m/%d %H:%M:%S} - mmengine - INFO - Iter(train) [ {step:3d}/1000]  lr: 2.0000e-05  eta: 1:42:10  "
+        f"time: {seconds:.4f}  data_time: 0.0123  memory: {run.reserved_gib * 1024 * 0.9:.0f}  loss: 1.2345"
+    ]
+
+
 _WRITERS = {
+    "nemo-automodel": _automodel,
+    "torchtune": _torchtune,
+    "xtuner": _xtuner,
     "megatron": _megatron,
     "megatron-bridge": _bridge,
     "nemo": _nemo,

@@ -18,7 +18,6 @@ _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("OLMo", ("global_train_batch_size", "tokenizer.identifier")),
     ("OLMo", ("global_train_batch_size", "model.mlp_ratio")),
     ("verl", ("actor_rollout_ref.*",)),
-    ("levanter", ("trainer.train_batch_size", "trainer.*axis*")),
     ("fairseq", ("distributed_training.*", "task.*")),
     ("Lightning", ("seed_everything", "trainer.*")),
     ("a Kubernetes job", ("apiVersion", "kind")),

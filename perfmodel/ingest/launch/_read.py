@@ -19,6 +19,7 @@ from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_for
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._launch import Launch, Overrides, settle
+from perfmodel.ingest.launch._levanter import LEVANTER
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command
@@ -35,7 +36,7 @@ from perfmodel.spec import Layout, Model
 
 FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BRIDGE, DEEPSPEED, TORCHTITAN)
 """All formats that are read and written; of those of one syntax the first that recognises a file reads it. Those of
-fine-tuning front ends (`FINETUNING`) are only read, and come before them."""
+fine-tuning front ends (`FINETUNING`) and levanter are only read, and come before them."""
 LARGEST_BYTES: Final = 4_000_000
 """Size of a launch file at most."""
 _SYNTAXES: Final[dict[str, Syntax]] = {
@@ -63,10 +64,10 @@ def read_launch(
     """What a launch file of a training framework says: model, layout, job, number of devices.
 
     Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
-    GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText and Accelerate, command lines of MaxText,
-    DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory,
-    axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan, Megatron-Bridge or
-    NeMo 2. What is given here wins over the file.
+    GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText, levanter and Accelerate, command lines of
+    MaxText, DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer,
+    LLaMA-Factory, axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan,
+    Megatron-Bridge or NeMo 2. What is given here wins over the file.
 
     Args:
         path: the file; behind a shell script may stand its own arguments, `"run.sh 8 24 2"`, and before it variables,
@@ -187,6 +188,8 @@ def launch_format(name: str) -> LaunchFormat:
     for form in FORMATS:
         if plain == form.name or plain in form.frameworks:
             return form
+    if plain == LEVANTER.name:
+        raise LaunchFileError(f"{plain}: its files are read, not written; set its keys from the layout by hand")
     if plain in [form.name for form in FINETUNING]:
         raise LaunchFileError(
             f"{plain}: its files are read, not written; give --framework deepspeed and a name that ends in .json"
@@ -265,6 +268,8 @@ def recognised(
         of_primus = primus_torchtitan(source)
         if of_primus is not None:
             return torchtitan_entries(of_primus)
+    if syntax == "yaml" and LEVANTER.recognises(source.entries):
+        return source, LEVANTER
     if syntax in ("json", "yaml"):
         of_neox = neox_arguments(source)
         if of_neox is not None:
@@ -283,7 +288,7 @@ def recognised(
         readable = "of Python only XTuner's configurations and recipes of NeMo 2 and Megatron-Bridge are read"
         remedy = "run it with the lines of perfmodel hook and give the file that they write, or give --model and so on"
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
-    of_syntax = [form for form in (*FORMATS, *FINETUNING) if form.syntax == syntax]
+    of_syntax = [form for form in (*FORMATS, LEVANTER, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)
     raise LaunchFileError(f"{place}: no launch file that is known: {needed}; give --model, --layout and so on instead")
 

@@ -131,6 +131,11 @@ _ALLOCATED: Final = (
     (re.compile(r"MaxMemAllocated=([\d.]+)GB"), GIB),
     (re.compile(r"memory/peak_allocated_mem: ([\d.]+)"), GB),
     (re.compile(r"Using \(GB\) ([\d.]+) /"), GB),
+    (re.compile(r"\bpeak_memory_usage: ([\d.]+)\b(?! ?[GM])"), 1.0),
+    (re.compile(r"\bpeak_memory_alloc:([\d.]+)"), GIB),
+    (re.compile(r"\| mem ([\d.]+) GiB"), GIB),
+    (re.compile(r"Iter\(train\).*\bmemory: (\d+)"), MIB),
+    (re.compile(r"memory/max_allocated \(GiB\)': ([\d.]+)"), GIB),
 )
 _RESERVED: Final = (
     (re.compile(r"max reserved: ([\d.]+)(?! ?[GM]i?B)"), MIB),
@@ -138,6 +143,9 @@ _RESERVED: Final = (
     (re.compile(r"\bmemory:\s*([\d.]+)GiB"), GIB),
     (re.compile(r"cuda_max_memory_reserved: ([\d.]+)G"), GB),
     (re.compile(r"memory/peak_reserved_mem: ([\d.]+)"), GB),
+    (re.compile(r"\bpeak_memory_reserved:([\d.]+)"), GIB),
+    (re.compile(r"""['"]memory\(GiB\)['"]: ['"]?([\d.]+)"""), GIB),
+    (re.compile(r"memory/device_reserved \(GiB\)': ([\d.]+)"), GIB),
 )
 """Of what a line says of memory: pattern and unit. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
 

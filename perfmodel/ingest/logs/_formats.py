@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perfmodel.ingest.logs._clocks import timed_by_spans, timed_by_stamps
+from perfmodel.ingest.logs._front_ends import (
+    AUTOMODEL,
+    BRIDGE,
+    DICTIONARY,
+    TORCHTUNE,
+    XTUNER,
+    automodel_step,
+    bridge_steps,
+    dictionary_steps,
+    torchtune_step,
+    xtuner_step,
+)
 from perfmodel.ingest.logs._log import LoggedStep
 from perfmodel.ingest.logs._text import clock_seconds, duration_seconds, number, piped_fields
 
@@ -41,6 +53,9 @@ def _by_line(
 
 _FIELD_MEANINGS: Final[dict[str, tuple[str, float]]] = {
     "elapsed_time_per_iteration_ms": ("seconds", 1e-3),
+    # The Megatron-DeepSpeed of BLOOM
+    "elapsed_time_per_iteration_s": ("seconds", 1.0),
+    "tflops": ("tflops_per_device", 1.0),
     "time_per_iteration_ms": ("seconds", 1e-3),
     "train_step_timing_in_s": ("seconds", 1.0),
     "throughput_per_gpu_tflop_s_gpu": ("tflops_per_device", 1.0),
@@ -89,7 +104,7 @@ def _maxtext_step(line: str, match: re.Match[str]) -> LoggedStep:
         step=int(match[1]) + 1,
         seconds=float(match[2]),
         tflops_per_device=number(match[3]),
-        tokens_per_s_per_device=number(match[4]),
+        tokens_per_s_per_device=number(match[4] or ""),
         clock_s=clock_seconds(line),
     )
 
@@ -102,13 +117,16 @@ def _deepspeed_step(line: str, match: re.Match[str]) -> LoggedStep | None:
     rate = number(match["rate"])
     if not rate:
         return None
+    if match["local_step"]:
+        # Older versions count micro-batches: the clock between two lines does not give the time of a step.
+        return LoggedStep(step=int(match["local_step"]), samples_per_s=rate)
     return LoggedStep(step=int(match["step"]), samples_per_s=rate, clock_s=clock_seconds(line))
 
 
 def _bar_step(match: re.Match[str]) -> LoggedStep:
     """A state of a progress bar: its rate is a moving mean of the last steps."""
     rate = float(match["rate"])
-    seconds = rate if match["unit"] == "s/it" else 1 / rate if rate else None
+    seconds = rate if match["unit"].startswith("s/") else 1 / rate if rate else None
     step = number(match["step"])
     return LoggedStep(step=round(step or 0), seconds=seconds, clock_s=duration_seconds(match["elapsed"]))
 
@@ -154,13 +172,18 @@ def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
     # Four decimals are too few for steps of several seconds, of which more samples and tokens pass in each.
     samples_per_s = number(metrics.get("throughput/samples_per_sec", ""))
     tokens_per_s = number(metrics.get("throughput/device/tokens_per_sec", ""))
+    # Of training and evaluations together, in hours unless SpeedMonitor is set to another unit.
+    wall_clock_h = number(metrics.get("wall_clock/total", ""))
+    clock_s = clock_seconds(head)
+    if clock_s is None and wall_clock_h is not None:
+        clock_s = wall_clock_h * 3600
     coarse = batches_per_s is not None and batches_per_s < 1 and (tokens_per_s or samples_per_s)
     return LoggedStep(
         step=step,
         seconds=1 / batches_per_s if batches_per_s and not coarse else None,
         samples_per_s=samples_per_s,
         tokens_per_s_per_device=tokens_per_s,
-        clock_s=clock_seconds(head),
+        clock_s=clock_s,
     )
 
 
@@ -171,17 +194,22 @@ _NANOTRON: Final = re.compile(
 )
 _TITAN: Final = re.compile(r"\bstep:\s*([\d,]+)(?:/[\d,]+\s*=\s*[\d.]+%)?\s+loss:(?=.*\b(?:tps|wps):)")
 _MAXTEXT: Final = re.compile(
-    r"completed step:\s*(\d+), seconds:\s*([\d.]+), TFLOP/s/device:\s*([\d.]+), Tokens/s/device:\s*([\d.]+)"
+    r"completed step:\s*(\d+), seconds:\s*([\d.]+), TFLOP/s(?:/device)?:\s*([\d.]+)"
+    r"(?:, Tokens/s/device:\s*([\d.]+))?"
 )
 _DEEPSPEED: Final = re.compile(
-    r"global_step=(?P<step>\d+), RunningAvgSamplesPerSec=[^,]*,\s*CurrSamplesPerSec=(?P<rate>[\d.]+)"
+    r"(?:global_step=(?P<step>\d+)|\b\d+/(?P<local_step>\d+)), "
+    r"(?:RunningAvgSamplesPerSec=[^,]*,\s*Curr)?SamplesPerSec=(?P<rate>[^,\s]+)"
     r"|steps: (?P<pipeline_step>\d+) loss: \S+ iter time \(s\): (?P<seconds>[\d.]+)"
 )
 _HF_BAR: Final = re.compile(
-    r"%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \[(?P<elapsed>[\d:]+)<[^,\]]*,\s*(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+    r"%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) "
+    r"\[(?P<elapsed>(?:\d+ days?, )?[\d:]+)<(?:\d+ days?, )?[^,\]]*,\s*(?P<rate>[\d.]+)"
+    r"(?P<unit>s/it|it/s|s/ba|ba/s)"
 )
 _LEVANTER: Final = re.compile(
-    r"Progress on:train (?P<step>[\d.]+k?)it/\S+ rate:(?P<rate>[\d.]+)(?P<unit>it/s|s/it).*?elapsed:(?P<elapsed>[\d:]+)"
+    r"Progress on:train (?P<step>[\d.]+k?)it/\S+ rate:(?P<rate>[\d.]+)(?P<unit>it/s|s/it).*?"
+    r"elapsed:(?P<elapsed>(?:\d+ days?, )?[\d:]+)"
 )
 
 FORMATS: Final = (
@@ -198,7 +226,12 @@ FORMATS: Final = (
         retime=timed_by_spans,
     ),
     LogFormat(name="deepspeed", marks=_DEEPSPEED, read=_by_line(_DEEPSPEED, _deepspeed_step), retime=timed_by_stamps),
+    LogFormat(name="megatron", marks=BRIDGE, read=bridge_steps),
+    LogFormat(name="nemo-automodel", marks=AUTOMODEL, read=_by_line(AUTOMODEL, automodel_step)),
+    LogFormat(name="torchtune", marks=TORCHTUNE, read=_by_line(TORCHTUNE, torchtune_step)),
+    LogFormat(name="xtuner", marks=XTUNER, read=_by_line(XTUNER, xtuner_step)),
     LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps, retime=timed_by_spans),
+    LogFormat(name="hf-trainer", marks=DICTIONARY, read=dictionary_steps, retime=timed_by_spans),
 )
 """In the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed too, and DeepSpeed under the
 Trainer of Hugging Face a progress bar."""

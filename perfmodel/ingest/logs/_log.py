@@ -14,9 +14,12 @@ LOG_FORMATS: Final = (
     "maxtext",
     "composer",
     "levanter",
+    "nemo-automodel",
+    "torchtune",
+    "xtuner",
 )
 """Names of the formats that are read. Megatron-Core and Megatron-Bridge print the lines of Megatron-LM; `composer` is
-what llm-foundry prints."""
+what llm-foundry prints; `hf-trainer` is also axolotl, LLaMA-Factory and MS-Swift."""
 EventKind = Literal["checkpoint", "evaluation", "restart", "overflow", "allocator_retry"]
 Phase = Literal["data", "compute", "gradient_sync", "weight_gather", "optimizer"]
 

@@ -1,5 +1,6 @@
 """From the text of a log to what it holds."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.errors import TableError
@@ -8,7 +9,7 @@ from perfmodel.ingest.logs._events import events_of, peak_bytes, timers_of
 from perfmodel.ingest.logs._formats import FORMATS
 from perfmodel.ingest.logs._log import LOG_FORMATS, LoggedStep, TrainingLog
 from perfmodel.ingest.logs._settings import settings_of
-from perfmodel.ingest.logs._text import plain_lines
+from perfmodel.ingest.logs._text import plain_lines, process_of
 
 
 def read_log(path: Path | str) -> TrainingLog:
@@ -39,7 +40,7 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
         reported = dict(form.read(lines))
         if not reported:
             continue
-        steps = _each_once(reported)
+        steps = _each_once(reported, [process_of(lines[line_number]) for line_number in reported])
         allocated_bytes, reserved_bytes = peak_bytes(lines)
         return TrainingLog(
             path=place,
@@ -51,19 +52,42 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
             allocated_bytes=allocated_bytes,
             reserved_bytes=reserved_bytes,
         )
+    if any("'train_runtime'" in line or "'learning_rate'" in line for line in lines):
+        raise TableError(
+            f"{place}: no line about a training step: the Trainer of Hugging Face prints times in its progress bar "
+            "alone; leave `disable_tqdm` off, or give the log of standard error too"
+        )
     raise TableError(
         f"{place}: no line about a training step; give what the job printed, by one of {', '.join(LOG_FORMATS)}"
     )
 
 
-def _each_once(reported: dict[int, LoggedStep]) -> dict[int, LoggedStep]:
-    """Lines about steps, by number of the line, without those that repeat the step before them.
+def _each_once(reported: Mapping[int, LoggedStep], processes: Sequence[str]) -> dict[int, LoggedStep]:
+    """Lines about steps, by number of the line, each step once.
 
-    Several ranks may write the same line, and a progress bar writes several about one step.
+    A progress bar writes several lines about one step, and where every rank writes its own, some are ahead of others.
+    One process leads: lines of others count only once it has fallen silent, as after a restart on other nodes.
+
+    Args:
+        reported: lines about steps.
+        processes: that wrote each of them.
     """
+    last_line_of = {process: place for place, process in enumerate(processes)}
     distinct: dict[int, LoggedStep] = {}
+    leader: str | None = None
+    followers: set[str] = set()
     last_step: int | None = None
-    for line_number, step in reported.items():
+    for place, (line_number, step) in enumerate(reported.items()):
+        process = processes[place]
+        if leader is None:
+            leader = process
+        if process != leader:
+            leads_still = last_line_of[leader] > place
+            is_late = process in followers and last_step is not None and step.step <= last_step
+            if leads_still or is_late:
+                followers.add(process)
+                continue
+            leader = process
         if step.step != last_step:
             distinct[line_number] = step
             last_step = step.step

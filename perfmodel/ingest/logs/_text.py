@@ -43,12 +43,47 @@ def clock_seconds(line: str) -> float | None:
     return None
 
 
+_UNIT_S: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
 def duration_seconds(text: str) -> float:
-    """Seconds of `1:02:03` or `02:03`."""
+    """Seconds of `1:02:03`, `02:03`, `1 day, 2:03:04` or `1h 2m 3s`."""
+    units = re.findall(r"(\d+) ?([dhms])", text)
+    clock = re.search(r"\d+(?::\d+)+", text)
     seconds = 0.0
-    for part in text.split(":"):
-        seconds = seconds * 60 + float(part)
-    return seconds
+    for count, unit in units:
+        # The day of `1 day, 2:03:04` stands before a clock.
+        if clock is None or unit == "d":
+            seconds += int(count) * _UNIT_S[unit]
+    if clock is None:
+        return seconds
+    of_clock = 0.0
+    for part in clock[0].split(":"):
+        of_clock = of_clock * 60 + float(part)
+    return seconds + of_clock
+
+
+_PROCESSES: Final = (
+    re.compile(r"\[rank(\d+)\]"),
+    re.compile(r"\[default(\d+)\]"),
+    re.compile(r"^\[(\d+),(\d+)\]<std"),
+    re.compile(r"\brank(\d+)\[\d+\]"),
+    re.compile(r"\|(DP=\d+\|PP=\d+\|TP=\d+)"),
+    re.compile(r"^\((?:\w+ )?(pid=\d+(?:, ip=[\d.]+)?)\)"),
+    re.compile(r"^ *(\d+): "),
+    re.compile(r"^([\w.-]+) ?\| "),
+)
+"""How torchrun, mpirun, Composer, nanotron, Ray, srun and Docker name the process of a line."""
+
+
+def process_of(line: str) -> str:
+    """The process that wrote a line, as its launcher names it; empty where the line does not say."""
+    names = []
+    for pattern in _PROCESSES:
+        match = pattern.search(line)
+        if match is not None:
+            names.append(" ".join(match.groups()))
+    return "/".join(names)
 
 
 def piped_fields(line: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Runs that are simulated with a fault and written as logs of eight frameworks: the check names the fault."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,37 @@ class SimulatedRun:
     """Longer steps, by number."""
     saves: Mapping[int, float] = field(default_factory=dict)
     """Pauses for checkpoints that the log reports, by step."""
+    evaluations: Mapping[int, float] = field(default_factory=dict)
+    slower_later: float = 1.0
+    """How many times as long the last step is as the first."""
+    slower_from: int = 0
+    """The step at which steps become longer at once; 0: little by little."""
+    skipped: Sequence[int] = ()
+    spoil: Callable[[str], str] = str
+    """What happens to the text of the log."""
     cause: str = ""
+
+
+def coloured(text: str) -> str:
+    return "".join(f"\x1b[32m{line}\x1b[0m\r\n" for line in text.replace("\r", "").splitlines())
+
+
+def of_two_ranks(text: str) -> str:
+    """Lines of a rank, and those of another that is two lines behind."""
+    lines = text.replace("\r", "").splitlines()
+    mixed = []
+    for at, line in enumerate(lines):
+        mixed.append(f"[default0]:{line}")
+        if at >= 2:
+            mixed.append(f"[default7]:{lines[at - 2]}")
+    return "\n".join(mixed)
+
+
+def resumed(text: str) -> str:
+    """A run that broke off after two thirds, and went on from a third on another node."""
+    lines = text.splitlines()
+    third = len(lines) // 3
+    return "\n".join([*(f"0: {line}" for line in lines[: 2 * third]), *(f"1: {line}" for line in lines[third:])])
 
 
 JOBS = {
@@ -54,7 +84,7 @@ JOBS = {
     "megatron 70b": ("llama3-70b", "dgx-h100", "megatron-core", "tp=8,pp=8,dp=2,zero=1,recompute=full", 256),
     "deepspeed 8b": ("llama3-8b", "dgx-h100", "deepspeed", "dp=32,zero=3,recompute=full", 256),
     "hf 8b": ("llama3-8b", "dgx-h100", "generic", "dp=16,zero=3,recompute=full", 64),
-    "levanter 8b": ("llama3-8b", "dgx-h100", "generic", "dp=32,zero=3,recompute=full", 128),
+    "levanter 8b": "levanter_8b.yaml",
     "nemo": "nemo_llama.yaml",
     "torchtitan": "torchtitan_8b.toml",
     "nanotron": "nanotron_3d.yaml",
@@ -89,10 +119,14 @@ def checked(run: SimulatedRun, seed: int = 7) -> RunHealth:
     seconds[0] *= 5
     for step, more_s in run.stall_s.items():
         seconds[step - 1] += more_s
+    growth = np.linspace(1.0, run.slower_later, STEPS)
+    if run.slower_from:
+        growth = np.where(np.arange(STEPS) < run.slower_from - 1, 1.0, run.slower_later)
+    seconds *= growth
     settings = {}
     if run.logs_options:
         settings = {name: getattr(layout, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
-        settings |= run.options
+        settings |= {ARGUMENTS.get(name, name): value for name, value in run.options.items()}
     text = write_log(
         run.form,
         WrittenRun(
@@ -103,12 +137,17 @@ def checked(run: SimulatedRun, seed: int = 7) -> RunHealth:
             flops_per_token=step_problem.flops / problem.job.global_batch / problem.job.seq_len,
             reserved_gib=expected.memory_counted_bytes["reserved"] / 2**30,
             checkpoints=list(run.saves),
-            pause_after_s=dict(run.saves),
+            evaluations=list(run.evaluations),
+            skipped=run.skipped,
+            pause_after_s=dict(run.saves) | dict(run.evaluations),
             settings=settings,
             timers_ms=timers_ms(run, sick_s) if run.timers else {},
         ),
     )
-    return check_run(problem, layout, parse_log(text))
+    return check_run(problem, layout, parse_log(run.spoil(text)))
+
+
+ARGUMENTS = {"recompute": "recompute_granularity"}
 
 
 def timers_ms(run: SimulatedRun, sick_s: float) -> dict[str, tuple[float, float]]:
@@ -182,6 +221,59 @@ SICK = {
     ),
     "checkpoints": SimulatedRun(
         form="megatron", job="megatron 70b", saves=dict.fromkeys(range(40, STEPS, 40), 90.0), cause="checkpoints"
+    ),
+    "evaluations under Composer": SimulatedRun(
+        form="composer", job="composer", evaluations=dict.fromkeys(range(30, STEPS, 30), 60.0), cause="evaluations"
+    ),
+    "evaluations under torchtitan, coloured": SimulatedRun(
+        form="torchtitan",
+        job="torchtitan",
+        evaluations=dict.fromkeys(range(30, STEPS, 30), 60.0),
+        spoil=coloured,
+        cause="evaluations",
+    ),
+    "slower and slower under levanter": SimulatedRun(
+        form="levanter", job="levanter 8b", slower_later=1.3, cause="slows_down"
+    ),
+    "slower at once under MaxText, of two ranks": SimulatedRun(
+        form="maxtext", job="maxtext", slower_later=1.4, slower_from=70, spoil=of_two_ranks, cause="slows_down"
+    ),
+    "whole layers recomputed, in the log": SimulatedRun(
+        form="megatron", job="megatron 8b", options={"recompute": "full"}, logs_options=True, cause="full_recompute"
+    ),
+    "slow links inside nodes, with timers": SimulatedRun(
+        form="megatron",
+        job="megatron 70b",
+        settings=("intra_node_bandwidth=0.12x",),
+        timers=True,
+        cause="slow_intra_node_link",
+    ),
+    "all devices at low clocks, with timers": SimulatedRun(
+        form="megatron",
+        job="megatron 70b",
+        settings=("compute_rate=0.6x", "power_limit=0.6x"),
+        timers=True,
+        cause="low_clocks",
+    ),
+    "gradients overflow under DeepSpeed": SimulatedRun(
+        form="deepspeed", job="deepspeed 8b", skipped=range(10, STEPS, 8), spoil=coloured, cause="skipped_steps"
+    ),
+    "slow storage now and then, resumed on another node": SimulatedRun(
+        form="nemo",
+        job="nemo",
+        stall_s=dict.fromkeys((21, 33, 38, 70, 91, 120, 127), 40.0),
+        spoil=resumed,
+        cause="irregular_stalls",
+    ),
+    "one slow rank under nanotron, of two ranks": SimulatedRun(
+        form="nanotron",
+        job="nanotron",
+        settings=("slow_rank=0", "slow_factor=1.4x"),
+        spoil=of_two_ranks,
+        cause="slow_rank",
+    ),
+    "slow link under levanter": SimulatedRun(
+        form="levanter", job="levanter 8b", settings=("inter_node_bandwidth=0.1x",), cause="slow_inter_node_link"
     ),
 }
 

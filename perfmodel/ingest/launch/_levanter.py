@@ -1,0 +1,219 @@
+"""levanter's YAML (`config/*.yaml` and `src/levanter/trainer.py`, `models/*.py` of stanford-crfm/levanter)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    OPTIMIZER,
+    TEXT,
+    WHOLE,
+    BadValue,
+    Fields,
+    Rule,
+    read_only,
+)
+from perfmodel.ingest.launch._tokenizers import vocabulary_of
+
+_LLAMA: Final = {
+    "model.norm": "rms_norm",
+    "model.positions": "rope",
+    "model.gated_ffn": True,
+    "model.activation": "silu",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.dropout": False,
+}
+_GPT2: Final = {
+    "model.norm": "layer_norm",
+    "model.positions": "learned",
+    "model.gated_ffn": False,
+    "model.activation": "gelu",
+    "model.bias": True,
+    "model.tied_embeddings": True,
+    "model.dropout": False,
+}
+_KINDS: Final[dict[str, Fields]] = {
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "qwen": _LLAMA,
+    "qwen3": _LLAMA,
+    "olmo": _LLAMA,
+    "olmo2": _LLAMA,
+}
+"""What a type of model fixes (`models/gpt2.py`, `models/llama.py` and those that are derived from it)."""
+_SIZES: Final[dict[str, dict[str, int]]] = {
+    "gpt2": {"hidden_dim": 768, "num_layers": 12, "num_heads": 12},
+    "llama": {"hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32, "intermediate_dim": 11008},
+}
+"""Sizes that a file need not state, by type of model."""
+_SIZE_KEYS: Final = (
+    "model.type",
+    "model.hidden_dim",
+    "model.num_layers",
+    "model.num_heads",
+    "model.num_kv_heads",
+    "model.intermediate_dim",
+    "model.use_bias",
+    "model.tie_word_embeddings",
+    "model.num_local_experts",
+    "model.n_routed_experts",
+    "model.num_experts_per_tok",
+    "data.tokenizer",
+    "model.tokenizer",
+)
+
+
+def _model(settings: Mapping[str, Any]) -> Fields:
+    kind = TEXT.read(settings.get("model.type", "gpt2"))
+    if kind not in _KINDS:
+        raise BadValue(f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}")
+    sizes: dict[str, Any] = dict(_SIZES.get("gpt2" if kind == "gpt2" else "llama", {}))
+    for name in ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"):
+        if f"model.{name}" in settings:
+            sizes[name] = WHOLE.read(settings[f"model.{name}"])
+    fields: Fields = dict(_KINDS[kind])
+    fields |= {
+        "model.hidden": sizes["hidden_dim"],
+        "model.layers": sizes["num_layers"],
+        "model.heads": sizes["num_heads"],
+        "model.kv_heads": sizes.get("num_kv_heads", sizes["num_heads"]),
+        # GPT-2's `mlp_scale`
+        "model.ffn_hidden": sizes.get("intermediate_dim", 4 * sizes["hidden_dim"]),
+    }
+    for name, field in (("use_bias", "model.bias"), ("tie_word_embeddings", "model.tied_embeddings")):
+        if f"model.{name}" in settings:
+            fields[field] = FLAG.read(settings[f"model.{name}"])
+    experts = settings.get("model.num_local_experts", settings.get("model.n_routed_experts"))
+    if kind == "mixtral":
+        fields["experts.count"] = WHOLE.read(experts or 8)
+        fields["experts.topk"] = WHOLE.read(settings.get("model.num_experts_per_tok", 2))
+        fields["experts.ffn_hidden"] = fields["model.ffn_hidden"]
+    # levanter pads no vocabulary but to what its mesh divides.
+    vocab = vocabulary_of(settings.get("data.tokenizer", settings.get("model.tokenizer", "gpt2")))
+    if vocab is not None:
+        fields["model.vocab"] = vocab
+    return fields
+
+
+def _start(settings: Mapping[str, Any]) -> Fields:
+    """The model of a checkpoint of Hugging Face that the training starts from."""
+    name = settings.get("model_name_or_path") or settings.get("initialize_from_hf")
+    return {"model": name} if isinstance(name, str) else {}
+
+
+def _mesh(settings: Mapping[str, Any]) -> Fields:
+    """Tensor parallelism over `model`, copies over `replica`, and all other devices over `data`."""
+    fields: Fields = {
+        "tp": WHOLE.read(settings.get("trainer.model_axis_size", settings.get("trainer.mesh.axes.model", 1))),
+        "pp": 1,
+        "cp": WHOLE.read(settings.get("trainer.mesh.axes.context", 1)),
+    }
+    copies = 1
+    for name in ("trainer.replica_ici_axis_size", "trainer.replica_dcn_axis_size", "trainer.mesh.axes.replica"):
+        size = settings.get(name, 1)
+        # An open axis across slices: the file does not say how many slices there are.
+        copies *= 1 if size == -1 else WHOLE.read(size)
+    if copies > 1:
+        fields["replicate"] = copies
+    shards = settings.get("trainer.fsdp_axis", "embed")
+    fields["zero"] = 3 if shards not in (None, "", [], "null") else 0
+    return fields
+
+
+def _batch(settings: Mapping[str, Any]) -> Fields:
+    fields: Fields = {"global_batch": WHOLE.read(settings.get("trainer.train_batch_size", 32))}
+    per_device = settings.get("trainer.per_device_parallelism", -1)
+    if per_device != -1:
+        # So many sequences for each device of the data axis; the rest is accumulated.
+        fields["micro_batch"] = WHOLE.read(per_device)
+    else:
+        fields["grad_accum"] = 1
+    return fields
+
+
+_TYPES: Final = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "f16": "fp16", "float32": "fp32", "f32": "fp32"}
+
+
+def _precision(settings: Mapping[str, Any]) -> Fields:
+    """jmp's policy: `p=f32,c=bfloat16` keeps weights in 32 bits and computes in 16."""
+    policy = TEXT.read(settings["trainer.mp"])
+    parts = dict(part.strip().partition("=")[::2] for part in policy.split(","))
+    compute = parts.get("c") or parts.get("compute") or parts.get("p") or parts.get("params") or policy
+    if compute not in _TYPES:
+        raise BadValue(f"must be a policy such as p=f32,c=bfloat16, got {policy!r}")
+    fields: Fields = {"dtype": _TYPES[compute]}
+    kept = parts.get("p") or parts.get("params")
+    if kept in _TYPES and _TYPES[kept] == "bf16":
+        fields["optimizer"] = "adam16bit"
+    return fields
+
+
+def _recompute(settings: Mapping[str, Any]) -> Fields:
+    value = settings["model.gradient_checkpointing"]
+    if value in (True, "recompute", "full"):
+        return {"recompute": "full"}
+    if value in (False, "none"):
+        return {"recompute": "none"}
+    return {"recompute": "full", "note.remat": f"gradient_checkpointing {value} as recompute=full"}
+
+
+def _attention(settings: Mapping[str, Any]) -> Fields:
+    backend = str(settings.get("model.attn_backend", "default")).lower()
+    return {"flash_attention": backend != "vanilla" and FLAG.read(settings.get("model.use_flash_attention", True))}
+
+
+LEVANTER: Final = LaunchFormat(
+    name="levanter",
+    syntax="yaml",
+    frameworks=("levanter",),
+    marks=("trainer.train_batch_size", "trainer.per_device_parallelism", "trainer.mp"),
+    table=(
+        Rule(keys=("initialize_from_hf", "model_name_or_path"), read=_start, fields=("model",)),
+        Rule(keys=_SIZE_KEYS, read=_model, fields=("model.layers",)),
+        Rule(
+            keys=(
+                "trainer.train_batch_size",
+                "trainer.model_axis_size",
+                "trainer.mesh.axes.model",
+                "trainer.mesh.axes.context",
+                "trainer.mesh.axes.replica",
+                "trainer.replica_ici_axis_size",
+                "trainer.replica_dcn_axis_size",
+                "trainer.fsdp_axis",
+            ),
+            read=_mesh,
+            fields=("tp",),
+        ),
+        Rule(
+            keys=("trainer.train_batch_size", "trainer.per_device_parallelism"), read=_batch, fields=("global_batch",)
+        ),
+        read_only("model.seq_len", "seq_len"),
+        Rule(keys=("trainer.mp",), read=_precision, fields=("dtype",), defaults={"dtype": "fp32"}),
+        Rule(
+            keys=("model.gradient_checkpointing",),
+            read=_recompute,
+            fields=("recompute",),
+            defaults={"recompute": "full"},
+        ),
+        Rule(keys=("model.attn_backend", "model.use_flash_attention"), read=_attention, fields=("flash_attention",)),
+        read_only("optimizer.type", "optimizer", OPTIMIZER),
+    ),
+    always={"overlap_grad_reduce": True, "overlap_param_gather": True},
+    harmless=patterns(
+        "data.* data optimizer.* trainer.tracker.* trainer.tracker trainer.wandb.* trainer.checkpointer.*",
+        "trainer.num_train_steps trainer.steps_per_eval trainer.max_eval_batches trainer.tensor_parallel_axes",
+        "trainer.batch_axis trainer.per_device_eval_parallelism trainer.seed trainer.log_* trainer.ray.*",
+        "trainer.distributed.* trainer.id trainer.load_checkpoint* trainer.initialize_from trainer.jax_config.*",
+        "trainer.profiler* trainer.mesh.axes.data trainer.watch.* trainer.shutdown_at_exit trainer.require_accelerator",
+        "model.flash_attention_block_size model.rope* model.initializer_range model.layer_norm_epsilon",
+        "model.scale_attn_by_inverse_layer_idx model.upcast_attn model.reorder_and_upcast_attn model.scan_layers",
+        "model.gradient_checkpointing_block_size model.activation_function model.use_layer_norm_weight",
+        "model.reference_checkpoint model.sliding_window use_hf_model_config out_dir hf_save_* hf_upload epoch",
+        "data_seed z_loss_weight log_entropy eval_harness* tokenizer fcm_prob pad_tokenizer_to_match_model",
+        "model.embed_pdrop model.resid_pdrop model.attn_pdrop model_cache_dir max_tune_length",
+    ),
+)
