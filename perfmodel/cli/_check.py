@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
 from perfmodel.cli._flags import add_calibration, add_json, add_layout, add_problem, problem_of
-from perfmodel.cli._show import emit
+from perfmodel.cli._show import emit, written
 from perfmodel.display import progress
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
+    from perfmodel.planning.health import RunHealth
 
 
 def add_command(commands: Any) -> None:
@@ -29,6 +30,9 @@ def add_command(commands: Any) -> None:
         "Trainer of Hugging Face, MaxText, llm-foundry, levanter or a fine-tuning front end",
     )
     require(command, "model", "cluster", "global_batch", "log")
+    command.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the result as a page with a picture of the steps"
+    )
     add_calibration(command)
     add_json(command)
     command.set_defaults(run=_check)
@@ -46,8 +50,17 @@ def _check(arguments: argparse.Namespace) -> int:
             save_every=_save_every(arguments.launch),
             progress=report,
         )
-    emit(arguments, health.to_dict(), lambda: print(health))
+    files = []
+    if arguments.html:
+        health.write(arguments.html)
+        files.append(str(arguments.html))
+    emit(arguments, health.to_dict() | {"written": files}, lambda: _show(health, files))
     return 0
+
+
+def _show(health: "RunHealth", files: list[str]) -> None:
+    print(health)
+    written(files)
 
 
 def _save_every(launch: "Launch | None") -> int | None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from perfmodel import catalog
 from perfmodel.display import Report, frame_html, shorten_reprs, shows_progress
@@ -13,7 +13,7 @@ from perfmodel.planning.goodput import Reliability
 from perfmodel.planning.layouts import SearchOptions, SearchSpace, Tariff, search
 from perfmodel.planning.training_run import TrainingRun, training_run
 from perfmodel.prediction import Prediction
-from perfmodel.spec import Cluster, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Model, Problem
 from perfmodel.units import MIN_FIT
 
 if TYPE_CHECKING:
@@ -109,7 +109,12 @@ def compare_clusters(
     reliability: Reliability | None = None,
     calibration: Path | str | None = None,
     progress: Report | None = None,
-    **words: Any,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
+    **of_job: Unpack[JobKeywords],
 ) -> ClusterComparison:
     """The best layout of one job on every cluster, and what training with it takes.
 
@@ -119,14 +124,25 @@ def compare_clusters(
         model: catalog name, file, or `Model`.
         clusters, devices: as `clusters_named` takes them.
         by, tokens, prices, pue, reliability, calibration, progress: as for `compare_problems`.
-        words: the job in words, as `catalog.problem` takes them.
+        global_batch, seq_len, dtype, job, framework, of_job: as in `problem`.
 
     Raises:
         PerfModelError: as `clusters_named`, `catalog.problem` and `compare_problems`.
     """
-    problems = [
-        catalog.problem(model, cluster, devices=count, **words) for cluster, count in clusters_named(clusters, devices)
-    ]
+    problems = []
+    for cluster, count in clusters_named(clusters, devices):
+        problem = catalog.problem(
+            model,
+            cluster,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            dtype=dtype,
+            devices=count,
+            job=job,
+            framework=framework,
+            **of_job,
+        )
+        problems.append(problem)
     return compare_problems(
         problems,
         by=by,

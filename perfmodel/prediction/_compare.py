@@ -1,8 +1,9 @@
 """All schedules on one's own model, side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from perfmodel.prediction._fits import needed_memory
 from perfmodel.prediction._predict import predict
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._site import Site
 from perfmodel.schedule import ChimeraModel, chimera_model, get_schedule, rabenseifner_s, schedule_names
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +76,17 @@ def compare_schedules(
     layout: "str | Layout" = "",
     *,
     schedules: Sequence[str] = (),
+    calibration: Path | str | None = None,
+    site: Site | None = None,
+    strict: bool = False,
     progress: Report | None = None,
-    **words: Any,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: "Job | Mapping[str, Any] | None" = None,
+    framework: "Framework | str | None" = None,
+    **of_job: "Unpack[JobKeywords]",
 ) -> Comparison:
     """Predict a layout under many schedules, fastest first; those that cannot run come last.
 
@@ -85,7 +96,8 @@ def compare_schedules(
             chunks get the layout's own, or 2).
         schedules: names; all that train if empty.
         progress: called per schedule; without one, a bar where there is somebody to see it.
-        words: further arguments of `predict`.
+        calibration, site, strict: as in `predict`.
+        global_batch, seq_len, dtype, devices, job, framework, of_job: as in `problem`.
     """
     if not layout and (file := catalog.unfiled(model)) is not None:
         layout = file.layout
@@ -98,7 +110,22 @@ def compare_schedules(
         try:
             vpp = max(2, layout.vpp) if get_schedule(name).looped else 1
             scheduled = layout.replace(schedule=name, vpp=vpp)
-            compared.append(Compared(name, predict(model, cluster, scheduled, **words)))
+            prediction = predict(
+                model,
+                cluster,
+                scheduled,
+                global_batch=global_batch,
+                seq_len=seq_len,
+                dtype=dtype,
+                devices=devices,
+                job=job,
+                framework=framework,
+                calibration=calibration,
+                site=site,
+                strict=strict,
+                **of_job,
+            )
+            compared.append(Compared(name, prediction))
         except LayoutError as error:
             compared.append(Compared(name, None, str(error)))
     return Comparison(sorted(compared, key=lambda c: c.prediction.step_time_s if c.prediction else float("inf")))

@@ -4,7 +4,7 @@ and the element types in which a server holds weights and cache."""
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from perfmodel import catalog
 from perfmodel.catalog import JobFile, checked_fields
@@ -76,6 +76,21 @@ class ServingWords:
             weight_dtype=self.weight_dtype,
             kv_dtype=self.kv_dtype,
         )
+
+
+class ServingKeywords(TypedDict, total=False):
+    """Fields of `ServingWords`, for editors and type checkers."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    batch: int | None
+    batching: Batching
+    weight_dtype: str
+    kv_dtype: str
+    ttft_limit_s: float | None
+    tpot_limit_s: float | None
+    step_overhead_s: float
+    dtype: str
 
 
 SERVING_KEYS: Final = tuple(one.name for one in fields(ServingWords) if one.name != "dtype")

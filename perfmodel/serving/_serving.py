@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from perfmodel.catalog import JobFile
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import Belief, Site
-from perfmodel.serving._request import Requests, ServingQuestion, ServingWords, serving_question
+from perfmodel.serving._request import Requests, ServingKeywords, ServingQuestion, ServingWords, serving_question
 from perfmodel.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
@@ -105,7 +105,7 @@ def serve(
     *,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **words: Any,
+    **words: Unpack[ServingKeywords],
 ) -> Serving:
     """Predict a server of a decoder-only transformer.
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Unpack
 
 from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.serving._request import ServingQuestion, serving_question
+from perfmodel.serving._request import ServingKeywords, ServingQuestion, serving_question
 from perfmodel.serving._serving import Serving, largest, served, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model
 from perfmodel.units import divisors, duration
@@ -34,7 +34,7 @@ def starting_point(
     *,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **words: Any,
+    **words: Unpack[ServingKeywords],
 ) -> StartingPoint:
     """A server at a sensible operating point: what is not said of layout and batch is chosen.
 

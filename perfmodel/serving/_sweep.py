@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.serving._request import ServingQuestion, serving_question
+from perfmodel.serving._request import ServingKeywords, ServingQuestion, serving_question
 from perfmodel.serving._serving import Serving, largest, served_with, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import divisors, whole
@@ -62,7 +62,7 @@ def serve_sweep(
     layouts: Sequence[Layout | str] | None = None,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **words: Any,
+    **words: Unpack[ServingKeywords],
 ) -> ServingSweep:
     """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
     that fit and hold the limits.

@@ -10,9 +10,21 @@ import perfmodel as pm
 from perfmodel.catalog import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts._question import SEARCH_WORDS, SearchKeywords
+from perfmodel.serving._request import ServingKeywords, ServingWords
 from perfmodel.spec import Job, JobKeywords, Layout, LayoutKeywords, StepKeywords
 
 EXPLICIT = {"global_batch", "seq_len", "dtype"}
+PROBLEM_FUNCTIONS = [
+    pm.predict,
+    pm.whatif,
+    pm.search,
+    pm.problem,
+    pm.report,
+    pm.compare_clusters,
+    pm.compare_schedules,
+    pm.partition,
+    pm.step_time_function,
+]
 JOB = {"model": "llama3-8b", "cluster": "dgx-h100", "global_batch": 64}
 
 
@@ -34,10 +46,25 @@ def test_keywords_of_a_search_are_its_words() -> None:
     assert of_search - set(JobKeywords.__annotations__) == set(SEARCH_WORDS)
 
 
-@pytest.mark.parametrize("function", [pm.predict, pm.whatif, pm.search, pm.problem])
+@pytest.mark.parametrize("function", PROBLEM_FUNCTIONS)
 def test_the_words_of_a_problem_are_named(function: object) -> None:
     parameters = inspect.signature(function).parameters  # pyright: ignore[reportArgumentType]
     assert {"global_batch", "seq_len", "dtype", "devices", "job", "framework"} <= set(parameters)
+
+
+def test_no_public_function_takes_whatever_it_is_given() -> None:
+    """Editors and type checkers know every keyword: `**words` are of a `TypedDict`."""
+    for name in dir(pm):
+        function = getattr(pm, name)
+        if not inspect.isfunction(function):
+            continue
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                assert "Keywords" in str(parameter.annotation), name
+
+
+def test_keywords_of_a_server_are_its_fields() -> None:
+    assert get_type_hints(ServingKeywords) == types(ServingWords)
 
 
 def test_a_layout_in_every_form_is_the_same() -> None:

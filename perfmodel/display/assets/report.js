@@ -41,7 +41,7 @@ function turn() {
 
 function choose(i) {
   state.chosen = i;
-  for (const draw of [paintRows, drawScatter, drawBreakdown, drawMemory, drawSure, drawLaunch, drawPath, drawTimeline, turn]) draw();
+  for (const draw of [drawSensitivity, paintRows, drawScatter, drawBreakdown, drawMemory, drawSure, drawLaunch, drawPath, drawTimeline, turn]) draw();
 }
 
 function keep() {

@@ -30,6 +30,24 @@ function drawAnswer() {
   $("answer").replaceChildren(element("h2", { textContent: title }), listed(null, lines, "facts"));
 }
 
+/** How much longer or shorter the step becomes with each parameter of the machine, the most telling one first. */
+function drawSensitivity() {
+  const row = rows[state.chosen], holder = $("sensitivity");
+  const told = machine.knobs.map((knob, i) => ({ knob, gradient: 1.01 ** row.elasticity[i] - 1 })).filter((one) => !one.knob.idle)
+    .sort((a, b) => Math.abs(b.gradient) - Math.abs(a.gradient));
+  holder.hidden = !told.length;
+  const widest = Math.max(...told.map((one) => Math.abs(one.gradient)), 1e-12);
+  const lines = told.map(({ knob, gradient }) => [
+    knob.label,
+    bar([{ value: Math.abs(gradient), colour: gradient > 0 ? "#D55E00" : "#0072B2", title: signedFinely(gradient) }], widest),
+    signedFinely(gradient),
+    ...[0.5, 2].map((factor) => { const ratio = changed(row, { [knob.name]: factor }); return `${seconds(row.step_s * ratio)} (${signed(ratio - 1)})`; }),
+  ]);
+  holder.querySelector("div").replaceChildren(listed(["parameter", "", "1 % more", "half of it", "twice of it"], lines, "figures"));
+  holder.querySelector("p").textContent = "\u201c1 % more\u201d is the gradient of the step time; half and twice are steps predicted again. The sliders below combine them.";
+}
+const signedFinely = (share) => `${share >= 0 ? "+" : "\u2212"}${Math.abs(100 * share).toFixed(2)} %`;
+
 /** What the network at half its bandwidth does, and which layout is then the fastest. */
 function slowNetwork(row) {
   const known = machine.knobs.map((knob) => knob.name).filter((name) => name.endsWith("node_bandwidth"));

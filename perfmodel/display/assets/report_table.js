@@ -37,6 +37,7 @@ function setWidths() { // as wide as the longest of some cells, in digits
     col.style.width = width + "ch";
     return col;
   })));
+  box.style.setProperty("--rank-width", widths[0] + "ch");
   table.style.width = `max(100%, ${widths.reduce((a, b) => a + b)}ch)`;
 }
 

@@ -2,10 +2,10 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -18,10 +18,10 @@ from perfmodel.ingest.tables import write_text
 from perfmodel.planning.decision._rows import rows
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
 from perfmodel.planning.goodput import Reliability
-from perfmodel.planning.layouts import SearchOptions, SearchResult, SearchSpace, search
+from perfmodel.planning.layouts import SearchKeywords, SearchOptions, SearchResult, SearchSpace, search, worded
 from perfmodel.planning.training_run import training_run
 from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.viz import interactive
 
 TOP: Final = 100
@@ -78,7 +78,7 @@ class DecisionReport:
 def report(
     model: Problem | Model | str,
     cluster: Cluster | str | None = None,
-    layout: Layout | str = "",
+    layout: catalog.StatedLayout = "",
     *,
     space: SearchSpace | Callable[[Problem], SearchSpace] | None = None,
     options: SearchOptions | None = None,
@@ -87,33 +87,37 @@ def report(
     pue: float = 1.0,
     flags: Sequence[str] = (),
     progress: Report | None = None,
-    **words: Any,
+    global_batch: int | Sequence[int] | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
+    **fields: Unpack[SearchKeywords],
 ) -> DecisionReport:
     """Everything that a decision takes, of the layouts that a search finds or of one layout.
 
         report("gpt3-175b", "dgx-a100", devices=64, global_batch=64).write("report.html")
 
     Args:
-        model, cluster, calibration, words: as `predict` and `search` take them.
+        model, cluster, calibration: as `predict` and `search` take them.
         layout: only this one, instead of a search.
-        space, options: of the search, as `search` takes them, whose fields `words` may also name; `top` is 100 unless
-            said.
+        space, options: of the search, as `search` takes them; `top` is 100 if neither `options` nor `fields` set it.
         reliability, pue: of devices and site, as `training_run` takes them.
         flags: that say the same job, but for its batch, to the command line, for the commands that the page names.
         progress: told what is being done.
+        global_batch, seq_len, dtype, devices, job, framework, fields: as `search` takes them.
 
     Raises:
         PerfModelError: as `predict` and `search`; no layout is possible (the message says what would make one so).
     """
     tell = progress or (lambda *_: None)
-    search_fields = {}
-    for field in fields(SearchOptions):
-        if field.name in words:
-            search_fields[field.name] = words.pop(field.name)
-    options = replace(options or SearchOptions(top=TOP), **search_fields)
-    if isinstance(batches := words.get("global_batch"), Sequence) and batches:
-        options, words = replace(options, batches=tuple(batches)), words | {"global_batch": batches[0]}
-    problem = catalog.problem(model, cluster, **words)
+    options, space, of_problem = worded(fields, options or SearchOptions(top=TOP), space)
+    if isinstance(global_batch, Sequence) and global_batch:
+        options = replace(options, batches=tuple(global_batch))
+        global_batch = global_batch[0]
+    of_problem |= {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    problem = catalog.problem(model, cluster, job=job, framework=framework, **of_problem)
     if layout:
         laid_out, _ = layout_of(problem, layout)
         predictions = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
@@ -133,14 +137,24 @@ def report(
     tell("what if", 0, len(predictions))
     machine, checked = _turned(problem, calibration, predictions)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
-    runs = [
-        training_run(p, job, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
-        for p, job in zip(predictions, jobs, strict=True)
-    ]
+    runs = []
+    for i, (p, of_batch) in enumerate(zip(predictions, jobs, strict=True)):
+        tell("cost and failures", i, len(predictions))
+        runs.append(
+            training_run(p, of_batch, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
+        )
     data = rows(predictions, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
-    tell("timelines and launch files", 0, len(predictions))
     flags = flags or _flags(problem)
     shown = list(zip(jobs, predictions, strict=True))
+    launched = shown[:LAUNCHED]
+    launch = []
+    for i, (of_batch, p) in enumerate(launched):
+        tell("launch files", i, len(launched))
+        launch.append(launch_files(of_batch, p.layout))
+    timelines = []
+    for i, (of_batch, p) in enumerate(shown[:TIMELINES]):
+        tell("timelines", i, TIMELINES)
+        timelines.append(_timeline(of_batch, calibration, p))
     return DecisionReport(
         about
         | data
@@ -152,8 +166,8 @@ def report(
             "tokens": runs[0].tokens,
             "flags": shlex.join(flags),
             "measured_by": shlex.join(_of_calibrate(flags)),
-            "launch": [launch_files(job, p.layout) for job, p in shown[:LAUNCHED]],
-            "timelines": [_timeline(job, calibration, p) for job, p in shown[:TIMELINES]],
+            "launch": launch,
+            "timelines": timelines,
             "clusters": [],
             "profile": None,
         }

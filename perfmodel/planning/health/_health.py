@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.catalog import StatedLayout
-from perfmodel.display import Report
+from perfmodel.display import Report, health_html, health_page
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import PhaseTimer, TrainingLog, read_log
+from perfmodel.ingest.tables import write_text
 from perfmodel.planning.health._causes import (
     CHECKPOINTS,
     DATA_LOADING,
@@ -103,6 +104,17 @@ class RunHealth:
         from perfmodel.planning.health._text import health_text
 
         return health_text(self)
+
+    def to_html(self) -> str:
+        """The same as a page with a picture of the steps: one file that needs no other."""
+        return health_page(self.log, self._repr_html_())
+
+    def write(self, path: Path | str) -> None:
+        """Write the page, whole or not at all."""
+        write_text(path, self.to_html())
+
+    def _repr_html_(self) -> str:
+        return health_html(self.to_dict(), self.series.steps, self.series.seconds.tolist())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

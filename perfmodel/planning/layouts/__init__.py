@@ -15,10 +15,12 @@ from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
 from perfmodel.planning.layouts._question import (
     SEARCH_WORDS,
     Question,
+    SearchKeywords,
     SearchOptions,
     SpaceWords,
     ask,
     file_words,
+    worded,
 )
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import Robustness, robustness, square_root

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
@@ -17,7 +17,7 @@ from perfmodel.planning.layouts._space import SearchSpace, default_space, restri
 from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
-from perfmodel.spec import Cluster, JobKeywords, Layout, Model, Problem, partition_by_cost
+from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem, partition_by_cost
 from perfmodel.units import MIN_FIT
 
 
@@ -183,18 +183,36 @@ def ask(
     calibration: Path | str | None = None,
     settings: Sequence[str] = (),
     kernels: PricesKernels | None = None,
-    **words: Any,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
+    **of_job: Unpack[JobKeywords],
 ) -> Question:
     """The question that the arguments of `search` ask.
 
     Args:
-        model, cluster, words: a problem or the words for one, as `catalog.problem` takes them; `devices` are needed.
+        model, cluster: a problem, or a model and a cluster.
+        global_batch, seq_len, dtype, devices, job, framework, of_job: as `catalog.problem` takes them; `devices` are
+            needed.
         space, calibration, settings, kernels: as for `search`.
 
     Raises:
         PerfModelError: no devices, and as `search`.
     """
-    problem = catalog.problem(model, cluster, **words)
+    problem = catalog.problem(
+        model,
+        cluster,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        devices=devices,
+        job=job,
+        framework=framework,
+        **of_job,
+    )
     problem.require_devices()
     if settings:
         problem.cluster.require_one_kind()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -39,7 +39,7 @@ from perfmodel.prediction import (
     stage_costs,
     step_problem_of,
 )
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 MOST_CUTS: Final = 200
 """Ways to cut, with orders of the kinds, that are all tried where dynamic programming does not apply."""
@@ -94,14 +94,31 @@ class PartitionResult:
 def partition(
     model: Problem | Model | str,
     cluster: Cluster | str | None = None,
-    layout: Layout | str = "",
+    layout: catalog.StatedLayout = "",
     *,
     calibration: Path | str | None = None,
     recompute: bool = True,
-    **words: Any,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
+    **of_job: Unpack[JobKeywords],
 ) -> PartitionResult:
     """`partition_stages` of a problem and a layout, by name or as they are; arguments as in `perfmodel.predict`."""
-    problem, layout = catalog.problem_and_layout(model, cluster, layout, **words)
+    problem, layout = catalog.problem_and_layout(
+        model,
+        cluster,
+        layout,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        devices=devices,
+        job=job,
+        framework=framework,
+        **of_job,
+    )
     return partition_stages(step_problem_of(problem, calibration), layout_of(problem, layout)[0], recompute=recompute)
 
 

@@ -1,12 +1,12 @@
 """The step time of a layout as a pure JAX function: programs, tables and parameters put together; and its memory, as
 `rank_memory` has it, as a function of the same parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
 from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, log_rates, machine_rates
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""
@@ -174,11 +174,17 @@ class StepTimeFunction:
 def step_time_function(
     model: Problem | Model | str,
     cluster: Cluster | str | None = None,
-    layout: Layout | str = "",
+    layout: catalog.StatedLayout = "",
     *,
     calibration: Path | str | None = None,
     site: Site | None = None,
-    **words: Any,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    devices: int | None = None,
+    job: Job | Mapping[str, Any] | None = None,
+    framework: Framework | str | None = None,
+    **of_job: Unpack[JobKeywords],
 ) -> StepTimeFunction:
     """The step time of a layout as a function that JAX differentiates, vectorises and compiles.
 
@@ -186,12 +192,23 @@ def step_time_function(
         jax.grad(step_time)(step_time.nominal).link_bytes_per_s  # seconds per byte/s, by network level
 
     Args:
-        model, cluster, layout, calibration, site, words: as in `perfmodel.predict`.
+        model, cluster, layout, calibration, site: as in `perfmodel.predict`.
+        global_batch, seq_len, dtype, devices, job, framework, of_job: as in `perfmodel.problem`.
 
     Raises:
         UnknownNameError, LayoutError, PerfModelError: as `perfmodel.predict`.
     """
-    problem = catalog.problem(model, cluster, **words)
+    problem = catalog.problem(
+        model,
+        cluster,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        devices=devices,
+        job=job,
+        framework=framework,
+        **of_job,
+    )
     laid_out, _ = layout_of(problem, layout)
     return step_time_function_of(step_problem_of(problem, calibration, site), laid_out)
 

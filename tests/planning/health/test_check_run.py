@@ -445,3 +445,15 @@ def test_a_run_has_the_options_that_its_log_states(tmp_path: Path) -> None:
     (run,) = pm.runs_of_logs([(script, tmp_path / "train.log")], "dgx-h100")
     assert not launch.layout.overlap_grad_reduce
     assert run.layout.overlap_grad_reduce
+
+
+def test_a_check_is_a_page_with_its_steps_and_causes(tmp_path: Path) -> None:
+    health = checked(SICK["checkpoints"])
+    health.write(tmp_path / "check.html")
+    page = (tmp_path / "check.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<svg" in page
+    assert health.verdict in page
+    for cause in health.causes:
+        assert cause.title in page
+    assert "http" not in page.replace("http-equiv", "")

@@ -1,0 +1,117 @@
+"""A checked run as HTML: the verdict, measured beside predicted, step times over the run, causes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from perfmodel.display._html import escaped, paragraph, table
+from perfmodel.units import GIB, duration
+
+_WIDTH, _HEIGHT, _MARGIN = 720, 190, 46
+_MOST_POINTS: Final = 1500
+"""Points of the curve: more are no finer on a screen."""
+_STYLE: Final = """
+:root { color-scheme: light dark; }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 16px; max-width: 760px; }
+h1 { font-size: 20px; } h2 { font-size: 16px; margin: 20px 0 6px; }
+table { border-collapse: collapse; width: 100%; }
+td, th { padding: 3px 8px; border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
+th { font-weight: 600; }
+svg { width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+"""
+
+
+def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[float]) -> str:
+    """A checked run, as notebooks show it.
+
+    Args:
+        values: of `RunHealth.to_dict`.
+        steps: numbers of the steps after the warm-up.
+        step_s: their times.
+    """
+    measured, predicted = values["measured"], values["predicted"]
+    interval = f"{duration(predicted['step_time_lo_s'])} to {duration(predicted['step_time_hi_s'])}"
+    rows = [
+        ("step time", duration(measured["step_time_s"]), duration(predicted["step_time_s"]), interval),
+        ("with all stalls", duration(measured["mean_step_time_s"]), "", ""),
+    ]
+    peaks = (measured["peak_memory_bytes"], predicted["peak_memory_bytes"])
+    if None not in peaks:
+        rows.append(("peak memory", f"{peaks[0] / GIB:.1f} GiB", f"{peaks[1] / GIB:.1f} GiB", ""))
+    return (
+        f"<h1>{escaped(values['verdict'])}</h1>"
+        + paragraph(*(f"contradiction: {sentence}" for sentence in values["contradictions"]), *values["remarks"])
+        + _scrolled(table(("", "measured", "predicted", "90 % interval"), rows))
+        + _curve(values, steps, step_s)
+        + _causes(values)
+    )
+
+
+def health_page(title: str, inside: str) -> str:
+    """What `health_html` gives, as a file that needs no other.
+
+    Args:
+        title: of the page.
+        inside: HTML.
+    """
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escaped(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{inside}\n</body>\n</html>\n"
+    )
+
+
+def _scrolled(inside: str) -> str:
+    return f'<div class="scroll">{inside}</div>'
+
+
+def _causes(values: Mapping[str, Any]) -> str:
+    if not values["causes"]:
+        return ""
+    rows = []
+    for cause in values["causes"]:
+        surely = "shown by the log" if cause["probability"] == 1 else f"{min(cause['probability'], 0.99):.0%}"
+        rows.append((cause["title"], duration(cause["explains_s"]), surely, cause["evidence"], cause["remedy"]))
+    heads = ("cause", "explains, per step", "probability", "evidence", "remedy")
+    return (
+        "<h2>Likeliest causes</h2>"
+        + _scrolled(table(heads, rows))
+        + paragraph(f"Measure next: {values['next_measurement']}")
+    )
+
+
+def _curve(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[float]) -> str:
+    """Step times over the run in front of the predicted interval."""
+    predicted = values["predicted"]
+    stride = max(1, len(steps) // _MOST_POINTS)
+    points = list(zip(steps, step_s, strict=True))[::stride]
+    if len(points) < 2:
+        return ""
+    # A stall of minutes may leave the picture: what matters is where the usual steps lie.
+    highest = 1.15 * max(predicted["step_time_hi_s"], 1.6 * sorted(step_s)[len(step_s) // 2])
+    first, last = points[0][0], max(point[0] for point in points)
+
+    def across(step: float) -> float:
+        return _MARGIN + (step - first) / max(last - first, 1) * (_WIDTH - _MARGIN - 8)
+
+    def up(seconds: float) -> float:
+        return 8 + (1 - min(seconds, highest) / highest) * (_HEIGHT - 30)
+
+    line = " ".join(f"{across(step):.1f},{up(seconds):.1f}" for step, seconds in points)
+    top, bottom = up(predicted["step_time_hi_s"]), up(predicted["step_time_lo_s"])
+    middle = up(predicted["step_time_s"])
+    width = _WIDTH - _MARGIN - 8
+    return (
+        "<h2>Steps over the run</h2>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="step times over the run">'
+        f'<rect x="{_MARGIN}" y="{top:.1f}" width="{width}" height="{bottom - top:.1f}" fill="#0072B2" opacity=".18"/>'
+        f'<path d="M{_MARGIN} {middle:.1f}h{width}" stroke="#0072B2" stroke-dasharray="5 4"/>'
+        f'<polyline points="{line}" fill="none" stroke="#D55E00" stroke-width="1.2"/>'
+        f'<g font-size="11" fill="currentColor" font-family="sans-serif">'
+        f'<text x="2" y="{top + 4:.1f}">{escaped(duration(predicted["step_time_hi_s"]))}</text>'
+        f'<text x="2" y="{middle + 4:.1f}">{escaped(duration(predicted["step_time_s"]))}</text>'
+        f'<text x="2" y="{bottom + 4:.1f}">{escaped(duration(predicted["step_time_lo_s"]))}</text>'
+        f'<text x="{_MARGIN}" y="{_HEIGHT - 4}">step {first:,}</text>'
+        f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">step {last:,}</text></g></svg>'
+        + paragraph("Orange: measured. Blue: predicted, with the 90 % interval of comparable sites.")
+    )
