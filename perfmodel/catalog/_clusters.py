@@ -230,8 +230,9 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def cluster(name_or_path: str | Path | Cluster) -> Cluster:
-    """A cluster by catalog name or alias, or from a `.toml` file; by the name of a device, its reference system; a
-    cluster is itself.
+    """Look up a cluster by its catalog name or alias, or read it from a `.toml` file.
+
+    The name of a device stands for its reference system. A `Cluster` is returned as it is.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.

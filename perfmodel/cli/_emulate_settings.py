@@ -58,7 +58,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         "or a function of perfmodel.spec.Collective",
     )
     command.add_argument(
-        "--occupancy", type=Path, metavar="FILE", help="csv as for --prices: core_s, processor time of collectives"
+        "--occupancy",
+        type=Path,
+        metavar="FILE",
+        help="CSV file with the columns of --prices, in which core_s is the processor time of a collective",
     )
     command.add_argument(
         "--measure",

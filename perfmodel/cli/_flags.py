@@ -136,7 +136,9 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
     add_dtype(command)
-    command.add_argument("--mode", choices=("train", "inference"), help="default train")
+    command.add_argument(
+        "--mode", choices=("train", "inference"), help="a step of training or a forward pass (default train)"
+    )
     command.add_argument(
         "--attention",
         choices=("flash", "unfused"),

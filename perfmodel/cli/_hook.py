@@ -9,7 +9,9 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "hook", help="print lines for a training script that write its arguments to JSON, for --from"
     )
-    command.add_argument("name", nargs="?", metavar="NAME", help="of the framework; without it their names are printed")
+    command.add_argument(
+        "name", nargs="?", metavar="NAME", help="framework that runs the script; without it, print the names"
+    )
     command.set_defaults(run=_run)
 
 

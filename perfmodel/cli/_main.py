@@ -85,6 +85,10 @@ _FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
 """Placeholders that stand for files in --help."""
 
 
+_WITHOUT_PREDICTIONS: Final = ("catalog", "completion", "doctor", "hook", "init", "samples")
+"""Commands that predict nothing: JAX, which takes seconds to import, is not set up for them."""
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130 interrupted)."""
     if sys.stdout is None:
@@ -124,7 +128,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
     try:
         measures = arguments.command == "calibrate" and not arguments.for_decision
-        if not measures and arguments.command not in ("doctor", "completion"):  # of any device, or of none
+        if not measures and arguments.command not in _WITHOUT_PREDICTIONS:
             # the model's own arrays are small: an accelerator would only add latency
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()

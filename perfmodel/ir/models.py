@@ -86,7 +86,7 @@ class TransformerSize:
         if self.hidden % self.heads:
             raise PerfModelError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
         if self.experts and self.parallel_blocks != "none":
-            raise PerfModelError(f"parallel_blocks={self.parallel_blocks} is of dense layers; use experts=0")
+            raise PerfModelError(f"parallel_blocks={self.parallel_blocks} works with dense layers only; use experts=0")
 
     @property
     def n_parameters(self) -> int:

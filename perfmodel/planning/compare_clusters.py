@@ -262,7 +262,7 @@ def clusters_named(
             named_cluster = catalog.cluster(name)
         if not counts:
             raise PerfModelError(
-                f"of {named_cluster.name}, how many devices? Give --devices N (devices=), or {named_cluster.name}:N"
+                f"the number of devices of {named_cluster.name} is missing; give --devices N (devices=), or {named_cluster.name}:N"
             )
         named += [(named_cluster, count) for count in counts]
     if not named:

@@ -166,8 +166,8 @@ def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
 def get_schedule(name: str) -> Scheduler:
     """The scheduler registered as `name`: call it with (devices, micro_batches, chunks).
 
-    A number after a colon goes to schedules that take one (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a
-    schedule from a text file. Any case will do, and what papers call a schedule (`DAPPLE`, `TiMePReSt`).
+    Some schedules take a number after a colon (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a schedule from a text
+    file. Names are not case-sensitive, and the papers' names are known too (`DAPPLE`, `TiMePReSt`).
 
     Raises:
         UnknownNameError: no schedule has this name.

@@ -112,9 +112,9 @@ def serve(
         serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64, dtype="fp8")
 
     Args:
-        model, cluster, layout, calibration: as `predict` takes them, a job file too, whose `[serving]` says what is
-            not said here; tp, pp, dp, ep and etp of a layout count.
-        framework: whose kernel gaps, memory and time between steps (`step_overhead_s`) count; a generic server's if not
+        model, cluster, layout, calibration: as `predict` takes them. `[serving]` of a job file supplies what is not
+            given here. Of a layout, tp, pp, dp, ep and etp count.
+        framework: supplies kernel gaps, memory and the time between steps (`step_overhead_s`); a generic server if not
             given.
         words: fields of `ServingWords`; `prompt_tokens` and `output_tokens` are needed, `batch` is a multiple of dp.
 

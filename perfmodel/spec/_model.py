@@ -159,8 +159,8 @@ class Transformer(Stated):
         others = [name for name in sequential if sizes[name]] + ["norm_at"] * (self.norm_at != "input")
         if self.parallel_blocks != "none" and others:
             raise PerfModelError(
-                f"{owner}: parallel_blocks={self.parallel_blocks} is of layers of attention and a dense feed-forward, "
-                f"normalised at their input; it goes with no {' or '.join(others)}"
+                f"{owner}: parallel_blocks={self.parallel_blocks} needs layers of attention and a dense feed-forward, "
+                f"normalised at their input; leave out {' and '.join(others)}"
             )
         if self.experts is not None and self.experts.first_dense_layers > self.layers:
             raise PerfModelError(

@@ -1,8 +1,9 @@
 """Layouts as text, `tp=8,pp=16,dp=8`, and the names by which papers and frameworks call their parts."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
@@ -10,12 +11,15 @@ from perfmodel.plain_text import plain_text
 from perfmodel.units import plain_whole
 
 PerStage = tuple[int, ...] | None
-"""A whole number per pipeline stage, in model order; written `7-9-9-7`, and `none` where it is left open."""
+"""A whole number per pipeline stage, in model order; written `7-9-9-7`, or `9-10x14-9` where five or more in a row are
+equal, and `none` where it is left open."""
 PerRank = tuple[str, ...] | None
 """A name per pipeline rank, written `fast-fast-slow`, and `none` where it is left open."""
 _DISTSIM = re.compile(r"^([0-9]+)M([0-9]+)P([0-9]+)D$", re.IGNORECASE)
 MOST: Final = 10**7
 """Of any number in a layout: more than the devices and layers that any system has."""
+MOST_STAGES: Final = 10_000
+"""Stages that one abbreviation stands for, at most."""
 _DEGREES: Final = {
     "tp": ("tensor_parallel", "tensor_model_parallel"),
     "pp": ("pipeline_parallel", "pipeline_model_parallel"),
@@ -106,8 +110,22 @@ def written(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, tuple):
-        return "-".join(map(str, value)) or "none"
+        return "-".join(_in_runs(value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_SHORTENED: Final = 5
+"""Equal stages in a row from which on their number is written instead of each of them."""
+
+
+def _in_runs(stages: tuple[Any, ...]) -> Iterator[str]:
+    """Values of stages as text, `10x14` for many equal ones; names of kinds are never shortened."""
+    for value, run in groupby(stages):
+        count = len(list(run))
+        if count >= _SHORTENED and isinstance(value, int):
+            yield f"{value}x{count}"
+        else:
+            yield from [str(value)] * count
 
 
 def written_values(values: Mapping[str, Any]) -> str:
@@ -128,6 +146,18 @@ def _key(said: str, raw: str, types: dict[str, Any]) -> str:
     raise UnknownNameError("layout key", said, types)
 
 
+def _stages(key: str, raw: str) -> tuple[int, ...]:
+    """Numbers of stages, of which `10x14` is fourteen times ten."""
+    stages: list[int] = []
+    for part in raw.split("-"):
+        value, times, count = part.partition("x")
+        repeats = _whole(key, count) if times else 1
+        if not 1 <= repeats <= MOST_STAGES:
+            raise LayoutError(f"layout: {key} repeats a stage from 1 to {MOST_STAGES:,} times, got {part!r}")
+        stages += [_whole(key, value)] * repeats
+    return tuple(stages)
+
+
 def _value(key: str, raw: str, kind: Any) -> Any:
     if key == "schedule":
         return schedule_name(raw)
@@ -135,7 +165,7 @@ def _value(key: str, raw: str, kind: Any) -> Any:
         return None
     if kind == PerStage:
         try:
-            return tuple(_whole(key, part) for part in raw.split("-"))
+            return _stages(key, raw)
         except LayoutError:
             raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
     if kind == PerRank:

@@ -40,8 +40,9 @@ _LIGHTEST: Final = 0.6
 def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     """The whole step, a part of it enlarged (with micro-batch numbers where they fit), and memory over time.
 
-    Of passes that are too short to be drawn one by one, the row shows the shares of the time, stacked. The enlarged
-    part is the beginning where that reaches until every rank runs backward, else the time when the last begins to.
+    Where passes are too short to be drawn one by one, the row shows how much of the time each kind takes, stacked. The
+    enlarged part is the beginning of the step if every rank runs a backward pass within it; otherwise it is the time
+    around the first backward pass of the last rank.
 
     A black strip under a box says that it is on the critical path, a black line where the path goes to another rank.
     Chunks of the model, and the two directions of a bidirectional pipeline, are shades of a kind's colour.

@@ -23,3 +23,13 @@ def test_heavy_modules_stay_out(code):
     modules = set(done.stdout.rsplit("modules", 1)[1].split())
     assert "perfmodel" in modules
     assert not modules & HEAVY
+
+
+@pytest.mark.parametrize(
+    "argv", [["catalog"], ["catalog", "devices"], ["catalog", "models", "--json"], ["hook"], ["completion", "bash"]]
+)
+def test_commands_that_predict_nothing_do_without_jax(argv: list[str]) -> None:
+    code = f"from perfmodel.cli import main\nmain({argv!r})\nimport sys; print('modules', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.rsplit("modules", 1)[1].split())
+    assert not modules & {"jax", "flax", "torch", "matplotlib", "scipy"}

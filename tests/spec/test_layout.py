@@ -1,5 +1,6 @@
 """Layouts: notation, defaults, refusals."""
 
+import re
 from dataclasses import fields
 
 import pytest
@@ -169,3 +170,20 @@ def test_whatever_runs_as_if_it_were_not_said_is_told() -> None:
         layout = Layout.parse(text)
         changed = {name for name, form in layout.forms.items() if form != getattr(layout, name)}
         assert all(any(remark.startswith(f"{name}=") for remark in layout.remarks) for name in changed)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=6))
+def test_many_equal_stages_are_written_by_their_number(runs: list[tuple[int, int]]) -> None:
+    stages: tuple[int, ...] = ()
+    for value, count in runs:
+        stages += (value,) * count
+    layout = Layout(pp=len(stages), partition=stages if len(stages) > 1 else None)
+    assert Layout.parse(layout.label) == layout
+    # No value is written five times in a row.
+    assert not re.search(r"(?<!\d)(\d+)(-\1){4,}(?!\d)", layout.label)
+
+
+@pytest.mark.parametrize("text", ["3x", "x3", "3x0", "3x99999999", "3x2x2"])
+def test_a_number_of_stages_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(LayoutError, match="partition must be a whole number per stage"):
+        Layout.parse(f"pp=2,partition={text}")

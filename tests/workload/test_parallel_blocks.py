@@ -133,7 +133,7 @@ def test_recompute_that_stops_repeats_no_product_whose_result_is_only_added():
         ({"decoder_layers": 2}, "decoder_layers"),
         ({"norm_at": "both"}, "norm_at"),
         ({"mtp_layers": 1}, "mtp_layers"),
-        ({"adaln": AdaLN(classes=10), "norm_at": "output"}, "adaln or norm_at"),
+        ({"adaln": AdaLN(classes=10), "norm_at": "output"}, "adaln and norm_at"),
         ({"latent_attention": LatentAttention(q_lora_rank=0, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8,
                                               v_head_dim=8)}, "latent_attention"),
     ],
@@ -141,7 +141,7 @@ def test_recompute_that_stops_repeats_no_product_whose_result_is_only_added():
 def test_what_does_not_go_with_it_is_refused(changed, named):
     if "mixers" in changed:
         changed = {"mixers": "*- " * L}
-    with pytest.raises(PerfModelError, match=f"parallel_blocks=one_norm .* goes with no {named}"):
+    with pytest.raises(PerfModelError, match=f"parallel_blocks=one_norm .* leave out {named}"):
         replace(GPT, parallel_blocks="one_norm", **changed)
 
 

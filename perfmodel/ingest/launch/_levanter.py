@@ -111,6 +111,8 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         "tp": WHOLE.read(settings.get("trainer.model_axis_size", settings.get("trainer.mesh.axes.model", 1))),
         "pp": 1,
         "cp": WHOLE.read(settings.get("trainer.mesh.axes.context", 1)),
+        # Its `model` axis shards the logical axes mlp and heads, and no sequence between them.
+        "sequence_parallel": False,
     }
     copies = 1
     for name in ("trainer.replica_ici_axis_size", "trainer.replica_dcn_axis_size", "trainer.mesh.axes.replica"):

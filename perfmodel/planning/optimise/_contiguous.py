@@ -68,7 +68,9 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
     smallest = least_critical_path(largest, np.zeros_like(largest), supply)
     widest, tightest = _least_sums(added, largest, np.array([np.inf, smallest]), supply)
     if widest is None or tightest is None:
-        raise NothingFitsError("no way to cut the layers into these stages fits")
+        raise NothingFitsError(
+            "no division of the layers into these stages fits into memory; give more stages, or recompute"
+        )
     front = {cuts.partition + cuts.kinds: cuts for cuts in (widest, tightest)}
     best = min(widest.value, tightest.value)
     open_intervals = [(tightest.max, widest.max, widest.sum)]

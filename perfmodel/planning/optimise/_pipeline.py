@@ -204,7 +204,9 @@ def descend(
     values = dict(zip(start, evaluate(start).tolist(), strict=True))
     best = min(values, key=values.__getitem__)
     if not np.isfinite(values[best]):
-        raise NothingFitsError("no way to cut the layers into these stages fits")
+        raise NothingFitsError(
+            "no division of the layers into these stages fits into memory; give more stages, or recompute"
+        )
     for _ in range(_ROUNDS):
         new = [x for x in dict.fromkeys(moves(best)) if x not in values]
         if not new:
