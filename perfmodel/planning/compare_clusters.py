@@ -262,7 +262,8 @@ def clusters_named(
             named_cluster = catalog.cluster(name)
         if not counts:
             raise PerfModelError(
-                f"the number of devices of {named_cluster.name} is missing; give --devices N (devices=), or {named_cluster.name}:N"
+                f"the number of devices of {named_cluster.name} is missing; give --devices N (devices=), or "
+                f"{named_cluster.name}:N"
             )
         named += [(named_cluster, count) for count in counts]
     if not named:

@@ -52,7 +52,7 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
 
     Args:
         args: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
-        trip_count: iterations to assume for `while` loops, which do not state them; without it such loops stay unmapped.
+        trip_count: iterations to assume for `while` loops, which do not state them; without it they stay unmapped.
         name: of the table (default: the function's).
 
     Raises:
