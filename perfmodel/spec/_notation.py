@@ -122,7 +122,8 @@ def _in_runs(stages: tuple[Any, ...]) -> Iterator[str]:
     """Values of stages as text, `10x14` for many equal ones; names of kinds are never shortened."""
     for value, run in groupby(stages):
         count = len(list(run))
-        if count >= _SHORTENED and isinstance(value, int):
+        # `0x8` would be read as a hexadecimal number.
+        if count >= _SHORTENED and isinstance(value, int) and value > 0:
             yield f"{value}x{count}"
         else:
             yield from [str(value)] * count
@@ -152,7 +153,7 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
     for part in raw.split("-"):
         value, times, count = part.partition("x")
         repeats = _whole(key, count) if times else 1
-        if not 1 <= repeats <= MOST_STAGES:
+        if not 1 <= repeats <= MOST_STAGES or (times and value.startswith("0")):
             raise LayoutError(f"layout: {key} repeats a stage from 1 to {MOST_STAGES:,} times, got {part!r}")
         stages += [_whole(key, value)] * repeats
     return tuple(stages)

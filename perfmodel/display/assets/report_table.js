@@ -37,8 +37,8 @@ function setWidths() { // as wide as the longest of some cells, in digits
     col.style.width = width + "ch";
     return col;
   })));
-  box.style.setProperty("--rank-width", widths[0] + "ch");
   table.style.width = `max(100%, ${widths.reduce((a, b) => a + b)}ch)`;
+  box.style.setProperty("--rank-width", table.tHead.querySelector(".rank").offsetWidth + "px"); // what stands still to the left of the step
 }
 
 function paintRows() { // those in sight and a few around them: a thousand cost no more than thirty
