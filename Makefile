@@ -11,7 +11,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow smoke-bounds grid mutations reading lint format docs bench validate blind papers gate live distir checksums clean
+.PHONY: plan test slow smoke-bounds grid mutations reading lint format docs notebooks bench validate blind papers gate live distir checksums clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -45,6 +45,9 @@ lint: $(VENV)/.lint
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+notebooks: $(VENV)/.docs ## run the notebooks and keep their outputs in them, for code hosts to show; minutes
+	$(BIN)/python notebooks/run.py
 
 docs: $(VENV)/.docs ## the documentation site in out/docs, notebooks run; a warning is an error
 	timeout --kill-after=30 $(DOCS_LIMIT_S) $(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 --quiet \

@@ -1,4 +1,5 @@
-"""Notebooks ship without outputs; `make docs` runs each from top to bottom, and an error there fails the site."""
+"""Notebooks ship with outputs (`make notebooks`), which code hosts show; `make docs` runs each from top to bottom, and
+an error there fails the site."""
 
 import ast
 import json
@@ -12,11 +13,28 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_ships_without_outputs(path):
+TIMED = ("calibrate_this_machine",)
+"""Notebooks whose outputs are times of the machine that ran them: those of another machine would mislead."""
+
+
+def test_a_notebook_that_times_its_machine_ships_without_outputs() -> None:
+    for path in NOTEBOOKS:
+        if path.stem in TIMED:
+            cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+            assert cells
+            assert all(not c["outputs"] and c["execution_count"] is None for c in cells)
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem not in TIMED], ids=lambda p: p.stem)
+def test_notebook_ships_with_outputs(path):
+    """Outputs of one run from top to bottom, small enough for a repository, and none that a code host does not show."""
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-    assert cells
-    assert all(not c["outputs"] and c["execution_count"] is None for c in cells)
+    assert [c["execution_count"] for c in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for c in cells for output in c["outputs"]]
+    assert len(outputs) >= len(cells) / 2
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert "<iframe" not in path.read_text()
+    assert path.stat().st_size < 250_000
 
 
 def code(name: str) -> list[str]:

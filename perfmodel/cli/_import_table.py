@@ -35,7 +35,9 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--ranks", type=int, metavar="N", help="ranks of the collectives, where the files do not say")
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="the same within a node")
-    command.add_argument("--collective", default="", metavar="KIND", help="of logs that do not name their program")
+    command.add_argument(
+        "--collective", default="", metavar="KIND", help="collective that was timed, where a log does not name it"
+    )
     command.add_argument("--cluster", metavar="NAME", help="where collectives ran: names their links and the device")
     command.add_argument(
         "--interconnect", default="", metavar="WORDS",

@@ -68,8 +68,8 @@ def serve_sweep(
     that fit and hold the limits.
 
     Args:
-        layouts: those tried; if not given, all of tp, pp and dp on `devices`, with experts over tp or dp as well.
-        words: as `serve` takes them, like everything else, but for `batch`, which is swept.
+        layouts: layouts to try; by default every tp, pp and dp on `devices`, with experts over tp or dp as well.
+        words: as `serve` takes them, without `batch`, which is swept. All other arguments are those of `serve`.
 
     Raises:
         PerfModelError: as `serve`, or if no layout does, or a batch is given.

@@ -190,3 +190,42 @@ def test_one_layout_and_the_frame_of_a_notebook(open_page):
     assert not frame.is_visible("#choose")
     assert len(repr(one)) < 500
     assert "timelines" not in json.loads(json.dumps(one.to_dict()))
+
+
+OVERFLOWING = """() => {
+  const wide = [], screen = document.documentElement;
+  if (screen.scrollWidth > screen.clientWidth + 1) wide.push("page");
+  for (const each of document.querySelectorAll("section *, header *")) {
+    const style = getComputedStyle(each);
+    if (style.display === "inline" || style.display === "none" || style.overflowX !== "visible") continue;
+    if (each.clientWidth && each.scrollWidth > each.clientWidth + 2) wide.push(`${each.tagName}.${each.className}`);
+  }
+  return wide;
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_overlaps_or_leaves_the_screen(made, open_page, width, dark):
+    page = open_page(made.to_html())
+    page.set_viewport_size({"width": width, "height": 800})
+    if dark:
+        page.click("#theme")
+    assert page.evaluate(OVERFLOWING) == []
+
+
+def test_what_the_step_depends_on_stands_below_the_decision(made, open_page):
+    page = open_page(made.to_html())
+    assert page.evaluate("document.querySelector('#answer').nextElementSibling.id") == "sensitivity"
+    shown = page.eval_on_selector_all("#sensitivity tbody td:nth-child(3)", "cells => cells.map((c) => c.textContent)")
+    effects = [abs(float(text.replace("\u2212", "-").removesuffix(" %"))) for text in shown]
+    assert effects
+    assert effects == sorted(effects, reverse=True)
+
+
+def test_rank_and_step_stay_in_sight_where_the_table_is_scrolled(made, open_page):
+    page = open_page(made.to_html())
+    left = "['rank', 'step_s'].map((name) => document.querySelector('td.' + name).getBoundingClientRect().left)"
+    before = page.evaluate(left)
+    page.evaluate("document.querySelector('#table').scrollLeft = 300")
+    assert page.evaluate(left) == pytest.approx(before, abs=1)

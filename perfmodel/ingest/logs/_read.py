@@ -58,7 +58,7 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
             "alone; leave `disable_tqdm` off, or give the log of standard error too"
         )
     raise TableError(
-        f"{place}: no line about a training step; give what the job printed, by one of {', '.join(LOG_FORMATS)}"
+        f"{place}: no line about a training step; give the output of a job that ran one of {', '.join(LOG_FORMATS)}"
     )
 
 

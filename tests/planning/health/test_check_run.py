@@ -248,11 +248,10 @@ SICK = {
         timers=True,
         cause="slow_intra_node_link",
     ),
-    "all devices at low clocks, with timers": SimulatedRun(
+    "all devices at low clocks": SimulatedRun(
         form="megatron",
         job="megatron 70b",
         settings=("compute_rate=0.6x", "power_limit=0.6x"),
-        timers=True,
         cause="low_clocks",
     ),
     "gradients overflow under DeepSpeed": SimulatedRun(
