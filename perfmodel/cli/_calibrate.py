@@ -36,7 +36,10 @@ def add_command(commands: Any) -> None:
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
     command.add_argument(
-        "--backend", default="jax", choices=BACKENDS, help="whose kernels and collectives (default jax)"
+        "--backend",
+        default="jax",
+        choices=BACKENDS,
+        help="whose kernels and collectives (default jax)",
     )
     command.add_argument(
         "--resume",
@@ -45,15 +48,31 @@ def add_command(commands: Any) -> None:
         "same, and disturbed rows of finished tables are measured again",
     )
     command.add_argument(
-        "--dry-run", action="store_true", help="print the device-minutes that are left, without measuring"
+        "--dry-run",
+        action="store_true",
+        help="print the device-minutes that are left, without measuring",
     )
     nodes = command.add_argument_group(
-        "several nodes", "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md"
+        "several nodes",
+        "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md",
     )
-    nodes.add_argument("--launched", action="store_true", help="this is one of the processes that a launcher started")
-    nodes.add_argument("--process", type=int, metavar="I", help="its number, where the launcher does not tell it")
+    nodes.add_argument(
+        "--launched",
+        action="store_true",
+        help="this is one of the processes that a launcher started",
+    )
+    nodes.add_argument(
+        "--process",
+        type=int,
+        metavar="I",
+        help="its number, where the launcher does not tell it",
+    )
     nodes.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    nodes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens (default: a free port)")
+    nodes.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where process 0 listens (default: a free port)",
+    )
     nodes.add_argument(
         "--launch-timeout",
         type=float,
@@ -65,7 +84,11 @@ def add_command(commands: Any) -> None:
     add_job_file(command, positional=False, layout=True)
     add_problem(model)
     model.add_argument(
-        "--layouts", action="append", default=[], metavar="LAYOUTS", help='e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; repeatable'
+        "--layouts",
+        action="append",
+        default=[],
+        metavar="LAYOUTS",
+        help='e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; repeatable',
     )
     model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
     _for_decision.add_flags(command)
@@ -75,7 +98,12 @@ def add_command(commands: Any) -> None:
     diff = kinds.add_parser("diff", help="two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")
     diff.add_argument("second", type=Path, metavar="B")
-    diff.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object to stdout")
+    diff.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print one JSON object to stdout",
+    )
 
 
 def _execute(arguments: argparse.Namespace) -> int:
@@ -88,7 +116,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command shows.
+    """The report of the command: the plan, and the tables that were measured.
 
     Raises:
         PerfModelError: bad input, a plan that cannot be measured here, or a folder that is not this run's.
@@ -104,11 +132,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             measure.serve_agent(launch, arguments.out, arguments.launch_timeout)
         return {"process": launch.index}
     if arguments.backend != "jax":
-        # JAX only guesses times then: a GPU's memory belongs to what is measured
+        # JAX only guesses times here: a GPU's memory belongs to what is measured.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
+        # JAX keeps the thread pool that it starts with, whatever uses it first: let that be the one of one core.
         with measure.open_backend("jax"):
-            pass  # JAX keeps the thread pool that it starts with, whatever uses it first: that of one core
+            pass
     plan, saving = _plan(arguments)
     if arguments.out is None and not arguments.dry_run:
         raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
@@ -120,16 +149,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         report["saving"] = saving
     if arguments.dry_run:
         refused = _refused_here(arguments, plan)
-        left, rows = _left(arguments, plan)
-        return report | measure.summary(left) | {"rows_kept": rows - len(left), "refused_here": refused}
+        remaining, rows = _left(arguments, plan)
+        return report | measure.summary(remaining) | {"rows_kept": rows - len(remaining), "refused_here": refused}
     return report | {"tables": _measure(arguments, plan, launch)}
 
 
 def _launch(arguments: argparse.Namespace) -> "Launch | None":
-    """Which of the started processes this is; `None`: it measures alone."""
+    """Place of this process among those that were started; `None` for one that measures alone."""
     from perfmodel.measure import find_launch
 
-    launch = find_launch(process=arguments.process, processes=arguments.processes, coordinator=arguments.coordinator)
+    launch = find_launch(
+        process=arguments.process,
+        processes=arguments.processes,
+        coordinator=arguments.coordinator,
+    )
     if not arguments.launched and arguments.process is None:
         if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
             print(
@@ -158,16 +191,21 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
         raise PerfModelError("calibrate: give --plan FILE, or --model, --cluster, --layouts and --global-batch")
     if arguments.plan is not None:
         return measure.read_plan(arguments.plan), None
-    if flags := lacking(arguments, "cluster", "layouts", "global_batch"):
+    flags = lacking(arguments, "cluster", "layouts", "global_batch")
+    if flags:
         raise PerfModelError(f"calibrate: --model needs {flags} too")
     from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
 
     problem = problem_of(arguments)
     layouts = layouts_of(arguments, ";".join(arguments.layouts), problem.model)
     made = model_plan(
-        problem.model, problem.cluster, problem.job, layouts,
-        device=arguments.device or problem.cluster.device.name, framework=problem.framework,
-    )  # fmt: skip
+        problem.model,
+        problem.cluster,
+        problem.job,
+        layouts,
+        device=arguments.device or problem.cluster.device.name,
+        framework=problem.framework,
+    )
     return made.plan, made.to_dict()
 
 
@@ -197,26 +235,31 @@ def _spans_nodes(plan: "Plan") -> bool:
 
 
 def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]":
-    """What is to be measured still, and how many rows the plan has."""
+    """Estimates of the rows that are not measured yet, and the number of rows of the plan."""
     from perfmodel import measure
 
     estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
-    kept = measure.kept_rows(plan, arguments.out) if arguments.out else {}
-    return [estimate for estimate in estimates if estimate.key not in kept], len(estimates)
+    measured_rows = measure.kept_rows(plan, arguments.out) if arguments.out else {}
+    return [estimate for estimate in estimates if estimate.key not in measured_rows], len(estimates)
 
 
 def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
     from perfmodel import measure
 
-    left, rows = _left(arguments, plan)
-    if len(left) < rows:
-        print(f"{rows - len(left)} of {rows} rows are measured already", file=sys.stderr)
+    remaining, rows = _left(arguments, plan)
+    if len(remaining) < rows:
+        print(f"{rows - len(remaining)} of {rows} rows are measured already", file=sys.stderr)
     try:
-        told = _remaining(measure.RemainingTime(left), rows)
-        with terminable(), told as begin, _gathered(arguments, launch) as agents:
+        reporting = _remaining(measure.RemainingTime(remaining), rows)
+        with terminable(), reporting as begin, _gathered(arguments, launch) as agents:
             written = measure.run_plan(
-                plan, arguments.out, arguments.backend, progress=begin, only_missing=arguments.resume, agents=agents,
-            )  # fmt: skip
+                plan,
+                arguments.out,
+                arguments.backend,
+                progress=begin,
+                only_missing=arguments.resume,
+                agents=agents,
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; rows measured so far are kept in {arguments.out}: the same command goes on with the next one"
@@ -230,9 +273,10 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
 
 
 @contextmanager
-def _remaining(left: "RemainingTime", rows: int) -> "Iterator[Callable[[Point], None]]":
-    """To be called with each point before it is measured: what is left is a bar on a terminal, elsewhere a line on
-    stderr now and then.
+def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Point], None]]":
+    """A function to call with each point before it is measured, which reports the time that remains.
+
+    On a terminal it draws a bar, elsewhere it writes a line to stderr now and then.
 
     Args:
         rows: of the plan, those measured earlier too.
@@ -242,13 +286,16 @@ def _remaining(left: "RemainingTime", rows: int) -> "Iterator[Callable[[Point], 
 
         def begin(point: "Point") -> None:
             nonlocal last_s
-            done = rows - left.rows_left
-            left.start(point)
-            minutes = f"{left.device_s() / 60:.1f} device-minutes left"
+            done = rows - remaining.rows_left
+            remaining.start(point)
+            minutes = f"{remaining.device_s() / 60:.1f} device-minutes left"
             report(f"{point.op.family}, {minutes}", done, rows)
             if not sys.stderr.isatty() and time.monotonic() - last_s >= LINE_EVERY_S:
                 last_s = time.monotonic()
-                print(f"{done} of {rows} rows, {minutes}, now {point.op.family}", file=sys.stderr)
+                print(
+                    f"{done} of {rows} rows, {minutes}, now {point.op.family}",
+                    file=sys.stderr,
+                )
 
         yield begin
 
@@ -262,7 +309,10 @@ def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterat
         yield ()
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    print(f"process 0 of {launch.count}, by {launch.launcher}, on {launch.node}: waits for the others", file=sys.stderr)
+    print(
+        f"process 0 of {launch.count}, by {launch.launcher}, on {launch.node}: waits for the others",
+        file=sys.stderr,
+    )
     with measure.gathered(launch, arguments.out, arguments.launch_timeout) as agents:
         nodes = len({agent.hello.node for agent in agents})
         print(f"{len(agents)} processes on {nodes} node{'s' * (nodes > 1)}", file=sys.stderr)

@@ -25,9 +25,19 @@ def add_command(commands: Any) -> None:
         help="names of models, clusters, devices, frameworks, schedules; keys of layouts and jobs; columns of tables",
     )
     command.add_argument(
-        "kind", nargs="?", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: says how many of each)"
+        "kind",
+        nargs="?",
+        choices=KINDS,
+        metavar="KIND",
+        help=f"{', '.join(KINDS)} (default: says how many of each)",
     )
-    command.add_argument("word", nargs="?", default="", metavar="WORD", help="show only names that contain this")
+    command.add_argument(
+        "word",
+        nargs="?",
+        default="",
+        metavar="WORD",
+        help="show only names that contain this",
+    )
     add_json(command)
     command.set_defaults(run=_execute)
 
@@ -65,10 +75,14 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
     from perfmodel import catalog
 
     if kind in VOCABULARY:
-        return [one for one in vocabulary(kind) if word.lower() in one["name"].lower()]
+        return [record for record in vocabulary(kind) if word.lower() in record["name"].lower()]
     if kind == "frameworks":
-        known = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
-        return [{"name": one.name, **_framework(one)} for one in known if word.lower() in one.label]
+        records = []
+        for name in catalog.frameworks():
+            for framework in catalog.framework_versions(name):
+                if word.lower() in framework.label:
+                    records.append({"name": framework.name, **_framework(framework)})
+        return records
     find, names, record = {
         "models": (catalog.model, catalog.models, _model),
         "clusters": (catalog.cluster, catalog.clusters, _cluster),
@@ -81,28 +95,50 @@ def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], lis
     """The records as a table for people: heads and cells."""
     if kind == "models":
         heads = ("model", "kind", "parameters", "layers", "hidden", "sequence")
-        return heads, [
-            (r["name"], r["kind"], f"{r['parameters'] / 1e9:,.3g} G", _count(r["layers"]), _count(r["hidden"]),
-             _count(r["seq_len"]))
-            for r in records
-        ]  # fmt: skip
+        return heads, [_model_cells(record) for record in records]
     if kind == "clusters":
         heads = ("cluster", "device", "per node", "network, from the inside")
         return heads, [(r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"])) for r in records]
     if kind == "frameworks":
         heads = ("framework", "steps", "attention", "differs in", "runs schedules")
-        return heads, [
-            (f"{r['name']}@{r['since']}" if r["since"] else r["name"], r["facts"].get("execution", "eager"),
-             r["facts"].get("attention", "fastest") if r["facts"].get("flash_attention", True) else "unfused",
-             f"{len(r['facts'])} facts", ", ".join(r["facts"].get("schedules", ())) or "all")
-            for r in records
-        ]  # fmt: skip
+        return heads, [_framework_cells(record) for record in records]
     heads = ("device", "memory", "memory bandwidth", "half precision", "fp32")
-    return heads, [
-        (r["name"], f"{r['memory_bytes'] / GIB:,.0f} GiB", f"{r['memory_bandwidth_bytes_per_s'] / 1e9:,.0f} GB/s",
-         _teraflops(r["half_flops_per_s"]), _teraflops(r["fp32_flops_per_s"]))
-        for r in records
-    ]  # fmt: skip
+    return heads, [_device_cells(record) for record in records]
+
+
+def _model_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        record["name"],
+        record["kind"],
+        f"{record['parameters'] / 1e9:,.3g} G",
+        _count(record["layers"]),
+        _count(record["hidden"]),
+        _count(record["seq_len"]),
+    )
+
+
+def _framework_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    facts = record["facts"]
+    label = f"{record['name']}@{record['since']}" if record["since"] else record["name"]
+    attention = facts.get("attention", "fastest") if facts.get("flash_attention", True) else "unfused"
+    schedules = ", ".join(facts.get("schedules", ())) or "all"
+    return (
+        label,
+        facts.get("execution", "eager"),
+        attention,
+        f"{len(facts)} facts",
+        schedules,
+    )
+
+
+def _device_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        record["name"],
+        f"{record['memory_bytes'] / GIB:,.0f} GiB",
+        f"{record['memory_bandwidth_bytes_per_s'] / 1e9:,.0f} GB/s",
+        _teraflops(record["half_flops_per_s"]),
+        _teraflops(record["fp32_flops_per_s"]),
+    )
 
 
 def _model(model: "Model") -> dict[str, Any]:
@@ -120,8 +156,10 @@ def _model(model: "Model") -> dict[str, Any]:
 
 def _cluster(cluster: "Cluster") -> dict[str, Any]:
     kinds = cluster.kinds or (cluster,)
-    levels = [(f"{kind.name}: " if cluster.kinds else "") + f"{t.name}: {_joined(t)}"
-              for kind in kinds for t in kind.levels]  # fmt: skip
+    levels = []
+    for kind in kinds:
+        prefix = f"{kind.name}: " if cluster.kinds else ""
+        levels += [f"{prefix}{level.name}: {_joined(level)}" for level in kind.levels]
     if cluster.between:
         levels.append(f"between kinds: {cluster.between.name}: {_joined(cluster.between)}")
     return {
@@ -157,11 +195,15 @@ def _framework(framework: "Framework") -> dict[str, Any]:
     """Since when, from where, and the facts in which it differs from `generic`."""
     from dataclasses import fields
 
-    told = ("name", "since", "sources")
-    facts = {f.name: getattr(framework, f.name) for f in fields(framework) if f.name not in told}
-    usual = {f.name: f.default for f in fields(framework)}
-    different = {name: value for name, value in facts.items() if value != usual[name]}
-    return {"since": framework.since, "sources": list(framework.sources), "facts": different}
+    described = ("name", "since", "sources")
+    facts = {f.name: getattr(framework, f.name) for f in fields(framework) if f.name not in described}
+    defaults = {f.name: f.default for f in fields(framework)}
+    different = {name: value for name, value in facts.items() if value != defaults[name]}
+    return {
+        "since": framework.since,
+        "sources": list(framework.sources),
+        "facts": different,
+    }
 
 
 def _count(value: int | None) -> str:

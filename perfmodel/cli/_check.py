@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._files import add_job_file, require
-from perfmodel.cli._flags import add_calibration, add_json, add_layout, add_problem, problem_of
+from perfmodel.cli._flags import (
+    add_calibration,
+    add_json,
+    add_layout,
+    add_problem,
+    problem_of,
+)
 from perfmodel.cli._show import emit, written
 from perfmodel.display import progress
 
@@ -17,7 +23,8 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "check", help="is my run healthy: its log beside its prediction, and the likeliest causes"
+        "check",
+        help="is my run healthy: its log beside its prediction, and the likeliest causes",
     )
     add_job_file(command)
     add_problem(command)

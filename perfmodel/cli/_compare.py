@@ -23,7 +23,8 @@ _SHOWN_STAGES = 12
 def add_compare(commands: Any) -> None:
     """Register `compare`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "compare", help="errors of a predicted timeline against a measured one: batch time, devices, stages"
+        "compare",
+        help="errors of a predicted timeline against a measured one: batch time, devices, stages",
     )
     _add_traces(command)
     command.add_argument(
@@ -34,7 +35,10 @@ def add_compare(commands: Any) -> None:
         help="measured devices per predicted pipeline rank (tensor x data parallel; default 1)",
     )
     command.add_argument(
-        "--out", type=Path, metavar="FILE", help="errors per device, stage, phase and micro-batch (csv)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="errors per device, stage, phase and micro-batch (csv)",
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="both timelines, one above the other")
     add_json(command)
@@ -43,7 +47,11 @@ def add_compare(commands: Any) -> None:
 
 def _add_traces(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--predicted", type=Path, required=True, metavar="TRACE", help="from 'perfmodel timeline --out'"
+        "--predicted",
+        type=Path,
+        required=True,
+        metavar="TRACE",
+        help="from 'perfmodel timeline --out'",
     )
     command.add_argument(
         "--measured",
@@ -54,7 +62,10 @@ def _add_traces(command: argparse.ArgumentParser) -> None:
         help="of a profiler (a file per rank), of 'perfmodel run --out', or of 'perfmodel import --timeline'",
     )
     command.add_argument(
-        "--format", default="auto", metavar="F", help="format of the measured trace (default: found from its content)"
+        "--format",
+        default="auto",
+        metavar="F",
+        help="format of the measured trace (default: found from its content)",
     )
 
 
@@ -118,20 +129,23 @@ def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrac
 
 def _show_compared(report: dict[str, Any]) -> None:
     """The report for people."""
-    predicted, measured = duration(report["predicted_batch_s"]), duration(report["measured_batch_s"])
+    predicted, measured = (
+        duration(report["predicted_batch_s"]),
+        duration(report["measured_batch_s"]),
+    )
     steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
-    print(f"batch time: {predicted} predicted, {measured} measured ({steps}), "
-          f"error {report['batch_time_error']:.2%}")  # fmt: skip
+    error = f"{report['batch_time_error']:.2%}"
+    print(f"batch time: {predicted} predicted, {measured} measured ({steps}), error {error}")
     print(
         f"idle: {report['predicted_bubble_fraction']:.2%} predicted, {report['measured_bubble_fraction']:.2%} measured"
     )
     if report["mean_activity_error"] is None:
         print("activities could not be matched: annotate the passes (docs/traces.md) for errors per device and stage")
     else:
-        print(f"matched by {report['matched_by']}: {report['predicted_share']:.0%} of the predicted and "
-              f"{report['measured_share']:.0%} of the measured computations")  # fmt: skip
-        print(f"activity error per device: mean {report['mean_activity_error']:.2%}, "
-              f"largest {report['largest_activity_error']:.2%}")  # fmt: skip
+        shares = f"{report['predicted_share']:.0%} of the predicted and {report['measured_share']:.0%} of the measured"
+        print(f"matched by {report['matched_by']}: {shares} computations")
+        errors = f"mean {report['mean_activity_error']:.2%}, largest {report['largest_activity_error']:.2%}"
+        print(f"activity error per device: {errors}")
         for device in report["devices"]:
             if device["activity_error"] is not None:
                 error = f"{device['activity_error']:.2%} (bias {device['activity_bias']:+.2%})"
@@ -142,15 +156,16 @@ def _show_compared(report: dict[str, Any]) -> None:
         print(f"stage error: {errors}; worst:")
         for row in sorted(report["stages"], key=lambda r: -(r["error"] or 0))[:_SHOWN_STAGES]:
             known = [f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0]
-            where = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
-            print(f"  {where}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
+            activity = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
+            print(f"  {activity}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
     written(report["written"])
 
 
 def add_explain(commands: Any) -> None:
     """Register `explain`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "explain", help="where a prediction and a profile of the same step part, and what would remove it"
+        "explain",
+        help="where a prediction and a profile of the same step part, and what would remove it",
     )
     add_profile(command, required=True)
     add_job(command)
@@ -169,7 +184,10 @@ def add_profile(command: argparse.ArgumentParser, required: bool = False) -> Non
         help="traces of torch.profiler (one per rank, all or some), Nsight Systems (sqlite) or JAX (xplane)",
     )
     command.add_argument(
-        "--format", default="auto", metavar="F", help="format of the profile (default: found from its content)"
+        "--format",
+        default="auto",
+        metavar="F",
+        help="format of the profile (default: found from its content)",
     )
 
 
@@ -186,10 +204,14 @@ def _explain(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.strict:
         laid_out, _ = layout_of(problem, arguments.layout)
         require_measured(arguments, step_problem_of(problem, arguments.calibration), laid_out)
-    return explain_profile(
-        problem, arguments.layout, arguments.profile, format=arguments.format,
+    explanation = explain_profile(
+        problem,
+        arguments.layout,
+        arguments.profile,
+        format=arguments.format,
         calibration=arguments.calibration,
-    ).to_dict()  # fmt: skip
+    )
+    return explanation.to_dict()
 
 
 def _show_explained(report: dict[str, Any]) -> None:
@@ -201,13 +223,19 @@ def _show_explained(report: dict[str, Any]) -> None:
         f"{report['matched_share']:.0%} of the measured time is of predicted events"
     )
     heads = ("event", "effect", "predicted", "measured", "calls", "remedy")
-    rows = [
-        (
-            d["event"], "+" * bool(d["effect_s"] > 0) + duration(d["effect_s"]), duration(d["predicted_s"]),
-            duration(d["measured_s"]), f"{figure(d['predicted_calls'])} / {figure(d['measured_calls'])}", d["remedy"],
-        )
-        for d in report["differences"]
-    ]  # fmt: skip
+    rows = [_difference_cells(difference) for difference in report["differences"]]
     console.print(table("Largest differences, per device and step", heads, rows))
-    for what, calls in report["unread"].items():
-        console.print(f"{calls:,} calls: the profile does not say their {what}")
+    for fact, calls in report["unread"].items():
+        console.print(f"{calls:,} calls: the profile does not say their {fact}")
+
+
+def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:
+    sign = "+" if difference["effect_s"] > 0 else ""
+    return (
+        difference["event"],
+        sign + duration(difference["effect_s"]),
+        duration(difference["predicted_s"]),
+        duration(difference["measured_s"]),
+        f"{figure(difference['predicted_calls'])} / {figure(difference['measured_calls'])}",
+        difference["remedy"],
+    )

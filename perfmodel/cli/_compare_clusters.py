@@ -4,7 +4,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, predict_command, price_of, problem_on, token_count
-from perfmodel.cli._search_flags import add_min_fit, add_reliability, add_space, reliability_of, space_of
+from perfmodel.cli._search_flags import (
+    add_min_fit,
+    add_reliability,
+    add_space,
+    reliability_of,
+    space_of,
+)
 from perfmodel.cli._show import emit
 from perfmodel.display import new_console, progress
 from perfmodel.units import counted, duration, figure
@@ -16,13 +22,19 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "compare-clusters", help="the best layout of a job on several clusters: days, money, energy"
+        "compare-clusters",
+        help="the best layout of a job on several clusters: days, money, energy",
     )
     command.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as --model")
     add_job(command, clusters=True)
     add_space(command)
     command.add_argument("--by", default="cost", metavar="ORDER", help="cost (default), time or energy")
-    command.add_argument("--tokens", type=token_count, metavar="N", help="tokens to train on, for days and whole costs")
+    command.add_argument(
+        "--tokens",
+        type=token_count,
+        metavar="N",
+        help="tokens to train on, for days and whole costs",
+    )
     command.add_argument(
         "--price",
         action="append",
@@ -50,7 +62,8 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
     names = [name for name in arguments.clusters.split(",") if name.strip()]
-    problems = [problem_on(arguments, *one) for one in clusters_named(names, arguments.device_counts)]
+    named = clusters_named(names, arguments.device_counts)
+    problems = [problem_on(arguments, cluster, devices) for cluster, devices in named]
     with progress("compare-clusters", silent=arguments.json) as report:
         return compare_problems(
             problems,
@@ -87,15 +100,18 @@ def show(result: "ClusterComparison", command: str) -> None:
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
-    of = f", {counted(tokens)} tokens" if tokens else ""
-    console.print(f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{of}; by {result.by}")
-    heads = ("cluster", "devices", "step", "90 % interval", *["days", "cost"] * bool(tokens), "$/Mtok",
-             "MWh" if tokens else "J/token")  # fmt: skip
+    of_tokens = f", {counted(tokens)} tokens" if tokens else ""
+    console.print(
+        f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{of_tokens}; by {result.by}"
+    )
+    of_whole_run = ("days", "cost") if tokens else ()
+    energy = "MWh" if tokens else "J/token"
+    heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, "$/Mtok", energy)
     rows = [heads, *map(_cells, result.plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, plan in zip(rows, (None, *result.plans), strict=True):
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join((first.strip().ljust(widths[0]), *others)))
+        first, *further = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join((first.strip().ljust(widths[0]), *further)))
         if plan is not None:
             p = plan.prediction
             print(f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}")
@@ -110,16 +126,16 @@ def show(result: "ClusterComparison", command: str) -> None:
 
 
 def _rests_on(plan: "ClusterPlan") -> str:
-    """Whose price it is, and what is not known of its power."""
+    """Price of a device and where it is from, and how well its power is known."""
     run = plan.run
-    told = "no price is known; give --price NAME=USD"
+    price = "no price is known; give --price NAME=USD"
     if run.usd_per_device_hour is not None:
-        told = f"${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
+        price = f"${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
     if run.energy_per_million_tokens_j is None:
-        told += "; its power is not known"
+        price += "; its power is not known"
     elif run.energy_is_bound:
-        told += "; idle power not known, full power taken"
-    return f"{plan.prediction.cluster}: {told}"
+        price += "; idle power not known, full power taken"
+    return f"{plan.prediction.cluster}: {price}"
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
@@ -130,10 +146,16 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
     if run.energy_per_million_tokens_j is not None:
         shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
         energy = "<" * run.energy_is_bound + figure(shown, 3)
-    whole = (
-        () if run.days is None else (f"{run.days:,.3g}", "-" if run.cost_usd is None else f"${counted(run.cost_usd)}")
-    )
+    of_whole_run = ()
+    if run.days is not None:
+        cost = "-" if run.cost_usd is None else f"${counted(run.cost_usd)}"
+        of_whole_run = (f"{run.days:,.3g}", cost)
     return (
-        p.cluster, str(p.devices), duration(p.step_time_s), interval(p.step_time_lo_s, p.step_time_hi_s), *whole,
-        "-" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.3g}", energy,
-    )  # fmt: skip
+        p.cluster,
+        str(p.devices),
+        duration(p.step_time_s),
+        interval(p.step_time_lo_s, p.step_time_hi_s),
+        *of_whole_run,
+        "-" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.3g}",
+        energy,
+    )

@@ -36,7 +36,13 @@ _PROGRAMS = {
     "nsys": "profiles for perfmodel import nsys",
     "ip": "emulated hosts",
 }
-_SETTINGS = ("PERFMODEL_DATA", "PERFMODEL_CACHE", "PERFMODEL_CACHE_LIMIT_GB", "JAX_PLATFORMS", "XLA_FLAGS")
+_SETTINGS = (
+    "PERFMODEL_DATA",
+    "PERFMODEL_CACHE",
+    "PERFMODEL_CACHE_LIMIT_GB",
+    "JAX_PLATFORMS",
+    "XLA_FLAGS",
+)
 
 
 def add_command(commands: Any) -> None:
@@ -45,7 +51,10 @@ def add_command(commands: Any) -> None:
         "doctor", help="what is installed, which devices, calibrations and caches"
     )
     command.add_argument(
-        "--calibration", type=Path, metavar="DIR", help="also describe this calibration, made by 'perfmodel fit'"
+        "--calibration",
+        type=Path,
+        metavar="DIR",
+        help="also describe this calibration, made by 'perfmodel fit'",
     )
     command.add_argument("--clear-cache", action="store_true", help="first delete the cache")
     add_json(command)
@@ -64,7 +73,7 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
     if clear_cache:
         for kind in CACHE_SHARES:
             shutil.rmtree(cache_dir() / kind, ignore_errors=True)
-    own = {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
+    own_calibration = {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
     problems: list[str] = []
     return {
         "perfmodel": perfmodel.__version__,
@@ -78,7 +87,7 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
         "torch_devices": _torch_devices(problems),
         "programs": {name: shutil.which(name) or f"not found (for {use})" for name, use in _PROGRAMS.items()},
         "calibration": describe_calibration(None),
-        **own,
+        **own_calibration,
         "caches": _caches(problems),
         "settings": {name: os.environ.get(name) for name in _SETTINGS},
         "problems": problems,
@@ -96,13 +105,17 @@ def _extras() -> dict[str, str]:
     """For every extra, whether all that it asks for is installed."""
     asked: dict[str, list[str]] = {}
     for line in metadata.requires("perfmodel") or ():
-        if found := re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)", line):
-            asked.setdefault(found[2], []).append(found[1])
-    missing = {extra: [name for name in names if _version(name) is None] for extra, names in asked.items()}
-    return {
-        extra: f"without {', '.join(names)}: pip install 'perfmodel[{extra}]'" if names else "installed"
-        for extra, names in missing.items()
-    }
+        requirement = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)", line)
+        if requirement:
+            package, extra = requirement.groups()
+            asked.setdefault(extra, []).append(package)
+    states = {}
+    for extra, packages in asked.items():
+        missing = [package for package in packages if _version(package) is None]
+        states[extra] = "installed"
+        if missing:
+            states[extra] = f"without {', '.join(missing)}: pip install 'perfmodel[{extra}]'"
+    return states
 
 
 def _jax_devices(problems: list[str]) -> list[str]:
@@ -123,7 +136,10 @@ def _torch_devices(problems: list[str]) -> list[str]:
     except (ImportError, OSError) as error:
         problems.append(f"torch is installed and cannot be imported: {error}")
         return []
-    return ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
+    return [
+        "cpu",
+        *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
+    ]
 
 
 def _caches(problems: list[str]) -> dict[str, Any]:
@@ -137,7 +153,11 @@ def _caches(problems: list[str]) -> dict[str, Any]:
         problems.append(str(error))
     for kind in CACHE_SHARES:
         sizes = [path.stat().st_size for path in (folder / kind).rglob("*") if path.is_file()]
-        report |= {kind: str(folder / kind), f"{kind}_files": len(sizes), f"{kind}_bytes": sum(sizes)}
+        report |= {
+            kind: str(folder / kind),
+            f"{kind}_files": len(sizes),
+            f"{kind}_bytes": sum(sizes),
+        }
     used = sum(report[f"{kind}_bytes"] for kind in CACHE_SHARES)
     if used > report.get("limit_bytes", used):
         problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit: perfmodel doctor --clear-cache")
@@ -148,7 +168,7 @@ def _caches(problems: list[str]) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    """What there is, in the report's order."""
+    """Print the report in its order."""
     rows = []
     for key, value in report.items():
         if isinstance(value, dict):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
+        "emulate",
+        help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py",
     )
     add_flags(command)
     command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
@@ -61,7 +62,10 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.measure:
         table = measure_prices(arguments.world_size)
         write_text(arguments.measure, table.to_csv(index=False))
-        return {"measured": table.to_dict(orient="records"), "written": [str(arguments.measure)]}
+        return {
+            "measured": table.to_dict(orient="records"),
+            "written": [str(arguments.measure)],
+        }
     delays_s, scenario = delays_and_network(arguments)
     known = [arguments.model, arguments.layout, arguments.global_batch]
     if any(value is not None for value in known) and None in known:
@@ -130,7 +134,11 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _program(
-    arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices", delays_s: Mapping[str, float]
+    arguments: argparse.Namespace,
+    path: Path,
+    cluster: "Cluster",
+    prices: "Prices",
+    delays_s: Mapping[str, float],
 ) -> dict[str, Any]:
     """A program in its text form: JAX kernels of its real ranks, one after another."""
     import pandas as pd
@@ -141,11 +149,18 @@ def _program(
     from perfmodel.ir.execution import random_inputs
 
     of_scripts = {
-        "--straggler": arguments.straggler != 1, "--jitter": arguments.jitter is not None, "--fail": arguments.fail,
-        "--sweep": arguments.sweep, "--pin": arguments.pin, "--model": arguments.model,
-    }  # fmt: skip
-    if given := [name for name, value in of_scripts.items() if value]:
-        raise PerfModelError(f"emulate: {', '.join(given)} is for scripts; a program takes --delay, --set and --out")
+        "--straggler": arguments.straggler != 1,
+        "--jitter": arguments.jitter is not None,
+        "--fail": arguments.fail,
+        "--sweep": arguments.sweep,
+        "--pin": arguments.pin,
+        "--model": arguments.model,
+    }
+    misplaced = [name for name, value in of_scripts.items() if value]
+    if misplaced:
+        raise PerfModelError(
+            f"emulate: {', '.join(misplaced)} is for scripts; a program takes --delay, --set and --out"
+        )
     program = undistributed(parse_function(read_text(path, data_limit_bytes())))
     classes = classes_of_program(program) if arguments.classes is not None else None
     if program.n_devices != arguments.world_size:
@@ -155,26 +170,39 @@ def _program(
     real = classes.representatives if classes is not None else ranks_of(arguments.real_ranks)
     runs = [emulate_program(program, inputs, delayed, rank) for rank in real]
     ranks = [
-        {"rank": r.rank, "instructions": len(r.instructions), "step_s": r.step_s, "communication_s": r.communication_s}
+        {
+            "rank": r.rank,
+            "instructions": len(r.instructions),
+            "step_s": r.step_s,
+            "communication_s": r.communication_s,
+        }
         for r in runs
     ]
     written = []
     if arguments.out:
-        tables = [
-            pd.DataFrame(
-                {"rank": r.rank, "instruction": r.instructions, "collective": r.collective}
-                | {f"repeat{n}_s": spans_s for n, spans_s in enumerate(r.spans_s)}
-            )
-            for r in runs
-        ]
+        tables = []
+        for r in runs:
+            columns: dict[str, Any] = {
+                "rank": r.rank,
+                "instruction": r.instructions,
+                "collective": r.collective,
+            }
+            for repeat, spans_s in enumerate(r.spans_s):
+                columns[f"repeat{repeat}_s"] = spans_s
+            tables.append(pd.DataFrame(columns))
         written.append(str(arguments.out / "instructions.csv"))
         write_text(Path(written[0]), pd.concat(tables).to_csv(index=False))
-    called = (kind for r in runs for kind, across in zip(r.instructions, r.collective, strict=True) if across)
-    alike = {} if classes is None else {"classes": [list(ranks) for ranks in classes.ranks]}
-    return alike | {
-        "cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks,
-        "never_called": _never_called(delays_s, called), "written": written,
-    }  # fmt: skip
+    called: list[str] = []
+    for r in runs:
+        called += [kind for kind, across in zip(r.instructions, r.collective, strict=True) if across]
+    report = {} if classes is None else {"classes": [list(ranks) for ranks in classes.ranks]}
+    return report | {
+        "cluster": cluster.name,
+        "world_size": arguments.world_size,
+        "ranks": ranks,
+        "never_called": _never_called(delays_s, called),
+        "written": written,
+    }
 
 
 def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster") -> dict[str, Any]:
@@ -188,19 +216,25 @@ def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "C
         "--png": arguments.png,
         "--peer shaped": arguments.peer == SHAPED,
     }
-    if given := [name for name, value in of_one_run.items() if value]:
-        raise PerfModelError(f"emulate: {', '.join(given)} is of one run; --classes makes several, leave one out")
+    misplaced = [name for name, value in of_one_run.items() if value]
+    if misplaced:
+        raise PerfModelError(f"emulate: {', '.join(misplaced)} is of one run; --classes makes several, leave one out")
     classes = classes_of_script(emulation, cluster, arguments.classes)
-    ran = {rank.rank: rank for run in run_classes(emulation, classes, arguments.classes) for rank in run.ranks}
+    ran = {}
+    for run in run_classes(emulation, classes, arguments.classes):
+        ran |= {rank.rank: rank for rank in run.ranks}
     rows = []
     for ranks in classes.ranks:
         table: Any = ran[ranks[0]].iterations()
         times = {name: float(table[name].median()) for name in ("time_s", "communication_s")}
         rows.append({"ranks": list(ranks), "real": ranks[0]} | times)
     return {
-        "cluster": cluster.name, "world_size": emulation.world_size, "classes": rows,
-        "iteration_s": max(row["time_s"] for row in rows), "written": [],
-    }  # fmt: skip
+        "cluster": cluster.name,
+        "world_size": emulation.world_size,
+        "classes": rows,
+        "iteration_s": max(row["time_s"] for row in rows),
+        "written": [],
+    }
 
 
 def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
@@ -223,21 +257,23 @@ def _write(result: Any, out: Path) -> list[str]:
 
 
 def _slack(result: Any) -> dict[str, dict[str, float]]:
-    """By kind of collective: how many are felt, and what delay of each would be hidden."""
+    """By kind of collective: their number, how many would feel a delay, and the delay that stays hidden."""
     import numpy as np
 
     from perfmodel.emulate import replay, typical
 
     rank = result.ranks[0]
     count = int((rank.marks.name == "iteration_end").sum())
-    found = replay(typical(rank, np.arange(min(4, count - 1), count)))
-    kinds = sorted({kind for kind in found.kinds if kind})
-    return {
-        kind: {
-            "count": float(found.of(kind).sum()), "felt": found.felt(kind), "hidden_s": found.slack_s(kind),
+    # The first iterations are warm-up.
+    replayed = replay(typical(rank, np.arange(min(4, count - 1), count)))
+    slack = {}
+    for kind in sorted({kind for kind in replayed.kinds if kind}):
+        slack[kind] = {
+            "count": float(replayed.of(kind).sum()),
+            "felt": replayed.felt(kind),
+            "hidden_s": replayed.slack_s(kind),
         }
-        for kind in kinds
-    }  # fmt: skip
+    return slack
 
 
 _BUSY_S: Final = 2e-3
@@ -248,12 +284,13 @@ def show(report: dict[str, Any]) -> None:
     """Print the report."""
     if "ranks" in report:
         for r in report["ranks"]:
-            print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {duration(r['step_s'])}, "
-                  f"{duration(r['communication_s'])} of it in collectives")  # fmt: skip
+            times = f"{duration(r['step_s'])}, {duration(r['communication_s'])} of it in collectives"
+            print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {times}")
     elif "classes" in report:
         for row in report["classes"]:
-            print(f"ranks {', '.join(map(str, row['ranks']))}, by rank {row['real']}: iteration "
-                  f"{duration(row['time_s'])}, {duration(row['communication_s'])} in collectives")  # fmt: skip
+            ranks = ", ".join(map(str, row["ranks"]))
+            times = f"{duration(row['time_s'])}, {duration(row['communication_s'])} in collectives"
+            print(f"ranks {ranks}, by rank {row['real']}: iteration {times}")
         print(f"slowest class {duration(report['iteration_s'])}")
     elif "measured" in report:
         for row in report["measured"]:
@@ -266,37 +303,57 @@ def show(report: dict[str, Any]) -> None:
         print(f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives")
         if report["iterations"]:
             _show_iterations(report)
-        print(f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, "
-              f"{report['training_memory_bytes'] / 2**20:.0f} MiB of it since the script joined its world")  # fmt: skip
-    if wire := report.get("wire"):
-        print(f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process of the others "
-              f"took {wire['cpu_s']:.3g} s of a core in {wire['wall_s']:.3g} s")  # fmt: skip
+        training_mib = report["training_memory_bytes"] / 2**20
+        print(
+            f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, {training_mib:.0f} MiB of it since the script "
+            "joined its world"
+        )
+    wire = report.get("wire")
+    if wire:
+        print(
+            f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process of the others "
+            f"took {wire['cpu_s']:.3g} s of a core in {wire['wall_s']:.3g} s"
+        )
     if report.get("overhead_s", 0.0) > _BUSY_S:
-        print(f"to emulate a call took {duration(report['overhead_s'])} by itself, which was taken off: "
-              "the machine is busy with something else, do not trust times")  # fmt: skip
+        print(
+            f"to emulate a call took {duration(report['overhead_s'])} by itself, which was taken off: "
+            "the machine is busy with something else, do not trust times"
+        )
     for kind in report.get("never_called", ()):
         print(f"no {kind} was called: its delay changed nothing")
     written(report["written"])
 
 
 def _show_iterations(report: Mapping[str, Any]) -> None:
-    print(f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
-          f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "
-          f"forward {duration(report['forward_s'])}, backward {duration(report['backward_s'])}, "
-          f"optimizer {duration(report['optimizer_s'])}")  # fmt: skip
-    print(f"communication {duration(report['communication_s'])}, {report['overlap']:.0%} of it overlapped; "
-          f"core busy {report['utilisation']:.0%}")  # fmt: skip
+    print(
+        f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
+        f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "
+        f"forward {duration(report['forward_s'])}, backward {duration(report['backward_s'])}, "
+        f"optimizer {duration(report['optimizer_s'])}"
+    )
+    print(
+        f"communication {duration(report['communication_s'])}, {report['overlap']:.0%} of it overlapped; "
+        f"core busy {report['utilisation']:.0%}"
+    )
     for kind, slack in report.get("slack_s", {}).items():
-        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} felt; "
-              f"{duration(slack['hidden_s'])} of delay of each are hidden for the others")  # fmt: skip
-    if curve := report.get("curve"):
+        print(
+            f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} felt; "
+            f"{duration(slack['hidden_s'])} of delay of each are hidden for the others"
+        )
+    curve = report.get("curve")
+    if curve:
         print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")
         for delay_s, emulated_s, predicted_s in zip(
             curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True
         ):
             print(f"{duration(delay_s):>9} {duration(emulated_s):>10} {duration(predicted_s):>10}")
-        print(f"{duration(curve['hidden_s'])} of {curve['collective']} delay are hidden behind computing: "
-              f"{curve['felt']:.0f} felt before, {curve['felt_at_most']:.0f} at the end")  # fmt: skip
-    if predicted := report.get("predicted"):
-        print(f"predicted {duration(predicted['iteration_s'])} ({predicted['iteration_error']:+.1%}), "
-              f"memory {predicted['memory_bytes'] / 2**20:.0f} MiB ({predicted['memory_error']:+.1%})")  # fmt: skip
+        print(
+            f"{duration(curve['hidden_s'])} of {curve['collective']} delay are hidden behind computing: "
+            f"{curve['felt']:.0f} felt before, {curve['felt_at_most']:.0f} at the end"
+        )
+    predicted = report.get("predicted")
+    if predicted:
+        print(
+            f"predicted {duration(predicted['iteration_s'])} ({predicted['iteration_error']:+.1%}), "
+            f"memory {predicted['memory_bytes'] / 2**20:.0f} MiB ({predicted['memory_error']:+.1%})"
+        )

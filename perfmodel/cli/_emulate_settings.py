@@ -26,12 +26,22 @@ _SWEPT_EVERY: Final = 4
 def add_flags(command: argparse.ArgumentParser) -> None:
     """All but the script."""
     command.add_argument(
-        "--world-size", type=int, metavar="N", help="number of ranks that the script sees (default: the layout's)"
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="number of ranks that the script sees (default: the layout's)",
     )
     command.add_argument("--cluster", help="catalog name or TOML: cluster of the emulated ranks")
-    command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
     command.add_argument(
-        "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
+        "--real-ranks",
+        default="0",
+        metavar="R,...",
+        help="ranks that run the script (default 0)",
+    )
+    command.add_argument(
+        "--apart",
+        action="store_true",
+        help="real ranks exchange no data either: they wait for one another only",
     )
     command.add_argument(
         "--wire",
@@ -50,7 +60,12 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="K",
         help="group identical ranks (after two trial iterations) and run one per group, K at a time",
     )
-    command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
+    command.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="DIR",
+        help="made by 'perfmodel fit', of the collectives",
+    )
     command.add_argument(
         "--prices",
         metavar="FILE|MODULE:FUNCTION",
@@ -70,16 +85,48 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="instead of a script: measure times and core time of torch's collectives between N ranks here",
     )
     command.add_argument(
-        "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
+        "--delay",
+        action="append",
+        default=[],
+        metavar="KIND=TIME",
+        help="added to collectives, all_reduce=2ms",
     )
-    add_job_file(command, "network, as for whatif: inter_node_bandwidth=2x; or ", positional=False, layout=True)
+    add_job_file(
+        command,
+        "network, as for whatif: inter_node_bandwidth=2x; or ",
+        positional=False,
+        layout=True,
+    )
     command.add_argument(
-        "--straggler", type=float, default=1.0, metavar="F", help="emulated ranks take F times as long"
+        "--straggler",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="emulated ranks take F times as long",
     )
-    command.add_argument("--jitter", type=float, metavar="S", help="log-normal spread of emulated ranks' compute time")
-    command.add_argument("--fail", metavar="RANK@CALL", help="an emulated rank that dies at a collective of the world")
-    command.add_argument("--sweep", metavar="KIND=FIRST:LAST:COUNT", help="delays in turn, as all_reduce=0:10ms:11")
-    command.add_argument("--every", type=int, default=_SWEPT_EVERY, metavar="I", help="iterations per delay of a sweep")
+    command.add_argument(
+        "--jitter",
+        type=float,
+        metavar="S",
+        help="log-normal spread of emulated ranks' compute time",
+    )
+    command.add_argument(
+        "--fail",
+        metavar="RANK@CALL",
+        help="an emulated rank that dies at a collective of the world",
+    )
+    command.add_argument(
+        "--sweep",
+        metavar="KIND=FIRST:LAST:COUNT",
+        help="delays in turn, as all_reduce=0:10ms:11",
+    )
+    command.add_argument(
+        "--every",
+        type=int,
+        default=_SWEPT_EVERY,
+        metavar="I",
+        help="iterations per delay of a sweep",
+    )
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
     command.add_argument("--seed", type=int, default=0, help="of jitter")
     command.add_argument(
@@ -88,11 +135,16 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="keep every real rank on a core of its own, on which threads of collectives come first",
     )
     command.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="stop if a rank is silent for this long"
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="stop if a rank is silent for this long",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
     command.add_argument(
-        "--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction"
+        "--model",
+        help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction",
     )
     add_from(command)
     command.add_argument("--layout", help="as for predict")
@@ -133,10 +185,18 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
         if arguments.peer:
             raise PerfModelError("emulate: --peer says where the process of --wire runs; give both")
         return None
-    others = {"--prices": arguments.prices, "--occupancy": arguments.occupancy, "--calibration": arguments.calibration,
-              "--sweep": arguments.sweep, "--apart": arguments.apart}  # fmt: skip
-    if given := [name for name, value in others.items() if value]:
-        raise PerfModelError(f"emulate: {', '.join(given)}: with --wire messages take what they take; leave one out")
+    of_priced_messages = {
+        "--prices": arguments.prices,
+        "--occupancy": arguments.occupancy,
+        "--calibration": arguments.calibration,
+        "--sweep": arguments.sweep,
+        "--apart": arguments.apart,
+    }
+    misplaced = [name for name, value in of_priced_messages.items() if value]
+    if misplaced:
+        raise PerfModelError(
+            f"emulate: {', '.join(misplaced)}: with --wire messages take what they take; leave one out"
+        )
     if cluster.name == "localhost":
         if arguments.peer == SHAPED:
             raise PerfModelError("emulate: --peer shaped takes its link from --cluster, and localhost has none")

@@ -20,25 +20,53 @@ _LEARNING_RATE: Final = 1.0
 def add_pipeline(command: argparse.ArgumentParser) -> None:
     """Flags that name schedules and the pipeline they run on."""
     command.add_argument(
-        "names", nargs="*", metavar="NAME", help="schedules, such as chimera:4 or file:PATH (default: all)"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="schedules, such as chimera:4 or file:PATH (default: all)",
     )
     command.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
-    command.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
     command.add_argument(
-        "--forward-s", type=float, default=_FORWARD_S, metavar="S", help="a p-th of the model (default 1)"
+        "--chunks",
+        type=int,
+        default=2,
+        metavar="V",
+        help="for schedules that take any (default 2)",
     )
-    command.add_argument("--backward-s", type=float, default=_BACKWARD_S, metavar="S", help="likewise (default 2)")
-    command.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
+    command.add_argument(
+        "--forward-s",
+        type=float,
+        default=_FORWARD_S,
+        metavar="S",
+        help="a p-th of the model (default 1)",
+    )
+    command.add_argument(
+        "--backward-s",
+        type=float,
+        default=_BACKWARD_S,
+        metavar="S",
+        help="likewise (default 2)",
+    )
+    command.add_argument(
+        "--transfer-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="between stages (default 0)",
+    )
 
 
 def require_times_alone(arguments: argparse.Namespace) -> None:
-    """Refuse --times beside what it has no say in."""
+    """Refuse --times beside flags that state times, or a model, of their own."""
     beside = {
-        "--forward-s": arguments.forward_s != _FORWARD_S, "--backward-s": arguments.backward_s != _BACKWARD_S,
-        "--model": arguments.model, "--optimise": arguments.optimise is not None, "--train": arguments.train,
-    }  # fmt: skip
-    for flag, given in beside.items():
-        if given:
+        "--forward-s": arguments.forward_s != _FORWARD_S,
+        "--backward-s": arguments.backward_s != _BACKWARD_S,
+        "--model": arguments.model,
+        "--optimise": arguments.optimise is not None,
+        "--train": arguments.train,
+    }
+    for flag, is_given in beside.items():
+        if is_given:
             raise PerfModelError(f"schedules: --times and {flag} do not go together; leave one of them out")
 
 
@@ -74,11 +102,17 @@ def facts_and_drawings(
     arguments: argparse.Namespace,
 ) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
     """The schedules asked for with equal stages, and why others cannot run (named ones have to)."""
-    from perfmodel.schedule import chunk_facts, equal_parts, get_schedule, require_valid, schedule_facts
+    from perfmodel.schedule import (
+        chunk_facts,
+        equal_parts,
+        get_schedule,
+        require_valid,
+        schedule_facts,
+    )
 
     exact, seconds = _chunk_times(arguments), _seconds(arguments)
     p, m = arguments.stages, arguments.micro_batches
-    found, skipped = [], []
+    drawings, skipped = [], []
     for name in named(arguments):
         chunks = _chunks_of(arguments, name)
         try:
@@ -88,27 +122,31 @@ def facts_and_drawings(
                 facts = schedule_facts(name, p, m, chunks=chunks, **seconds)
                 times = equal_parts(schedule, **seconds)
             else:
-                facts, times = chunk_facts(name, p, m, exact, chunks=chunks), exact.of(schedule)
+                facts, times = (
+                    chunk_facts(name, p, m, exact, chunks=chunks),
+                    exact.of(schedule),
+                )
         except LayoutError as error:
             if arguments.names:
                 raise
             skipped.append(f"{name}: {error}")
             continue
-        found.append((schedule, times, facts))
-    return found, skipped
+        drawings.append((schedule, times, facts))
+    return drawings, skipped
 
 
 def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int]) -> "list[ScheduleFacts]":
     """Facts of every schedule asked for at every number of micro-batches that it can run with."""
     from perfmodel.schedule import schedule_facts
 
-    found = []
+    facts = []
     for name in named(arguments):
         for count in counts:
-            with suppress(LayoutError):  # such as micro-batches that a schedule cannot divide
+            # Some schedules cannot divide every number of micro-batches.
+            with suppress(LayoutError):
                 chunks = _chunks_of(arguments, name)
-                found.append(schedule_facts(name, arguments.stages, count, chunks=chunks, **_seconds(arguments)))
-    return found
+                facts.append(schedule_facts(name, arguments.stages, count, chunks=chunks, **_seconds(arguments)))
+    return facts
 
 
 def named_facts(facts: "ScheduleFacts") -> dict[str, Any]:
@@ -131,7 +169,7 @@ def _seconds(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
-    """What --times says, None if it is not given (or not known to the command)."""
+    """Durations of --times; None if it is not given, or the command does not have it."""
     from fractions import Fraction
 
     from perfmodel.schedule import ChunkTimes
@@ -148,11 +186,16 @@ def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
 
 
 def trained(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What --train shows: losses of a small model under the weight versions of every schedule asked for."""
+    """Losses of a small model under the weight versions of every schedule that is asked for (--train)."""
     import pandas as pd
 
     from perfmodel.ingest.tables import write_table
-    from perfmodel.ir.interpreter import as_mini_batches, mlp_model, teacher_data, training_curve
+    from perfmodel.ir.interpreter import (
+        as_mini_batches,
+        mlp_model,
+        teacher_data,
+        training_curve,
+    )
 
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)
@@ -160,7 +203,18 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
     curves = []
     for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
         per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
-        curves.append(training_curve(name, model, model.initial(1), x, y, passes, per_step=per_step, learning_rate=0.3))
+        curves.append(
+            training_curve(
+                name,
+                model,
+                model.initial(1),
+                x,
+                y,
+                passes,
+                per_step=per_step,
+                learning_rate=0.3,
+            )
+        )
     written = []
     if arguments.out:
         write_table(arguments.out, pd.concat([curve.to_frame() for curve in curves]))
@@ -186,7 +240,7 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What --accuracy shows: epochs and time to a test accuracy.
+    """Epochs and time of schedules to a test accuracy.
 
     Raises:
         PerfModelError: an accuracy that is no share.
@@ -200,13 +254,18 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
     passes = uniform_times(arguments, arguments.stages)
     rows = []
     for name in named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):
-        curves = [
-            accuracy_curve(
-                name, passes, micro_batches=arguments.micro_batches, mini_batch=_MINI_BATCH, epochs=arguments.epochs,
-                learning_rate=_LEARNING_RATE, seed=seed,
+        curves = []
+        for seed in range(arguments.seeds):
+            curve = accuracy_curve(
+                name,
+                passes,
+                micro_batches=arguments.micro_batches,
+                mini_batch=_MINI_BATCH,
+                epochs=arguments.epochs,
+                learning_rate=_LEARNING_RATE,
+                seed=seed,
             )
-            for seed in range(arguments.seeds)
-        ]  # fmt: skip
+            curves.append(curve)
         rows.append(asdict(TimeToAccuracy.of(curves, arguments.accuracy)))
     title = f"mini-batches of {_MINI_BATCH}, {arguments.seeds} seeds, test accuracy {arguments.accuracy:g}"
     return {"title": title, "rows": rows, "written": []}

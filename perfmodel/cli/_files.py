@@ -23,13 +23,20 @@ PROGRAM_HELP = (
 
 
 def add_job_file(
-    command: argparse.ArgumentParser, settings: str = "", positional: bool = True, program: bool = False,
+    command: argparse.ArgumentParser,
+    settings: str = "",
+    positional: bool = True,
+    program: bool = False,
     layout: bool = False,
-) -> None:  # fmt: skip
-    """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words.
-    Without a place of its own (`positional`) the file may stand for the model. Where a `program` may stand in its
-    place, what does not end in .toml is one (`arguments.program`). With `layout` that of the file counts also where the
-    command does not need one."""
+) -> None:
+    """Add the job file and `--set`.
+
+    Args:
+        settings: help on the settings of the machine that --set takes besides keys of the file.
+        positional: whether the file has a place of its own; else it may stand for the model.
+        program: whether a program may stand in its place: what does not end in .toml is one (`arguments.program`).
+        layout: whether the file's layout counts also if the command does not need one.
+    """
     if positional:
         text = "job file ('perfmodel init' writes one); flags override it"
         command.add_argument(
@@ -77,39 +84,30 @@ def flags_of(names: Iterable[str]) -> str:
 
 
 def lacking(arguments: argparse.Namespace, *names: str) -> str:
-    """Those of the flags that neither the command line nor a file gives; empty where all are given."""
+    """Flags that neither the command line nor a file gives, as text; empty if all are given."""
     return flags_of(name for name in names if getattr(arguments, name) in (None, [], ""))
 
 
-def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
-    """Fill in what a job file and --set say; what of the job no flag has stays in `arguments.of_job`, what of the
-    search in `arguments.of_search`.
+def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) -> None:
+    """Fill in flags from a job file and --set.
+
+    Fields of the job that no flag has stay in `arguments.of_job`, those of the search in `arguments.of_search`.
 
     Args:
-        given: names of the flags that the command line gives.
+        stated: names of the flags that the command line states.
 
     Raises:
         PerfModelError: a broken file, a key that there is not, a value that it cannot have.
     """
-    arguments.of_job, arguments.of_search, arguments.given = {}, {}, given
+    arguments.of_job, arguments.of_search, arguments.given = {}, {}, stated
     if not hasattr(arguments, "job_file"):
         return
-    if arguments.job_file is None and is_job_file(arguments.model):
-        arguments.job_file, arguments.model = Path(arguments.model), None
-        arguments.given = frozenset(given) - {"model"}
-    for several in ("names", "tables"):  # a job file may stand among the names that a command takes
-        listed = getattr(arguments, several, None) or []
-        files = [word for word in listed if str(word).endswith(".toml") and not str(word).startswith("file:")]
-        if arguments.job_file is None and len(files) == 1:
-            arguments.job_file = Path(files[0])
-            setattr(arguments, several, [word for word in listed if word not in files])
-    path: Path | None = arguments.job_file
-    if path is not None and path.suffix != ".toml" and hasattr(arguments, "program"):
-        arguments.program, arguments.job_file, path = str(path), None, None
-    if path is not None and path.suffix != ".toml":
-        raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
+    path = _take_job_file(arguments, stated)
     of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
-    arguments.set, arguments.job_changes = [text for text in arguments.set if text not in of_file], of_file
+    arguments.set, arguments.job_changes = (
+        [text for text in arguments.set if text not in of_file],
+        of_file,
+    )
     if path is None and not of_file:
         return
     file = read_job(path, of_file)
@@ -124,9 +122,35 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
             arguments.layouts = [file.layout]
         _fill(arguments, {}, "layout", file.layout)
     if arguments.command == "serve":
-        _fill_serving(arguments, file, given)
+        _fill_serving(arguments, file, stated)
     if file.search and hasattr(arguments, "fix"):
-        _fill_search(arguments, file, given)
+        _fill_search(arguments, file, stated)
+
+
+def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Path | None:
+    """The job file of a command, wherever it stands; the flag that it stood in for is left open.
+
+    Raises:
+        PerfModelError: a file that is no job file.
+    """
+    if arguments.job_file is None and is_job_file(arguments.model):
+        arguments.job_file, arguments.model = Path(arguments.model), None
+        arguments.given = frozenset(stated) - {"model"}
+
+    # A job file may stand among the names that a command takes.
+    for several in ("names", "tables"):
+        listed = getattr(arguments, several, None) or []
+        files = [name for name in listed if str(name).endswith(".toml") and not str(name).startswith("file:")]
+        if arguments.job_file is None and len(files) == 1:
+            arguments.job_file = Path(files[0])
+            setattr(arguments, several, [name for name in listed if name not in files])
+
+    path: Path | None = arguments.job_file
+    if path is not None and path.suffix != ".toml" and hasattr(arguments, "program"):
+        arguments.program, arguments.job_file, path = str(path), None, None
+    if path is not None and path.suffix != ".toml":
+        raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
+    return path
 
 
 def _is_key(change: str) -> bool:
@@ -135,33 +159,33 @@ def _is_key(change: str) -> bool:
     return "." in key or key.strip() in ("", *JOB_FILE_KEYS, *JOB_WORDS) or not sign
 
 
-def _fill(arguments: argparse.Namespace, left: dict[str, Any], name: str, value: Any) -> None:
+def _fill(arguments: argparse.Namespace, unclaimed: dict[str, Any], name: str, value: Any) -> None:
     if not hasattr(arguments, name):
-        left[name] = value
+        unclaimed[name] = value
     elif getattr(arguments, name) is None:
         setattr(arguments, name, value)
 
 
-def _fill_serving(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
+def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
     """Flags of a server that are not given."""
     from perfmodel.serving import serving_words
 
     for word, value in serving_words(file).items():
         flag = word.removesuffix("_s")
-        if flag not in given:
+        if flag not in stated:
             setattr(arguments, flag, value)
 
 
-def _fill_search(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
+def _fill_search(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
     """Flags of a search that are not given; what no flag has apart."""
     from perfmodel.planning.layouts import file_words
 
     for word, value in file_words(file).items():
         if word == "batches":
-            arguments.global_batch = arguments.global_batch if "global_batch" in given else value
+            arguments.global_batch = arguments.global_batch if "global_batch" in stated else value
         elif not hasattr(arguments, word):
             arguments.of_search[word] = value
-        elif word not in given:
+        elif word not in stated:
             setattr(arguments, word, value)
 
 

@@ -23,11 +23,15 @@ _OVERALL_SHOWN = 0.02
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "fit", help="train cost models from tables of measurements, of runs, or from a profile"
+        "fit",
+        help="train cost models from tables of measurements, of runs, or from a profile",
     )
     command.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
     command.add_argument(
-        "--runs", type=Path, metavar="RUNS.csv", help="measured steps of whole runs (columns of validate cases)"
+        "--runs",
+        type=Path,
+        metavar="RUNS.csv",
+        help="measured steps of whole runs (columns of validate cases)",
     )
     command.add_argument(
         "--log",
@@ -38,9 +42,15 @@ def add_command(commands: Any) -> None:
         help="launch script and log of a run on --cluster; it counts like a row of --runs; repeatable",
     )
     add_profile(command)
-    command.add_argument("--layout", help="with --profile: the layout that ran, with the job's flags or --from")
     command.add_argument(
-        "--step-time", type=float, metavar="SECONDS", help="with --profile: step time without the profiler"
+        "--layout",
+        help="with --profile: the layout that ran, with the job's flags or --from",
+    )
+    command.add_argument(
+        "--step-time",
+        type=float,
+        metavar="SECONDS",
+        help="with --profile: step time without the profiler",
     )
     command.add_argument(
         "--base",
@@ -61,7 +71,13 @@ def add_command(commands: Any) -> None:
         help="with --sites: beginning of the name of a source that leaves its settings unsaid; repeatable",
     )
     command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="calibration directory to write",
+    )
     command.add_argument("--family", metavar="F", help="only this op family")
     command.add_argument("--seed", type=int, default=0)
     add_job_file(command, positional=False, layout=True)
@@ -82,7 +98,11 @@ def _execute(arguments: argparse.Namespace) -> int:
     with progress("fit", silent=arguments.json) as report:
         if arguments.tables:
             summary = fit_calibration(
-                arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
+                arguments.tables,
+                arguments.out,
+                family=arguments.family,
+                seed=arguments.seed,
+                progress=report,
             )
         runs = _to_runs(arguments, report) if arguments.runs or arguments.logs else {}
 
@@ -116,9 +136,13 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(
             "fit: --profile goes without TABLEs, --runs, --sites and --family; fit in two steps, --base"
         )
-    if arguments.profile and (flags := lacking(arguments, "model", "cluster", "global_batch", "layout")):
+    flags = lacking(arguments, "model", "cluster", "global_batch", "layout") if arguments.profile else ""
+    if flags:
         raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml): what was it that ran?")
-    job = next((flag for flag in ("model", "layout", "step_time") if getattr(arguments, flag) is not None), "")
+    job = next(
+        (flag for flag in ("model", "layout", "step_time") if getattr(arguments, flag) is not None),
+        "",
+    )
     if job and not arguments.profile:
         raise PerfModelError(f"fit: {flags_of([job])} belongs to --profile FILE...; give both or neither")
     if arguments.step_time is not None and not 0 < arguments.step_time < inf:
@@ -137,11 +161,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _show_fit(summary: dict[str, Any], out: Path) -> None:
-    """Fitted families and their errors; of collectives, whose place they take and what was set aside."""
-    heads = list(
-        dict.fromkeys(k for figures in summary.values() for k, v in figures.items() if not isinstance(v, dict))
-    )
-    rows = [(family, *(error_figure(key, figures.get(key)) for key in heads)) for family, figures in summary.items()]
+    """Print fitted families and their errors; of collectives, which series they replace and the rows set aside."""
+    heads: list[str] = []
+    for figures in summary.values():
+        heads += [key for key, value in figures.items() if not isinstance(value, dict) and key not in heads]
+    rows = []
+    for family, figures in summary.items():
+        errors = [error_figure(key, figures.get(key)) for key in heads]
+        rows.append((family, *errors))
     new_console().print(table("Fitted, and errors on rows kept out", ["family", *map(error_head, heads)], rows))
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
@@ -158,28 +185,36 @@ def _sites(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import fit_sites
 
     with progress("fit", silent=arguments.json) as report:
-        found = fit_sites(arguments.tables, arguments.out, unstated=arguments.unstated, progress=report)
+        fitted = fit_sites(
+            arguments.tables,
+            arguments.out,
+            unstated=arguments.unstated,
+            progress=report,
+        )
 
     def show() -> None:
         console = new_console()
         heads = ("architecture", "source", "products longer by")
-        of = found["sustained"].items()
-        rows = [(name, source, f"{expm1(log):+.1%}") for name, logs in of for source, log in logs.items()]
+        rows = []
+        for architecture, logs in fitted["sustained"].items():
+            rows += [(architecture, source, f"{expm1(log):+.1%}") for source, log in logs.items()]
         console.print(table("Products in training relative to alone", heads, rows))
         heads = ("framework", "architecture", *CLASSES)
-        of = found["population"][""]["of"].items()
-        rows = [(*name.split("|"), *(f"{expm1(log):+.1%}" for log in one["mean"])) for name, one in of]
+        rows = []
+        for key, group in fitted["population"][""]["of"].items():
+            framework, architecture = key.split("|")
+            rows.append((framework, architecture, *(f"{expm1(log):+.1%}" for log in group["mean"])))
         console.print(table("What events take at the median site, beyond the physics", heads, rows))
-        for file, why in found["skipped_files"].items():
+        for file, why in fitted["skipped_files"].items():
             console.print(f"{file}: {why}")
         written([arguments.out])
 
-    emit(arguments, found, show)
+    emit(arguments, fitted, show)
     return 0
 
 
 def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Fit and save; by device what was found, and rows that are no runs."""
+    """Fit to runs and save; parameters by device, and rows that are no runs."""
     from perfmodel.calibration import calibrate_end_to_end
     from perfmodel.validation import read_runs
 
@@ -190,8 +225,11 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
         pairs = [_script_and_log(text) for text in arguments.logs]
         runs = [*runs, *runs_of_logs(pairs, arguments.cluster, devices=arguments.devices)]
     base = arguments.out if arguments.tables else arguments.base
-    found = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
-    return {"end_to_end": {device: fitted.to_dict() for device, fitted in found.items()}, "skipped_runs": skipped}
+    fits = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
+    return {
+        "end_to_end": {device: fitted.to_dict() for device, fitted in fits.items()},
+        "skipped_runs": skipped,
+    }
 
 
 def _script_and_log(text: str) -> tuple[str, Path]:
@@ -211,22 +249,28 @@ def _to_profile(arguments: argparse.Namespace) -> int:
     from perfmodel.calibration import amount, fit_profile
 
     problem = problem_of(arguments)
-    found = fit_profile(
-        problem, arguments.layout, arguments.profile, format=arguments.format, base=arguments.base,
-        out=arguments.out, step_s=arguments.step_time,
-    )  # fmt: skip
+    profile_fit = fit_profile(
+        problem,
+        arguments.layout,
+        arguments.profile,
+        format=arguments.format,
+        base=arguments.base,
+        out=arguments.out,
+        step_s=arguments.step_time,
+    )
     device = problem.cluster.device.name
-    fitted: dict[str, Any] = {"end_to_end": {device: found.fit.to_dict()}, "skipped_runs": {}}
+    fitted: dict[str, Any] = {
+        "end_to_end": {device: profile_fit.fit.to_dict()},
+        "skipped_runs": {},
+    }
 
     def show() -> None:
         heads = ("parameter", "profile", "time behind it", "calls")
-        rows = [
-            (c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in found.report.corrections
-        ]  # fmt: skip
+        rows = [(c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in profile_fit.report.corrections]
         new_console().print(table("What the profile says, per device and step", heads, rows))
         _show_runs(fitted, arguments.out)
 
-    emit(arguments, fitted | {"profile": found.report.to_dict()}, show)
+    emit(arguments, fitted | {"profile": profile_fit.report.to_dict()}, show)
     return 0
 
 

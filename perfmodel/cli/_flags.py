@@ -31,11 +31,15 @@ Parsed = TypeVar("Parsed")
 
 def add_json(command: argparse.ArgumentParser) -> None:
     """The flag of every command."""
-    command.add_argument("--json", action="store_true", help="print one JSON object to stdout and nothing else")
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object to stdout and nothing else",
+    )
 
 
 def add_calibration(command: argparse._ActionsContainer) -> None:
-    """Which cost models predict."""
+    """Add the flag of the calibration whose cost models predict."""
     command.add_argument(
         "--calibration",
         type=_calibration,
@@ -45,11 +49,14 @@ def add_calibration(command: argparse._ActionsContainer) -> None:
 
 
 def add_framework(
-    command: argparse._ActionsContainer, what: str = "supplies defaults for everything you leave out; default generic"
+    command: argparse._ActionsContainer,
+    what: str = "supplies defaults for everything you leave out; default generic",
 ) -> None:
-    """Which training framework runs."""
+    """Add the flag of the training framework."""
     command.add_argument(
-        "--framework", metavar="NAME[@YEAR]", help=f"training framework ('perfmodel catalog frameworks'), {what}"
+        "--framework",
+        metavar="NAME[@YEAR]",
+        help=f"training framework ('perfmodel catalog frameworks'), {what}",
     )
 
 
@@ -87,25 +94,38 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
 
 def layouts_of(arguments: argparse.Namespace, text: str, model: Model) -> list[Layout]:
     """Layouts separated by ';', each as `layout_of`."""
-    return [layout_of(arguments, one, model) for one in text.split(";") if one.strip()]
+    return [layout_of(arguments, notation, model) for notation in text.split(";") if notation.strip()]
 
 
 def add_job(
-    command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False, settings: str = "",
+    command: argparse.ArgumentParser,
+    batches: bool = False,
+    clusters: bool = False,
+    settings: str = "",
     program: bool = False,
-) -> None:  # fmt: skip
-    """What is predicted, by what, and --json; with `batches` for several global batches, with `clusters` on several,
-    with `settings` that --set takes besides keys of the job file, with a `program` where a job file may stand."""
+) -> None:
+    """Add the flags of a job on a machine, of the calibration, and --json.
+
+    Args:
+        batches: whether there may be several global batches.
+        clusters: whether there may be several clusters.
+        settings: help on the settings that --set takes besides keys of the job file.
+        program: whether a program may stand in place of a job file.
+    """
     add_job_file(command, settings, positional=not clusters, program=program)
     add_problem(command, batches, clusters)
     require(command, "model", "clusters" if clusters else "cluster", "global_batch")
-    command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
+    command.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse to extrapolate beyond the measurements",
+    )
     add_calibration(command)
     add_json(command)
 
 
 def add_problem(command: argparse._ActionsContainer, batches: bool = False, clusters: bool = False) -> None:
-    """What is run: model, cluster (or `clusters`) and job, or a launch file that says them."""
+    """Add the flags of model, cluster (or `clusters`) and job, and of a launch file that states them."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
     if clusters:
@@ -123,7 +143,12 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         )
     else:
         command.add_argument("--cluster", help="catalog name or TOML")
-        command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
+        command.add_argument(
+            "--devices",
+            type=int,
+            metavar="N",
+            help="devices used (default: what the layout needs)",
+        )
     if batches:
         command.add_argument(
             "--global-batch",
@@ -145,7 +170,9 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         help="fused attention, or scores that are written to memory (default: the framework's; generic: flash)",
     )
     command.add_argument(
-        "--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: the launch file's, else adam)"
+        "--optimizer",
+        metavar="NAME",
+        help=f"{', '.join(OPTIMIZERS)} (default: the launch file's, else adam)",
     )
     command.add_argument(
         "--grad-dtype",
@@ -160,10 +187,15 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         help=f"modules for recompute=selective: {', '.join(get_args(RecomputeModule))} (default: core_attn)",
     )
     command.add_argument(
-        "--freeze", choices=("embedding", "all"), help="freeze the embedding, or everything except LoRA adapters"
+        "--freeze",
+        choices=("embedding", "all"),
+        help="freeze the embedding, or everything except LoRA adapters",
     )
     command.add_argument(
-        "--lora-rank", type=int, metavar="R", help="LoRA rank on the attention projections; freezes all other weights"
+        "--lora-rank",
+        type=int,
+        metavar="R",
+        help="LoRA rank on the attention projections; freezes all other weights",
     )
     add_framework(command)
 
@@ -189,7 +221,10 @@ _JOB_FLAGS: Final = (
 def add_seq_len(command: argparse._ActionsContainer) -> None:
     """Tokens per sequence."""
     command.add_argument(
-        "--seq-len", type=sequence_length, metavar="S", help="tokens per sequence, 4096 or 128k (default: the model's)"
+        "--seq-len",
+        type=sequence_length,
+        metavar="S",
+        help="tokens per sequence, 4096 or 128k (default: the model's)",
     )
 
 
@@ -204,7 +239,7 @@ def token_count(text: str) -> float:
 
 
 def _argument(parse: Callable[[str], Parsed], text: str) -> Parsed:
-    """What a flag's value means; what is wrong of it as argparse tells it."""
+    """The value of a flag's text; an error becomes one of argparse."""
     try:
         return parse(text)
     except PerfModelError as error:
@@ -222,10 +257,11 @@ def add_dtype(command: argparse._ActionsContainer) -> None:
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:
-    """The words of `add_job` that say the same job on the same machine to another command, but for the batch."""
+    """Command line by which another command gets the same job on the same machine, without the batch."""
     files = [] if arguments.job_file is None else [str(arguments.job_file)]
-    changes = [*arguments.job_changes, *arguments.set]
-    flags = [word for change in changes for word in ("--set", change)]
+    flags = []
+    for change in (*arguments.job_changes, *arguments.set):
+        flags += ["--set", change]
     if getattr(arguments, "launch_file", None) is not None:
         flags += ["--from", str(arguments.launch_file)]
     for name in _JOB_FLAGS:
@@ -246,8 +282,16 @@ def predict_command(arguments: argparse.Namespace, prediction: "Prediction", clu
     if cluster:
         flags += ["--cluster", cluster]
     if arguments.job_file is not None or getattr(arguments, "launch_file", None) is not None:
-        flags += ["--devices", str(prediction.devices)]  # the file may say more of them than the layout uses
-    flags += ["--global-batch", str(prediction.global_batch), "--layout", _layout_text(arguments, prediction)]
+        flags += [
+            "--devices",
+            str(prediction.devices),
+        ]  # the file may say more of them than the layout uses
+    flags += [
+        "--global-batch",
+        str(prediction.global_batch),
+        "--layout",
+        _layout_text(arguments, prediction),
+    ]
     return f"perfmodel predict {shlex.join(flags)}"
 
 
@@ -270,7 +314,7 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
 
 
 def require_measured(arguments: argparse.Namespace, problem: "StepProblem", layout: Layout) -> None:
-    """What --strict asks of a command that does not print a prediction itself.
+    """Refuse layouts outside of the measurements if --strict is given, for commands that print no prediction.
 
     Raises:
         NoDataError: under --strict, part of the layout's step rests on extrapolation.
@@ -303,7 +347,13 @@ def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem
     return problem_on(arguments, catalog.cluster(arguments.cluster), arguments.devices, quiet=quiet)
 
 
-def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | None, *, quiet: bool = False) -> Problem:
+def problem_on(
+    arguments: argparse.Namespace,
+    cluster: Cluster,
+    devices: int | None,
+    *,
+    quiet: bool = False,
+) -> Problem:
     """The problem that the flags of `add_job` describe, on a cluster; says what it assumes unless it is `quiet`, as the
     text of `predict` does by itself."""
     from perfmodel import catalog
@@ -325,17 +375,19 @@ def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | N
 
 def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of the job that flags and files state, but for global batch, sequence length and element type."""
-    said = job_fields(arguments) | arguments.of_job
-    flags = vars(arguments)  # a command may have some of them only
-    if (attention := flags.get("attention")) is not None:
-        said["flash_attention"] = attention == "flash"
-    said |= {name: flags[name] for name in ("mode", *_OF_JOB) if flags.get(name) is not None}
+    stated = job_fields(arguments) | arguments.of_job
+    # A command may have some of the flags only.
+    flags = vars(arguments)
+    attention = flags.get("attention")
+    if attention is not None:
+        stated["flash_attention"] = attention == "flash"
+    stated |= {name: flags[name] for name in ("mode", *_OF_JOB) if flags.get(name) is not None}
     freeze, lora_rank = flags.get("freeze"), flags.get("lora_rank")
     if freeze or lora_rank:
-        said["frozen"] = freeze == "all" or bool(lora_rank)
-        said["frozen_embedding"] = freeze == "embedding"
-        said["adapter_rank"] = lora_rank or 0
-    return said
+        stated["frozen"] = freeze == "all" or bool(lora_rank)
+        stated["frozen_embedding"] = freeze == "embedding"
+        stated["adapter_rank"] = lora_rank or 0
+    return stated
 
 
 def _calibration(text: str) -> Path | None:
@@ -343,10 +395,10 @@ def _calibration(text: str) -> Path | None:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words:
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give words separated by commas")
-    return words
+    return names
 
 
 MOST_DIGITS: Final = 18

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections import Counter
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,23 +25,38 @@ SHOWN: Final = 3
 _OWN: Final = ("devices", "top", "calibration", "fix", "schedules", "vary", "fewer_devices")
 """Flags that say something of a decision alone."""
 _NOT_OWN: Final = (
-    "plan", "out", "backend", "resume", "dry_run", "launched", "process", "processes", "coordinator", "launch_timeout",
-    "layouts", "device",
-)  # fmt: skip
+    "plan",
+    "out",
+    "backend",
+    "resume",
+    "dry_run",
+    "launched",
+    "process",
+    "processes",
+    "coordinator",
+    "launch_timeout",
+    "layouts",
+    "device",
+)
 """Flags that say something of measuring here alone."""
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
-    """What is decided, over which layouts."""
+    """Add the flags of the decision and of the layouts that it is between."""
     group = command.add_argument_group(
         "which run to make before a layout is chosen, instead of measuring here; with the model's flags"
     )
     group.add_argument(
-        "--for-decision", action="store_true",
+        "--for-decision",
+        action="store_true",
         help="which layout's run, or profile, takes most off the expected regret of the choice between the best",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--top", type=int, default=TOP, metavar="K", help=f"layouts that are chosen from (default {TOP})"
+        "--top",
+        type=int,
+        default=TOP,
+        metavar="K",
+        help=f"layouts that are chosen from (default {TOP})",
     )
     add_space(group)
     add_calibration(group)
@@ -66,15 +82,16 @@ def execute(arguments: argparse.Namespace) -> int:
     problem = _problem(arguments)
     result = _searched(arguments, problem)
     question = ask(problem, space=result.space, calibration=arguments.calibration)
-    found = telling(question.step_problem, result.layouts)
-    report = found.to_dict()
+    value_of_information = telling(question.step_problem, result.layouts)
+    report = value_of_information.to_dict()
     report |= _next(arguments, report)
     emit(arguments, report, lambda: _show(report, result))
     return 0
 
 
 def _problem(arguments: argparse.Namespace) -> Problem:
-    if flags := lacking(arguments, "model", "cluster", "global_batch"):
+    flags = lacking(arguments, "model", "cluster", "global_batch")
+    if flags:
         raise PerfModelError(f"calibrate: --for-decision needs {flags} too")
     if isinstance(arguments.global_batch, list) and len(arguments.global_batch) > 1:
         raise PerfModelError("calibrate: --for-decision is of one global batch; give one as --global-batch")
@@ -87,8 +104,8 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     """The layouts that are chosen from."""
     from perfmodel.planning.layouts import SearchOptions, search
 
-    own = {f.name for f in fields(SearchOptions)}
-    of_file = {word: value for word, value in arguments.of_search.items() if word in own}
+    option_names = {f.name for f in fields(SearchOptions)}
+    of_file = {word: value for word, value in arguments.of_search.items() if word in option_names}
     options = SearchOptions(**{"top": arguments.top, **of_file})
     if options.objective not in (None, "step_time"):
         raise PerfModelError(
@@ -96,10 +113,14 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
             "objective of the job file"
         )
     with progress("search", silent=arguments.json) as report:
+        space = space_of(arguments, problem)
         result = search(
-            problem, space=space_of(arguments, problem), options=options, calibration=arguments.calibration,
+            problem,
+            space=space,
+            options=options,
+            calibration=arguments.calibration,
             progress=report,
-        )  # fmt: skip
+        )
     if not result.complete:
         raise KeyboardInterrupt(result.certificate)
     if not result.layouts:
@@ -108,20 +129,38 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
 
 
 def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, str]:
-    """What to measure, and the command for what was measured."""
+    """The measurement to make first, and the command that fits to it."""
     first = next(iter(report["measurements"]), None)
     if first is None or not first["choice_moves"]:
         return {"measure": "", "next": ""}
     kind = "profile" if first["measure"] == "profile" else "run"
     if kind == "run":
-        words = ["--runs", "runs.csv"]
+        fit_flags = ["--runs", "runs.csv"]
     else:
-        job = ["--global-batch", str(arguments.global_batch), "--layout", first["layouts"][0]]
-        words = [*job_flags(arguments), *job, "--profile", "rank0.json"]
+        job = [
+            "--global-batch",
+            str(arguments.global_batch),
+            "--layout",
+            first["layouts"][0],
+        ]
+        fit_flags = [*job_flags(arguments), *job, "--profile", "rank0.json"]
     return {
         "measure": " and ".join(f"a {kind} of {layout}" for layout in first["layouts"]),
-        "next": f"perfmodel fit {shlex.join([*words, '--out', 'mine'])}",
+        "next": f"perfmodel fit {shlex.join([*fit_flags, '--out', 'mine'])}",
     }
+
+
+def _cells(row: dict[str, Any], now_s: float) -> tuple[str, ...]:
+    return (
+        " + ".join(map(str, row["ranks"])),
+        row["measure"],
+        duration(now_s),
+        duration(row["regret_after_s"]),
+        duration(row["saved_s"]),
+        f"{row['choice_moves']:.0%}",
+        "" if row["mostly_to_rank"] is None else f"#{row['mostly_to_rank']}",
+        row["layouts"][-1],
+    )
 
 
 def _show(report: dict[str, Any], result: "SearchResult") -> None:
@@ -143,19 +182,18 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         console.print("no run of these layouts would change the choice: take #1")
         return
     heads = ("#", "measure", "regret now", "after", "saves", "choice moves", "mostly to")
-    kinds = [row["measure"] for row in rows]
-    cells = [
-        (
-            " + ".join(map(str, row["ranks"])), row["measure"], duration(now_s), duration(row["regret_after_s"]),
-            duration(row["saved_s"]), f"{row['choice_moves']:.0%}",
-            "" if row["mostly_to_rank"] is None else f"#{row['mostly_to_rank']}", row["layouts"][-1],
-        )
-        for i, row in enumerate(rows) if kinds[:i].count(row["measure"]) < SHOWN
-    ]  # fmt: skip
+    cells = []
+    shown: Counter[str] = Counter()
+    for row in rows:
+        shown[row["measure"]] += 1
+        if shown[row["measure"]] <= SHOWN:
+            cells.append(_cells(row, now_s))
     layout_last(console, heads, cells)
     console.print(
-        f"measure first: {report['measure']}".replace(" and a", "\n           and a"), soft_wrap=True, markup=False
+        f"measure first: {report['measure']}".replace(" and a", "\n           and a"),
+        soft_wrap=True,
+        markup=False,
     )
-    told = f"  it tells whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
-    console.print(told, soft_wrap=True, markup=False)
+    reason = f"  it tells whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
+    console.print(reason, soft_wrap=True, markup=False)
     console.print(f"next: {report['next']}", soft_wrap=True, markup=False)

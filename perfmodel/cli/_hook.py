@@ -7,10 +7,14 @@ from typing import Any
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "hook", help="print lines for a training script that write its arguments to JSON, for --from"
+        "hook",
+        help="print lines for a training script that write its arguments to JSON, for --from",
     )
     command.add_argument(
-        "name", nargs="?", metavar="NAME", help="framework that runs the script; without it, print the names"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="framework that runs the script; without it, print the names",
     )
     command.set_defaults(run=_run)
 

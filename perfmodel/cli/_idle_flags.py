@@ -39,8 +39,14 @@ def _of_equal_stages(arguments: argparse.Namespace) -> bool:
 
 
 _RUN_OF_FAILURES: Final = (
-    "mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "stage_checkpoints", "pue",
-)  # fmt: skip
+    "mtbf",
+    "restart",
+    "storage",
+    "checkpoint_every",
+    "async_checkpoints",
+    "stage_checkpoints",
+    "pue",
+)
 IDLE_FLAGS: Final = (
     IdleFlags(
         commands=("predict", "search"),
@@ -74,7 +80,14 @@ IDLE_FLAGS: Final = (
     ),
     IdleFlags(
         commands=("schedules",),
-        flags=("stages", "chunks", "forward_s", "backward_s", "transfer_s", "micro_batches"),
+        flags=(
+            "stages",
+            "chunks",
+            "forward_s",
+            "backward_s",
+            "transfer_s",
+            "micro_batches",
+        ),
         act=_of_equal_stages,
         otherwise="with --model, whose layout and batch say it; leave it out",
     ),
@@ -160,8 +173,8 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     for rule in IDLE_FLAGS:
         if rule.commands and arguments.command not in rule.commands:
             continue
-        given = [flag for flag in rule.flags if flag in arguments.given and hasattr(arguments, flag)]
-        if given and not rule.act(arguments):
-            named = flags_of(_SPELLED.get(flag, flag) for flag in given)
-            verb = "has" if len(given) == 1 else "have"
+        idle = [flag for flag in rule.flags if flag in arguments.given and hasattr(arguments, flag)]
+        if idle and not rule.act(arguments):
+            named = flags_of(_SPELLED.get(flag, flag) for flag in idle)
+            verb = "has" if len(idle) == 1 else "have"
             raise PerfModelError(f"{arguments.command}: {named} {verb} no effect {rule.otherwise}")

@@ -19,7 +19,8 @@ _SHOWN_ROWS = 15
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "import-model", help="FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model"
+        "import-model",
+        help="FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model",
     )
     command.add_argument(
         "source",
@@ -27,11 +28,18 @@ def add_command(commands: Any) -> None:
         help="FILE.py:FUNCTION, where FUNCTION() returns a JAX function and the tuple of its (abstract) arguments; "
         "FILE.onnx; or the text of a compiled module (FILE.hlo, FILE.txt)",
     )
-    command.add_argument("--target", metavar="NAME", help="cluster or device to predict the time on (name or TOML)")
     command.add_argument(
-        "--devices", type=int, default=1, metavar="N",
+        "--target",
+        metavar="NAME",
+        help="cluster or device to predict the time on (name or TOML)",
+    )
+    command.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
         help="fake devices to compile a sharded JAX function for; 1 traces it unsharded (default)",
-    )  # fmt: skip
+    )
     add_dimensions(command)
     command.add_argument("--trip-count", type=int, metavar="T", help="iterations of loops that state none")
     command.add_argument("--out", type=Path, metavar="FILE", help="all kernels and collectives (csv)")
@@ -66,15 +74,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
     console = new_console()
-    flops, traffic, sent = (
-        scaled(report["flops"], "FLOP"),
-        *(scaled(report[name], "B") for name in ("traffic_bytes", "communicated_bytes")),
-    )
+    flops = scaled(report["flops"], "FLOP")
+    traffic = scaled(report["traffic_bytes"], "B")
+    sent = scaled(report["communicated_bytes"], "B")
     console.print(
         f"{report['name']}: {flops}, {traffic} of traffic and {sent} of collectives per device, {report['n_devices']} "
         "device(s)"
     )
-    if predicted := report.get("prediction"):
+    predicted = report.get("prediction")
+    if predicted:
         console.print(
             f"predicted {duration(predicted['step_time_s'])} ({duration(predicted['step_time_lo_s'])} to "
             f"{duration(predicted['step_time_hi_s'])}); {duration(predicted['overlapped_time_s'])} if all "
@@ -84,7 +92,9 @@ def show(report: dict[str, Any]) -> None:
         share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0
         console.print(f"not mapped: {item['name']} ({share:.2%} of FLOPs): {item['reason']}")
     if report["rows"]:
-        cells = [[_cell(name, value) for name, value in row.items()] for row in report["rows"]]
+        cells = []
+        for row in report["rows"]:
+            cells.append([_cell(name, value) for name, value in row.items()])
         console.print(table("", report["rows"][0], cells))
     written(report.get("written", ()))
 
@@ -113,7 +123,9 @@ def _table(arguments: argparse.Namespace) -> "OpTable":
         fn, args = importers.loaded(Path(path), function)
         read = importers.read_sharded if arguments.devices > 1 else importers.trace
         return importers.of_the_file(
-            Path(path), lambda: read(fn, *args, trip_count=arguments.trip_count, name=function), inside=True
+            Path(path),
+            lambda: read(fn, *args, trip_count=arguments.trip_count, name=function),
+            inside=True,
         )
     raise PerfModelError(f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt")
 
@@ -133,7 +145,11 @@ def _fake_devices(count: int) -> None:
 def add_dimensions(command: argparse.ArgumentParser) -> None:
     """The flag whose words `dimension` reads."""
     command.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dimension (ONNX; repeatable)"
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="size of a named dimension (ONNX; repeatable)",
     )
 
 

@@ -19,30 +19,59 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "import", help="output of nccl-tests, OSU, torch, Nsight Systems or JAX profilers as a measurement table"
+        "import",
+        help="output of nccl-tests, OSU, torch, Nsight Systems or JAX profilers as a measurement table",
     )
     command.add_argument(
-        "format", metavar="FORMAT", help="nccl-tests, osu, kineto, nsys, xplane, jax-trace, perfmodel, auto"
+        "format",
+        metavar="FORMAT",
+        help="nccl-tests, osu, kineto, nsys, xplane, jax-trace, perfmodel, auto",
     )
     command.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="of ranks or repeats; or JAX's log directory"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="of ranks or repeats; or JAX's log directory",
     )
     command.add_argument("--out", type=Path, metavar="TABLE", help="table to write (csv, csv.gz, parquet)")
-    command.add_argument("--timeline", type=Path, metavar="FILE", help="trace to write (json or json.gz), for compare")
+    command.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="trace to write (json or json.gz), for compare",
+    )
     command.add_argument("--kind", default="", help="compute or collective: only this kind of rows")
     command.add_argument(
-        "--device", default="", metavar="NAME", help="name of the device, where the files say none or another"
+        "--device",
+        default="",
+        metavar="NAME",
+        help="name of the device, where the files say none or another",
     )
-    command.add_argument("--ranks", type=int, metavar="N", help="ranks of the collectives, where the files do not say")
+    command.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks of the collectives, where the files do not say",
+    )
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="the same within a node")
     command.add_argument(
-        "--collective", default="", metavar="KIND", help="collective that was timed, where a log does not name it"
+        "--collective",
+        default="",
+        metavar="KIND",
+        help="collective that was timed, where a log does not name it",
     )
-    command.add_argument("--cluster", metavar="NAME", help="where collectives ran: names their links and the device")
     command.add_argument(
-        "--interconnect", default="", metavar="WORDS",
+        "--cluster",
+        metavar="NAME",
+        help="where collectives ran: names their links and the device",
+    )
+    command.add_argument(
+        "--interconnect",
+        default="",
+        metavar="WORDS",
         help="instead of --cluster: the links, as 'NVLink3 + InfiniBand HDR'; other rates as 'RoCE@50GB/s'",
-    )  # fmt: skip
+    )
     add_json(command)
     command.set_defaults(run=reporting(run, show))
 
@@ -62,7 +91,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.timeline:
         trace = ingest.read_trace(format, arguments.files)
         ingest.write_measured_trace(trace, arguments.timeline, format)
-        report |= {"activities": trace.n, "devices": trace.devices, "duration_s": trace.batch_time_s}
+        report |= {
+            "activities": trace.n,
+            "devices": trace.devices,
+            "duration_s": trace.batch_time_s,
+        }
         report["written"].append(str(arguments.timeline))
     if arguments.out:
         try:
@@ -72,7 +105,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             if not arguments.timeline:
                 raise
             report["no_table"] = str(error)
-        report["written"] = [*(table["file"] for table in report.get("tables", ())), *report["written"]]
+        report["written"] = [
+            *(table["file"] for table in report.get("tables", ())),
+            *report["written"],
+        ]
     return report
 
 
@@ -131,8 +167,8 @@ def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":
         return arguments.interconnect.strip(), None
     if arguments.interconnect:
         raise PerfModelError("import: --cluster names the links already; give it or --interconnect, not both")
-    found = catalog.cluster(arguments.cluster)
-    return interconnect_of(found), found
+    cluster = catalog.cluster(arguments.cluster)
+    return interconnect_of(cluster), cluster
 
 
 def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
@@ -161,19 +197,24 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
 
 
 def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
-    """With the device, and ranks per node where the file is silent, as the cluster has them."""
+    """The table with the cluster's device, and its ranks per node where the file does not state them."""
     from perfmodel.cost.learn import device_name
 
-    own = cluster.device.name
-    others = sorted({name for name in table["device"] if name and device_name(name) != own})
-    if others:
+    device = cluster.device.name
+    other_devices = sorted({name for name in table["device"] if name and device_name(name) != device})
+    if other_devices:
         raise TableError(
-            f"{file}: ranks on {', '.join(others)}, not on {own} of {cluster.name}; give another --cluster, or --device"
+            f"{file}: ranks on {', '.join(other_devices)}, not on {device} of {cluster.name}; give another --cluster, "
+            "or --device"
         )
     packed = table["num_ranks"].clip(upper=cluster.devices_per_node)
     per_node = table["ranks_per_node"].fillna(packed) if "ranks_per_node" in table.columns else packed
     nodes = -(-table["num_ranks"] // per_node)
-    return table.assign(device=own, ranks_per_node=per_node.astype("Int64"), num_nodes=nodes.astype("Int64"))
+    return table.assign(
+        device=device,
+        ranks_per_node=per_node.astype("Int64"),
+        num_nodes=nodes.astype("Int64"),
+    )
 
 
 def _set_aside(table: "pd.DataFrame") -> dict[str, int]:

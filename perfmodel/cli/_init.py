@@ -33,10 +33,16 @@ devices = 64
 """
 _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "job": ("What a step computes", {"global_batch": 256, "seq_len": 8192}),
-    "layout": ("How it is laid out: for every command but search", {"tp": 4, "pp": 2, "dp": 8, "zero": 1}),
+    "layout": (
+        "How it is laid out: for every command but search",
+        {"tp": 4, "pp": 2, "dp": 8, "zero": 1},
+    ),
     "network": ("The network between nodes, where it is not the cluster's", {}),
     "search": ("Which layouts are tried, what is best: for search", {"top": 10}),
-    "serving": ("Requests to a server of the model: for serve", {"prompt_tokens": 1024, "output_tokens": 256}),
+    "serving": (
+        "Requests to a server of the model: for serve",
+        {"prompt_tokens": 1024, "output_tokens": 256},
+    ),
 }
 """Tables with what they are about, and the values that are not left at their defaults."""
 
@@ -44,7 +50,14 @@ _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 def add_init(commands: Any) -> None:
     """Register `init`."""
     command: argparse.ArgumentParser = commands.add_parser("init", help="write a commented job file to begin with")
-    command.add_argument("file", nargs="?", type=Path, default=Path("job.toml"), metavar="FILE", help="job.toml")
+    command.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path("job.toml"),
+        metavar="FILE",
+        help="job.toml",
+    )
     command.add_argument("--force", action="store_true", help="replace the file if it is there")
     add_json(command)
     command.set_defaults(run=_init)
@@ -76,7 +89,7 @@ def _init(arguments: argparse.Namespace) -> int:
 def samples() -> dict[str, str]:
     """The files by name."""
     shipped = files("perfmodel.cli") / "samples"
-    texts = {one.name: one.read_text("utf-8") for one in shipped.iterdir() if one.is_file()}
+    texts = {file.name: file.read_text("utf-8") for file in shipped.iterdir() if file.is_file()}
     return dict(sorted((texts | {"job.toml": job_text("job.toml")}).items()))
 
 
@@ -101,9 +114,10 @@ def _samples(arguments: argparse.Namespace) -> int:
 
 
 def refuse_existing(paths: list[Path], force: bool) -> None:
-    """Raise `PerfModelError` where a file that is to be written is there already, unless it may be replaced."""
-    if (there := [path for path in paths if path.exists()]) and not force:
-        raise PerfModelError(f"{there[0]}: it is there already; give another name, or --force to replace it")
+    """Raise `PerfModelError` if a file that is to be written exists, unless it may be replaced."""
+    existing = [path for path in paths if path.exists()]
+    if existing and not force:
+        raise PerfModelError(f"{existing[0]}: it is there already; give another name, or --force to replace it")
 
 
 def job_text(name: str) -> str:
@@ -113,10 +127,19 @@ def job_text(name: str) -> str:
         parts.append(f"# {about}.\n[{section}]")
         for key in keys(section):
             allowed = "" if key.values in ("text", "words") else f" ({key.values})"
-            parts.append(textwrap.fill((key.meaning or key.name) + allowed, 88, initial_indent="# ",
-                                       subsequent_indent="# ", break_on_hyphens=False))  # fmt: skip
-            said = key.name in values
-            value = json_text(values[key.name] if said else key.example)  # TOML's notation of plain values too
-            parts.append(f"{'' if said else '# '}{key.name} = {value}")
+            meaning = (key.meaning or key.name) + allowed
+            parts.append(
+                textwrap.fill(
+                    meaning,
+                    88,
+                    initial_indent="# ",
+                    subsequent_indent="# ",
+                    break_on_hyphens=False,
+                )
+            )
+            is_set = key.name in values
+            # JSON's notation of plain values is TOML's too.
+            value = json_text(values[key.name] if is_set else key.example)
+            parts.append(f"{'' if is_set else '# '}{key.name} = {value}")
         parts.append("")
     return "\n".join(parts)

@@ -92,7 +92,10 @@ _WITHOUT_PREDICTIONS: Final = ("catalog", "completion", "doctor", "hook", "init"
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130 interrupted)."""
     if sys.stdout is None:
-        print("perfmodel: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
+        print(
+            "perfmodel: standard output is closed; redirect it to a file or to /dev/null",
+            file=sys.stderr,
+        )
         return 2
     try:
         try:
@@ -106,7 +109,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _drop_output()
-        print(f"perfmodel: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
+        print(
+            f"perfmodel: standard output cannot be written: {error.strerror or error}",
+            file=sys.stderr,
+        )
         return 2
 
 
@@ -129,7 +135,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
     try:
         measures = arguments.command == "calibrate" and not arguments.for_decision
         if not measures and arguments.command not in _WITHOUT_PREDICTIONS:
-            # the model's own arrays are small: an accelerator would only add latency
+            # The model's own arrays are small: an accelerator would only add latency.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
         _require_outputs(arguments)
@@ -138,13 +144,20 @@ def _run_command(argv: Sequence[str] | None) -> int:
         refuse_idle_flags(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:
-        print(plain_text("\n".join([f"perfmodel: {error}", *getattr(error, "__notes__", ())])), file=sys.stderr)
+        print(
+            plain_text("\n".join([f"perfmodel: {error}", *getattr(error, "__notes__", ())])),
+            file=sys.stderr,
+        )
         return 2
     except MemoryError:
-        print("perfmodel: not enough memory; give smaller files or fewer devices", file=sys.stderr)
+        print(
+            "perfmodel: not enough memory; give smaller files or fewer devices",
+            file=sys.stderr,
+        )
         return 2
     except OSError as error:
-        if error.filename is None:  # standard output
+        # Without a name it is standard output, which the caller closed.
+        if error.filename is None:
             raise
         print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
@@ -220,14 +233,21 @@ class _Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices and value is not argparse.SUPPRESS:
             near = get_close_matches(str(value), choices, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})")
+            raise argparse.ArgumentError(
+                action,
+                f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})",
+            )
 
     def error(self, message: str) -> NoReturn:
-        _, unknown, words = message.partition("unrecognized arguments: ")
+        _, unknown, rest = message.partition("unrecognized arguments: ")
         if unknown:
-            flag = words.partition(" ")[0].partition("=")[0]
-            flags = sorted({name for one in parsers(self) for action in one._actions for name in action.option_strings})
-            if near := get_close_matches(flag, flags, 1):
+            flag = rest.partition(" ")[0].partition("=")[0]
+            flags: set[str] = set()
+            for command in parsers(self):
+                for action in command._actions:
+                    flags |= set(action.option_strings)
+            near = get_close_matches(flag, sorted(flags), 1)
+            if near:
                 message = f"{message} (did you mean {near[0]}?)"
         message = plain_text(message)
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
@@ -251,17 +271,17 @@ def parser() -> argparse.ArgumentParser:
 def given(argv: Sequence[str] | None) -> frozenset[str]:
     """Names of the arguments that a command line states, as its namespace has them."""
     bare = parser()
-    for one in parsers(bare):
-        one._defaults.clear()
-        for action in one._actions:
+    for command in parsers(bare):
+        command._defaults.clear()
+        for action in command._actions:
             action.default = argparse.SUPPRESS
     return frozenset(vars(bare.parse_args(argv)))
 
 
-def parsers(one: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def parsers(parent: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """A parser, its commands and their commands."""
-    yield one
-    for action in one._actions:
+    yield parent
+    for action in parent._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 yield from parsers(command)
@@ -282,14 +302,21 @@ def _complete(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> in
 
 
 def _script(shell: str, top: argparse.ArgumentParser) -> str:
-    """What the shell reads. `top`, the whole command line, parses nothing afterwards: names become choices in it."""
+    """The completion script of a shell.
+
+    `top`, the whole command line, parses nothing afterwards: names of the catalog become choices in it.
+    """
     import shtab
 
     from perfmodel import catalog
 
-    names = {"model": catalog.models(), "cluster": catalog.clusters(), "framework": catalog.frameworks()}
-    for one in parsers(top):
-        for action in one._actions:
+    names = {
+        "model": catalog.models(),
+        "cluster": catalog.clusters(),
+        "framework": catalog.frameworks(),
+    }
+    for command in parsers(top):
+        for action in command._actions:
             if action.dest in names and action.option_strings:
                 action.choices = list(names[action.dest])
             elif action.metavar in _FILES:

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perfmodel.cli._compare import add_picture, draw_picture
-from perfmodel.cli._equal_stages import add_pipeline, facts_and_drawings, facts_by_micro_batches
+from perfmodel.cli._equal_stages import (
+    add_pipeline,
+    facts_and_drawings,
+    facts_by_micro_batches,
+)
 from perfmodel.cli._flags import (
     add_calibration,
     add_job,
@@ -47,15 +51,21 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser("plot", help="pictures for papers, as PNG, PDF or SVG")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, kind in KINDS.items():
-        one = kinds.add_parser(name, help=kind.about)
-        kind.add_flags(one)
-        one.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture: .png, .pdf or .svg")
-        one.add_argument(
+        kind_command = kinds.add_parser(name, help=kind.about)
+        kind.add_flags(kind_command)
+        kind_command.add_argument(
+            "--out",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="picture: .png, .pdf or .svg",
+        )
+        kind_command.add_argument(
             "--width",
             choices=("column", "page"),
             help="width of a paper's column or page (default: depends on the picture)",
         )
-        one.set_defaults(run=reporting(run, lambda report: written(report["written"])))
+        kind_command.set_defaults(run=reporting(run, lambda report: written(report["written"])))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,30 +84,42 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return report
     for prediction in layouts:
         note_layout(prediction)
-    reasons = [f"layout {p.layout_notation}: {reason}" for p in layouts for reason in p.reasons]
+    reasons = []
+    for prediction in layouts:
+        reasons += [f"layout {prediction.layout_notation}: {reason}" for reason in prediction.reasons]
     return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
 
 
-def _add_step(one: argparse.ArgumentParser) -> None:
-    add_job(one)
-    add_layout(one)
+def _add_step(command: argparse.ArgumentParser) -> None:
+    add_job(command)
+    add_layout(command)
 
 
 def _draw_step(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
     from perfmodel import viz
 
-    draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[arguments.kind]
+    draw = {
+        "gantt": viz.gantt,
+        "memory": viz.draw_memory,
+        "links": viz.draw_link_utilisation,
+    }[arguments.kind]
     step = with_timeline(arguments)
     return draw(step, **wide), [step]
 
 
-def _add_breakdown(one: argparse.ArgumentParser) -> None:
-    add_job(one)
-    one.add_argument(
-        "--layouts", metavar="LIST", help="layouts to draw, separated by ';' (default: the best of every tp, pp, dp)"
+def _add_breakdown(command: argparse.ArgumentParser) -> None:
+    add_job(command)
+    command.add_argument(
+        "--layouts",
+        metavar="LIST",
+        help="layouts to draw, separated by ';' (default: the best of every tp, pp, dp)",
     )
-    one.add_argument(
-        "--top", type=int, default=12, metavar="K", help="most bars to draw without --layouts (default 12)"
+    command.add_argument(
+        "--top",
+        type=int,
+        default=12,
+        metavar="K",
+        help="most bars to draw without --layouts (default 12)",
     )
 
 
@@ -128,10 +150,10 @@ def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
     return viz.draw_breakdown(layouts, **wide), layouts
 
 
-def _add_pareto(one: argparse.ArgumentParser) -> None:
-    add_job(one)
-    one.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
-    one.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
+def _add_pareto(command: argparse.ArgumentParser) -> None:
+    add_job(command)
+    command.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
+    command.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
 
 
 def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -147,24 +169,36 @@ def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
     refuse_strict(arguments, "plot pareto")
     problem = _step_problem(arguments)
-    rows = [
-        {"layout": problem.notation(layout), "devices": devices, "step_time_s": step_s, "peak_bytes": peak_bytes}
-        for devices in counts
-        for layout, step_s, peak_bytes in _scored(problem, devices, arguments.json)
-    ]
+    rows = []
+    for devices in counts:
+        for layout, step_s, peak_bytes in _scored(problem, devices, arguments.json):
+            notation = problem.notation(layout)
+            rows.append(
+                {
+                    "layout": notation,
+                    "devices": devices,
+                    "step_time_s": step_s,
+                    "peak_bytes": peak_bytes,
+                }
+            )
     table = pd.DataFrame(rows)
     priced = arguments.price is not None
     table["cost"] = table["devices"] * table["step_time_s"] / 3600 * (arguments.price if priced else 1.0)
-    # on one number of devices cost is but another unit of time
+    # On one number of devices cost is but another unit of time.
     cost = "cost" if len(set(table["devices"])) > 1 else ""
     return viz.draw_pareto(table, cost, "price of a step" if priced else "device-hours per step", **wide), []
 
 
-def _add_whatif(one: argparse.ArgumentParser) -> None:
-    add_job(one, settings="as for whatif; or ")
-    add_layout(one)
-    one.add_argument("--sweep", action="append", required=True, metavar="NAME=FIRST:LAST:COUNT",
-                     help="as for whatif; may be repeated")  # fmt: skip
+def _add_whatif(command: argparse.ArgumentParser) -> None:
+    add_job(command, settings="as for whatif; or ")
+    add_layout(command)
+    command.add_argument(
+        "--sweep",
+        action="append",
+        required=True,
+        metavar="NAME=FIRST:LAST:COUNT",
+        help="as for whatif; may be repeated",
+    )
 
 
 def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -184,10 +218,10 @@ def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
     return viz.draw_curves(curves, **wide), [_explained(problem, layout, arguments.devices)]
 
 
-def _add_bubble(one: argparse.ArgumentParser) -> None:
-    add_json(one)
-    add_pipeline(one)
-    one.add_argument("--micro-batches", default="8,16,32,64", metavar="LIST", help="default 8,16,32,64")
+def _add_bubble(command: argparse.ArgumentParser) -> None:
+    add_json(command)
+    add_pipeline(command)
+    command.add_argument("--micro-batches", default="8,16,32,64", metavar="LIST", help="default 8,16,32,64")
 
 
 def _draw_bubble(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -197,10 +231,10 @@ def _draw_bubble(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
     return viz.draw_bubble_curves(facts_by_micro_batches(arguments, counts), **wide), []
 
 
-def _add_schedules(one: argparse.ArgumentParser) -> None:
-    add_json(one)
-    add_pipeline(one)
-    one.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
+def _add_schedules(command: argparse.ArgumentParser) -> None:
+    add_json(command)
+    add_pipeline(command)
+    command.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
 
 
 def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -209,9 +243,9 @@ def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
     return viz.draw_schedules(facts_and_drawings(arguments)[0], **wide), []
 
 
-def _add_roofline(one: argparse.ArgumentParser) -> None:
-    _add_tables(one)
-    one.add_argument("--device", required=True, help="catalog name or alias: whose kernels and roofs")
+def _add_roofline(command: argparse.ArgumentParser) -> None:
+    _add_tables(command)
+    command.add_argument("--device", required=True, help="catalog name or alias: whose kernels and roofs")
 
 
 def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -223,15 +257,16 @@ def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tupl
 
     device = catalog.device(arguments.device)
     tables = [(read_table(path), path) for path in arguments.files]
-    if wrong := [path for table, path in tables if table_kind(table, path) != "compute"]:
+    wrong = [path for table, path in tables if table_kind(table, path) != "compute"]
+    if wrong:
         raise PerfModelError(f"plot roofline: {wrong[0]} is not a table of kernels; give only such")
     kernels = pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
     return viz.draw_roofline(device, kernels, **wide), []
 
 
-def _add_parity(one: argparse.ArgumentParser) -> None:
-    _add_tables(one)
-    add_calibration(one)
+def _add_parity(command: argparse.ArgumentParser) -> None:
+    _add_tables(command)
+    add_calibration(command)
 
 
 def _draw_parity(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -245,7 +280,9 @@ def _draw_parity(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
 
 KINDS: Final = {
     "gantt": Kind(
-        "what every pipeline rank does when, with micro-batch numbers and the critical path", _add_step, _draw_step
+        "what every pipeline rank does when, with micro-batch numbers and the critical path",
+        _add_step,
+        _draw_step,
     ),
     "memory": Kind("memory in use on every pipeline rank over the step", _add_step, _draw_step),
     "links": Kind("how busy the links of every pipeline rank are over the step", _add_step, _draw_step),
@@ -260,9 +297,15 @@ KINDS: Final = {
 }
 
 
-def _add_tables(one: argparse.ArgumentParser) -> None:
-    add_json(one)
-    one.add_argument("files", nargs="+", type=Path, metavar="TABLE", help="measured kernels, collectives, runs")
+def _add_tables(command: argparse.ArgumentParser) -> None:
+    add_json(command)
+    command.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="TABLE",
+        help="measured kernels, collectives, runs",
+    )
 
 
 def _step_problem(arguments: argparse.Namespace) -> "StepProblem":
@@ -284,11 +327,13 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
     from perfmodel.prediction import evaluate, peak_memory
 
     asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
-    found = list(enumerate_layouts(default_space(asked), asked, Counter()))
+    candidates = list(enumerate_layouts(default_space(asked), asked, Counter()))
     with progress("layouts", silent) as report:
-        report("memory", 0, len(found))
-        peak_bytes = peak_memory(problem, found)[0] if found else []
-        fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= problem.usable_bytes]
+        report("memory", 0, len(candidates))
+        peak_bytes = peak_memory(problem, candidates)[0] if candidates else []
+        fitting = [
+            (layout, float(p)) for layout, p in zip(candidates, peak_bytes, strict=True) if p <= problem.usable_bytes
+        ]
         if not fitting:
             raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more of them")
         report("step times", 0, len(fitting))
@@ -298,9 +343,9 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
 
 def _numbers(text: str, flag: str) -> list[int]:
     try:
-        found = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
+        numbers = []
+    if not numbers or min(numbers) < 1:
         raise PerfModelError(f"plot: {flag} takes whole numbers above zero separated by commas, got {text!r}")
-    return found
+    return numbers

@@ -5,7 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, stated_job, token_count
+from perfmodel.cli._flags import (
+    add_job,
+    add_layout,
+    layout_of,
+    problem_of,
+    stated_job,
+    token_count,
+)
 from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import emit, note, written
 from perfmodel.display import new_console, table
@@ -55,9 +62,16 @@ def add_timeline(commands: Any) -> None:
     )
     add_job(command)
     add_layout(command)
-    command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
     command.add_argument(
-        "--every-rank", action="store_true", help="write all devices to --out, instead of one per pipeline stage"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="Chrome trace, opens in Perfetto (json or json.gz)",
+    )
+    command.add_argument(
+        "--every-rank",
+        action="store_true",
+        help="write all devices to --out, instead of one per pipeline stage",
     )
     command.add_argument(
         "--every-pass",
@@ -65,12 +79,21 @@ def add_timeline(commands: Any) -> None:
         help="write kernels and collectives of every pass to --out, instead of the first pass only",
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
-    command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")
+    command.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="interactive timeline, opens in any browser",
+    )
     command.set_defaults(run=_timeline)
 
 
 def predicted(
-    arguments: argparse.Namespace, layout: Layout | None = None, *, timeline: bool = False, quiet: bool = False
+    arguments: argparse.Namespace,
+    layout: Layout | None = None,
+    *,
+    timeline: bool = False,
+    quiet: bool = False,
 ) -> "Prediction":
     """The prediction that the flags ask for, of `layout` in place of theirs where it is given; says what it assumes
     unless it is `quiet`.
@@ -85,7 +108,11 @@ def predicted(
     if arguments.set:
         return _predicted_with_settings(arguments, problem, laid_out, timeline=timeline)
     return prediction.predict(
-        problem, layout=laid_out, calibration=arguments.calibration, timeline=timeline, strict=arguments.strict
+        problem,
+        layout=laid_out,
+        calibration=arguments.calibration,
+        timeline=timeline,
+        strict=arguments.strict,
     )
 
 
@@ -107,7 +134,11 @@ def with_timeline(arguments: argparse.Namespace) -> "Prediction":
     """The prediction that the flags ask for, with its timeline; says what of the layout was assumed."""
     from perfmodel import catalog
 
-    return predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
+    return predicted(
+        arguments,
+        layout_of(arguments, arguments.layout, catalog.model(arguments.model)),
+        timeline=True,
+    )
 
 
 def note_layout(prediction: "Prediction") -> None:
@@ -117,14 +148,22 @@ def note_layout(prediction: "Prediction") -> None:
 
 
 def write_pictures(
-    prediction: "Prediction", trace: Path | None, png: Path | None, html: Path | None = None, **detail: bool
+    prediction: "Prediction",
+    trace: Path | None,
+    png: Path | None,
+    html: Path | None = None,
+    **detail: bool,
 ) -> list[str]:
     """Write those that are asked for, the trace in some `detail`; names of the files."""
     from functools import partial
 
     from perfmodel import viz
 
-    wanted = ((partial(viz.write_trace, **detail), trace), (viz.write_gantt, png), (viz.write_interactive, html))
+    wanted = (
+        (partial(viz.write_trace, **detail), trace),
+        (viz.write_gantt, png),
+        (viz.write_interactive, html),
+    )
     for write, path in wanted:
         if path:
             write(prediction, path)
@@ -132,7 +171,7 @@ def write_pictures(
 
 
 def described(arguments: argparse.Namespace) -> "JobRun":
-    """What the flags state of a run.
+    """The run as the flags state it.
 
     Raises:
         PerfModelError: bad input.
@@ -168,8 +207,11 @@ def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[s
 def _predict_open(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import predict_run
 
-    for flag, given in (("--strict", arguments.strict), ("--tokens", arguments.tokens is not None)):
-        if given:
+    for flag, is_given in (
+        ("--strict", arguments.strict),
+        ("--tokens", arguments.tokens is not None),
+    ):
+        if is_given:
             raise PerfModelError(f"predict: {flag} is for one layout with every setting stated; leave --open or it out")
     run = predict_run(described(arguments), arguments.calibration)
     emit(arguments, run.to_dict(), lambda: _show_open(run))
@@ -191,7 +233,13 @@ def _show_open(run: "RunPrediction") -> None:
     console.print(f"likeliest: {case.framework.label}, layout {case.layout}")
     rows = [(effect.name, f"{effect.lowest:+.0%}", f"{effect.highest:+.0%}") for effect in run.effects]
     if rows:
-        console.print(table("what is open, and the step time that its values lead to", ("choice", "from", "to"), rows))
+        console.print(
+            table(
+                "what is open, and the step time that its values lead to",
+                ("choice", "from", "to"),
+                rows,
+            )
+        )
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -25,11 +25,18 @@ _LAYOUT = (
 def add_distribute(commands: Any) -> None:
     """Register `distribute`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "distribute", help="write a model as a program over devices, by data, tensor, pipeline parallelism"
+        "distribute",
+        help="write a model as a program over devices, by data, tensor, pipeline parallelism",
     )
     add_source(command, "SOURCE")
     command.add_argument("--layout", default="", help=f"{_LAYOUT}; default: one device")
-    command.add_argument("--out", type=Path, metavar="FILE", required=True, help="text form of the program (FILE.ir)")
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        required=True,
+        help="text form of the program (FILE.ir)",
+    )
     add_json(command)
     command.set_defaults(run=reporting(distribute, show_distributed))
 
@@ -42,7 +49,12 @@ def add_simulate(commands: Any) -> None:
     add_source(command, "PROGRAM")
     command.add_argument("--layout", default="", help=f"distribute it first, {_LAYOUT}")
     command.add_argument("--cluster", required=True, help="catalog name or TOML")
-    command.add_argument("--trace", type=Path, metavar="FILE", help="timeline as Chrome trace (json or json.gz)")
+    command.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="timeline as Chrome trace (json or json.gz)",
+    )
     add_calibration(command)
     add_json(command)
     command.set_defaults(run=reporting(simulate, show_simulated))
@@ -53,7 +65,11 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
     command.add_argument("program", metavar=metavar, help=PROGRAM_HELP)
     command.add_argument("--global-batch", type=int, metavar="B", help="samples (catalog models)")
     command.add_argument(
-        "--seq-len", type=sequence_length, default=0, metavar="S", help="tokens per sequence (catalog models)"
+        "--seq-len",
+        type=sequence_length,
+        default=0,
+        metavar="S",
+        help="tokens per sequence (catalog models)",
     )
     command.add_argument(
         "--dtype",
@@ -63,7 +79,9 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
         help="element type (catalog models)",
     )
     command.add_argument(
-        "--mode", choices=("train", "inference"), help="default: train what returns a loss (catalog models: train)"
+        "--mode",
+        choices=("train", "inference"),
+        help="default: train what returns a loss (catalog models: train)",
     )
     add_values(command)
 
@@ -147,8 +165,10 @@ def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show_distributed(report: Mapping[str, Any]) -> None:
     """The report for people."""
-    print(f"@{report['program']}: {report['instructions']} instructions on {report['devices']} device(s), "
-          f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}")  # fmt: skip
+    print(
+        f"@{report['program']}: {report['instructions']} instructions on {report['devices']} device(s), "
+        f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}"
+    )
     print("collectives: " + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none"))
     print(f"live values: at most {report['peak_memory_bytes'] / GIB:.3g} GiB on a device")
     written(report["written"])
@@ -188,8 +208,10 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show_simulated(report: Mapping[str, Any]) -> None:
     """The report for people."""
-    print(f"@{report['program']} on {report['devices']} device(s) of {report['cluster']}: "
-          f"{duration(report['step_time_s'])}, {report['bubble_fraction']:.1%} idle")  # fmt: skip
+    print(
+        f"@{report['program']} on {report['devices']} device(s) of {report['cluster']}: "
+        f"{duration(report['step_time_s'])}, {report['bubble_fraction']:.1%} idle"
+    )
     peak = max(report["peak_memory_bytes"]) / GIB
     print(f"live values: at most {peak:.3g} GiB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
     written(report.get("written", ()))
@@ -209,16 +231,22 @@ def search_program(arguments: argparse.Namespace) -> int:
     if batches and len(batches) > 1:
         raise PerfModelError(f"{arguments.program}: one batch at a time; give --global-batch one number")
     arguments.global_batch = batches[0] if batches else None
-    arguments.mode = arguments.mode if arguments.mode == "inference" else None  # train what returns a loss
+    # What returns a loss is trained.
+    arguments.mode = arguments.mode if arguments.mode == "inference" else None
     if arguments.dtype not in (None, "fp32", "bf16", "fp16"):
         raise PerfModelError(f"{arguments.program}: programs are in fp32, bf16 or fp16, not {arguments.dtype}")
     cluster = catalog.cluster(arguments.cluster)
     program = source_program(arguments)
     with progress("programs") as report:
         result = search_programs(
-            program, cluster, arguments.devices or cluster.capacity, schedule=arguments.schedules or "1f1b",
-            micro_batches=arguments.micro_batches or MICRO_BATCHES, calibration=arguments.calibration, progress=report,
-        )  # fmt: skip
+            program,
+            cluster,
+            arguments.devices or cluster.capacity,
+            schedule=arguments.schedules or "1f1b",
+            micro_batches=arguments.micro_batches or MICRO_BATCHES,
+            calibration=arguments.calibration,
+            progress=report,
+        )
     if not result.candidates:
         reasons = ", ".join(f"{reason} ({n})" for reason, n in result.rejected.items())
         raise PerfModelError(f"{arguments.program}: none of {result.evaluated} distributions is possible: {reasons}")
@@ -230,9 +258,13 @@ def search_program(arguments: argparse.Namespace) -> int:
 
 
 def _show_search(report: Mapping[str, Any]) -> None:
-    print(f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
-          f"{report['feasible']} of {report['evaluated']} distributions fit")  # fmt: skip
+    print(
+        f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
+        f"{report['feasible']} of {report['evaluated']} distributions fit"
+    )
     print(f"{'D/T/P/K':>12}  {'step':>10}  {'samples/s':>10}  {'memory':>9}")
     for row in report["layouts"]:
-        print(f"{row['dtpk']:>12}  {duration(row['step_time_s']):>10}  {row['samples_per_s']:>10,.4g}  "
-              f"{row['peak_memory_bytes'] / GIB:>5.2f} GiB")  # fmt: skip
+        print(
+            f"{row['dtpk']:>12}  {duration(row['step_time_s']):>10}  {row['samples_per_s']:>10,.4g}  "
+            f"{row['peak_memory_bytes'] / GIB:>5.2f} GiB"
+        )

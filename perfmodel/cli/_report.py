@@ -20,7 +20,8 @@ TOP: Final = 100
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "report", help="one page (HTML) from a search to a decision: layouts, what if, launch files"
+        "report",
+        help="one page (HTML) from a search to a decision: layouts, what if, launch files",
     )
     add_job(command, batches=True)
     command.add_argument("--layout", help="report on this layout alone, without a search")
@@ -41,7 +42,10 @@ def add_command(commands: Any) -> None:
         help="also the best layout of the same job on these, as compare-clusters takes them",
     )
     command.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the page here; it opens in any browser, offline"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write the page here; it opens in any browser, offline",
     )
     command.set_defaults(run=_execute)
 
@@ -63,12 +67,16 @@ def _execute(arguments: argparse.Namespace) -> int:
     profile = None
     if arguments.profile:  # read first: files are refused before anything is searched
         profile = explain_profile(
-            problem, arguments.layout, arguments.profile, format=arguments.format, calibration=arguments.calibration
+            problem,
+            arguments.layout,
+            arguments.profile,
+            format=arguments.format,
+            calibration=arguments.calibration,
         )
     made = report(
         problem,
         layout=arguments.layout or "",
-        space=lambda each: space_of(arguments, each),
+        space=lambda problem: space_of(arguments, problem),
         options=options,
         calibration=arguments.calibration,
         reliability=reliability_of(arguments),
@@ -110,7 +118,11 @@ def _calibration(arguments: argparse.Namespace) -> int:
     if arguments.html:
         made.write(arguments.html)
     files = [str(arguments.html)] * bool(arguments.html)
-    emit(arguments, made.to_dict() | {"written": files}, lambda: _show_calibration(made.data, files))
+    emit(
+        arguments,
+        made.to_dict() | {"written": files},
+        lambda: _show_calibration(made.data, files),
+    )
     return 0
 
 
@@ -119,36 +131,44 @@ def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
     if data["groups"]:
         heads = ("group", "device", "rows", "mean error", "inside 90 %")
         lines = [
-            (one["group"], one["device"], f"{one['n']:,}", f"{one['mean_ape']:.1%}", f"{one['coverage_90']:.0%}")
-            for one in data["groups"]
+            (
+                group["group"],
+                group["device"],
+                f"{group['n']:,}",
+                f"{group['mean_ape']:.1%}",
+                f"{group['coverage_90']:.0%}",
+            )
+            for group in data["groups"]
         ]
         new_console().print(table("Predicted against measured", heads, lines))
     if data["next"]:
         first = data["next"][0]
-        known = (
-            f"{first['half_width']:.0%}" if first["half_width"] < 0.5 else f"a factor of {1 + first['half_width']:.2g}"
-        )
+        half_width = first["half_width"]
+        known = f"{half_width:.0%}" if half_width < 0.5 else f"a factor of {1 + half_width:.2g}"
         print(f"measure next: {first['what']} on {first['device']}, now known within {known}")
     written(files)
 
 
 def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:
-    """What training takes on the job's own cluster and on each of the others, or why it has no layout."""
+    """Time and cost of training on the job's cluster and on each of the others, or why one has no layout."""
     from perfmodel import catalog
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
-    own = catalog.cluster(arguments.cluster)
-    named = clusters_named([own, *arguments.compare_clusters.split(",")], devices)
-    found = compare_problems(
+    own_cluster = catalog.cluster(arguments.cluster)
+    named = clusters_named([own_cluster, *arguments.compare_clusters.split(",")], devices)
+    comparison = compare_problems(
         [problem_on(arguments, cluster, count, quiet=True) for cluster, count in named],
         tokens=arguments.tokens,
         pue=arguments.pue,
         reliability=reliability_of(arguments),
-        space=lambda each: space_of(arguments, each),
+        space=lambda problem: space_of(arguments, problem),
         calibration=arguments.calibration,
         min_fit=arguments.min_fit,
     ).to_dict()
-    return [*found["clusters"], *({"cluster": name, "why": why} for name, why in found["impossible"].items())]
+    return [
+        *comparison["clusters"],
+        *({"cluster": name, "why": why} for name, why in comparison["impossible"].items()),
+    ]
 
 
 def _show(data: dict[str, Any], files: list[str]) -> None:

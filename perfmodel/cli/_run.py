@@ -29,14 +29,30 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("program", type=Path, metavar="PROGRAM", help="text form of a program")
     command.add_argument("--ranks", type=int, metavar="N", help="processes: the program's devices (default)")
-    command.add_argument("--inputs", type=Path, metavar="FILE", help="arrays by parameter name (npz); default: random")
+    command.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE",
+        help="arrays by parameter name (npz); default: random",
+    )
     command.add_argument("--seed", type=int, default=0, help="of random inputs")
     command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
     command.add_argument(
-        "--backend", default="jax", choices=("jax", "torch"), help="whose kernels and collectives run (default jax)"
+        "--backend",
+        default="jax",
+        choices=("jax", "torch"),
+        help="whose kernels and collectives run (default jax)",
     )
-    command.add_argument("--cluster", help="also predict the program's time on this cluster (catalog name or TOML)")
-    command.add_argument("--out", type=Path, metavar="FILE", help="measured timeline as Chrome trace (json or json.gz)")
+    command.add_argument(
+        "--cluster",
+        help="also predict the program's time on this cluster (catalog name or TOML)",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="measured timeline as Chrome trace (json or json.gz)",
+    )
     add_json(command)
     command.set_defaults(run=_execute)
 
@@ -125,13 +141,13 @@ def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
         raise PerfModelError(f"{arguments.inputs}: not a readable npz file of arrays ({error})") from None
 
 
-def _relative_error(found: "np.ndarray", expected: "np.ndarray") -> float:
-    """NaN where only one of the two is NaN."""
+def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:
+    """Largest difference relative to the largest value; NaN if a place is NaN in one of the two only."""
     import numpy as np
 
-    known = ~(np.isnan(found) & np.isnan(expected))
+    known = ~(np.isnan(computed) & np.isnan(expected))
     scale = float(abs(expected[known]).max(initial=0.0)) or 1.0
-    return float(abs(found[known] - expected[known]).max(initial=0.0)) / scale
+    return float(abs(computed[known] - expected[known]).max(initial=0.0)) / scale
 
 
 def _predicted_s(function: Any, cluster_name: str) -> float:

@@ -15,7 +15,14 @@ from perfmodel.cli._equal_stages import (
     uniform_times,
 )
 from perfmodel.cli._files import add_from, add_job_file, lacking
-from perfmodel.cli._flags import add_dtype, add_framework, add_json, add_seq_len, layout_of, problem_on
+from perfmodel.cli._flags import (
+    add_dtype,
+    add_framework,
+    add_json,
+    add_seq_len,
+    layout_of,
+    problem_on,
+)
 from perfmodel.cli._show import reporting, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
@@ -28,11 +35,19 @@ if TYPE_CHECKING:
 _SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction", "update_sequences")
 """Columns of the rows that the table leaves out, for it has 80 columns at most."""
 _SHORT = {
-    "bubble_fraction": "bubble", "version_difference": "stale-\nness", "activations": "activa-\ntions",
-    "makespan_s": "makespan", "steady_interval_s": "steady\ninterval",
-    "step_s": "step", "step_time_s": "step", "step_time_lo_s": "from", "step_time_hi_s": "to",
-    "peak_memory_gib": "memory", "micro_batches_in_flight": "in flight", "mfu": "MFU",
-}  # fmt: skip
+    "bubble_fraction": "bubble",
+    "version_difference": "stale-\nness",
+    "activations": "activa-\ntions",
+    "makespan_s": "makespan",
+    "steady_interval_s": "steady\ninterval",
+    "step_s": "step",
+    "step_time_s": "step",
+    "step_time_lo_s": "from",
+    "step_time_hi_s": "to",
+    "peak_memory_gib": "memory",
+    "micro_batches_in_flight": "in flight",
+    "mfu": "MFU",
+}
 
 
 def add_command(commands: Any) -> None:
@@ -43,11 +58,14 @@ def add_command(commands: Any) -> None:
     add_pipeline(command)
     command.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
     command.add_argument(
-        "--times", metavar="F,B,W", help="forward, input and weight gradient of a chunk, such as 1,1,1; exact"
+        "--times",
+        metavar="F,B,W",
+        help="forward, input and weight gradient of a chunk, such as 1,1,1; exact",
     )
     add_job_file(command, positional=False, layout=True)
     command.add_argument(
-        "--model", help="predict this model, or JOB.toml, instead; needs --cluster, --layout and --global-batch"
+        "--model",
+        help="predict this model, or JOB.toml, instead; needs --cluster, --layout and --global-batch",
     )
     add_from(command)
     command.add_argument("--cluster", help="catalog name or TOML")
@@ -57,20 +75,38 @@ def add_command(commands: Any) -> None:
     add_seq_len(command)
     add_dtype(command)
     command.add_argument(
-        "--optimise", type=int, metavar="L", help="write an order for at most L micro-batches in flight"
+        "--optimise",
+        type=int,
+        metavar="L",
+        help="write an order for at most L micro-batches in flight",
     )
     command.add_argument(
-        "--train", action="store_true", help="train a small model under each schedule's weight versions"
+        "--train",
+        action="store_true",
+        help="train a small model under each schedule's weight versions",
     )
-    command.add_argument("--steps", type=int, default=40, metavar="N", help="updates to train for (default 40)")
     command.add_argument(
-        "--accuracy", type=float, metavar="A",
+        "--steps",
+        type=int,
+        default=40,
+        metavar="N",
+        help="updates to train for (default 40)",
+    )
+    command.add_argument(
+        "--accuracy",
+        type=float,
+        metavar="A",
         help="with --train: epochs and time to this test accuracy, such as 0.9, on land and sea of a real map",
-    )  # fmt: skip
+    )
     command.add_argument("--epochs", type=int, default=4, metavar="E", help="of --accuracy (default 4)")
     command.add_argument("--seeds", type=int, default=3, metavar="S", help="runs of --accuracy (default 3)")
     command.add_argument("--out", type=Path, metavar="FILE", help="order as text, or training curves as csv")
-    command.add_argument("--png", type=Path, metavar="FILE", help="picture of the schedules, or of the curves")
+    command.add_argument(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="picture of the schedules, or of the curves",
+    )
     add_json(command)
     command.set_defaults(run=reporting(run, show))
 
@@ -110,17 +146,22 @@ def show(report: dict[str, Any]) -> None:
     if report["rows"]:
         names: list[str] = [name for name in report["rows"][0] if name not in _SAID_ONCE]
         if "steady_interval_s" in names:
-            names.remove("step_s")  # the same
+            # The steady interval says the same.
+            names.remove("step_s")
         heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
-        cells = [[_cell(name, row[name], "step_time_s" in row) for name in names] for row in report["rows"]]
+        cells = []
+        for row in report["rows"]:
+            is_prediction = "step_time_s" in row
+            cells.append([_cell(name, row[name], is_prediction) for name in names])
         console.print(table(report.get("title", ""), heads, cells))
-    if forms := report.get("closed_forms"):
+    closed_forms = report.get("closed_forms")
+    if closed_forms:
         heads = ["stages", "n_f", "n_b", "compute", "transfers", "all-reduce left", "step"]
-        cells = [
-            [f"{name}, {which}", *(_cell(key, value, True) for key, value in form.items())]
-            for name, of in forms.items()
-            for which, form in of.items()
-        ]
+        cells = []
+        for schedule, forms in closed_forms.items():
+            for which, form in forms.items():
+                figures = [_cell(name, value, True) for name, value in form.items()]
+                cells.append([f"{schedule}, {which}", *figures])
         console.print(table("Chimera's own model (section 3.4 of its paper)", heads, cells))
     for line in report.get("skipped", ()):
         console.print(line)
@@ -145,17 +186,17 @@ def _cell(name: str, value: Any, in_seconds: bool) -> str:
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    found, skipped = facts_and_drawings(arguments)
+    drawings, skipped = facts_and_drawings(arguments)
     written = []
     if arguments.png:
         from perfmodel import viz
 
-        viz.save_figure(viz.draw_schedules(found), arguments.png)
+        viz.save_figure(viz.draw_schedules(drawings), arguments.png)
         written.append(str(arguments.png))
     return {
         "title": f"{arguments.stages} stages, {arguments.micro_batches} micro-batches",
-        "schedules": [named_facts(facts) for *_, facts in found],
-        "rows": [facts.to_dict() for *_, facts in found],
+        "schedules": [named_facts(facts) for *_, facts in drawings],
+        "rows": [facts.to_dict() for *_, facts in drawings],
         "skipped": skipped,
         "written": written,
     }
@@ -192,34 +233,37 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     skipped = [f"{c.schedule}: {c.reason}" for c in compared if not c.prediction]
     step_problem = step_problem_of(problem)
-    forms = {
-        c.schedule: {
-            which: asdict(form) | {"step_s": form.step_s}
-            for which, form in chimera_closed_form(step_problem, c.prediction.layout).items()
-        }
-        for c in compared
-        if c.prediction and c.schedule.partition(":")[0] == "chimera"
-    }
+    forms = {}
+    for c in compared:
+        if c.prediction and c.schedule.partition(":")[0] == "chimera":
+            closed_forms = chimera_closed_form(step_problem, c.prediction.layout)
+            forms[c.schedule] = {which: asdict(form) | {"step_s": form.step_s} for which, form in closed_forms.items()}
     return {"rows": rows, "closed_forms": forms, "skipped": skipped, "written": []}
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.ingest.tables import write_bytes
-    from perfmodel.schedule import alive_at_peak, get_schedule, optimised, schedule_text, starts_and_ends
+    from perfmodel.schedule import (
+        alive_at_peak,
+        get_schedule,
+        optimised,
+        schedule_text,
+        starts_and_ends,
+    )
 
     if arguments.out is None:
         raise PerfModelError("schedules: --optimise needs --out FILE for the order (use it as schedule=file:FILE)")
     times, micro_batches = _pass_times(arguments)
     best = optimised(times, micro_batches, arguments.optimise)
     write_bytes(arguments.out, schedule_text(best).encode())
-    others = [get_schedule(name)(len(times.forward_s), micro_batches) for name in ("1f1b", "zb-h1", "zb-h2")]
+    known_schedules = [get_schedule(name)(len(times.forward_s), micro_batches) for name in ("1f1b", "zb-h1", "zb-h2")]
     rows = [
         {
             "schedule": s.name,
             "step_s": float(starts_and_ends(s, times)[1].max()),
             "micro_batches_in_flight": int(alive_at_peak(s).sum(axis=1).max()),
         }
-        for s in (best, *others)
+        for s in (best, *known_schedules)
     ]
     return {"rows": rows, "written": [str(arguments.out)]}
 
@@ -243,7 +287,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
     """
     from perfmodel import catalog
 
-    if flags := lacking(arguments, "cluster", "layout", "global_batch"):
+    flags = lacking(arguments, "cluster", "layout", "global_batch")
+    if flags:
         raise PerfModelError(f"schedules: --model needs {flags} too")
     problem = problem_on(arguments, catalog.cluster(arguments.cluster), None)
     return problem, layout_of(arguments, arguments.layout, problem.model)

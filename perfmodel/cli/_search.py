@@ -37,7 +37,9 @@ def add_command(commands: Any) -> None:
     )
     add_search(command)
     command.add_argument(
-        "--pareto", metavar="A,B[,C]", help="show the Pareto front of these objectives instead, e.g. time,memory,cost"
+        "--pareto",
+        metavar="A,B[,C]",
+        help="show the Pareto front of these objectives instead, e.g. time,memory,cost",
     )
     command.add_argument(
         "-v",
@@ -59,7 +61,12 @@ def add_command(commands: Any) -> None:
         "the file's name says which framework is searched for: best.sh (Megatron), best.toml (torchtitan), best.json "
         "(DeepSpeed), best.nanotron.yaml",
     )
-    command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
+    command.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="Chrome trace of the best layout (json or json.gz)",
+    )
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
     command.set_defaults(run=_execute)
 
@@ -77,38 +84,49 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.script:
         _require_launch_format(arguments)
     result = _searched(arguments)
-    report, problem, run = result.to_dict(), problem_of(arguments, quiet=True), ()
-    own = own_layout(arguments)
-    change = None if own is None else advice(arguments, problem, own, result)
-    if own is not None:
-        report["yours"] = own.prediction.to_dict() if own.prediction else {"reasons": [own.why_not]}
+    report, problem, run_summary = result.to_dict(), problem_of(arguments, quiet=True), ()
+    your_layout = own_layout(arguments)
+    change = None if your_layout is None else advice(arguments, problem, your_layout, result)
+    if your_layout is not None:
+        report["yours"] = (
+            your_layout.prediction.to_dict() if your_layout.prediction else {"reasons": [your_layout.why_not]}
+        )
     if change is not None:
         report["change"] = change.to_dict()
     script: str | None = None
     no_script: LaunchFileError | None = None
     if arguments.script and result.layouts:
         try:
-            script = _launch_text(arguments, result, arguments.framework, like=None)
+            script = _launch_text(arguments, result, arguments.framework, template=None)
         except LaunchFileError as error:
             no_script = error
         else:
             report["launch_script"] = script
     for row, p in zip(report["layouts"], result.layouts, strict=True):
-        if training := run_of(arguments, problem.replace(global_batch=p.global_batch), p):
+        training = run_of(arguments, problem.replace(global_batch=p.global_batch), p)
+        if training:
             row |= training.to_dict()
-    if result.layouts and (training := _training_of_recommended(arguments, problem, result)):
+    training = _training_of_recommended(arguments, problem, result) if result.layouts else None
+    if training:
         report["recommended"] |= training.to_dict()
-        run = run_lines(training)
+        run_summary = run_lines(training)
 
     # The ranking comes first: nothing that goes wrong with a file may lose it.
     files = _written(arguments, report)
     if arguments.json or (result.complete and not result.impossible) or result.layouts:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
-        show = partial(print_search, new_console(), result, command, run, verbose=arguments.verbose)
+        show = partial(
+            print_search,
+            new_console(),
+            result,
+            command,
+            run_summary,
+            verbose=arguments.verbose,
+        )
 
         def show_with_own() -> None:
-            if own is not None:
-                print(own.line)
+            if your_layout is not None:
+                print(your_layout.line)
             show()
             written(files)
 
@@ -204,13 +222,19 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
 
     framework = _export_framework(arguments)
     launch: Launch | None = arguments.launch
-    like = launch.path if launch is not None and launch.format == launch_format(framework).name else None
-    write_launch(arguments.export, _launch_text(arguments, result, framework, like))
+    template = launch.path if launch is not None and launch.format == launch_format(framework).name else None
+    write_launch(arguments.export, _launch_text(arguments, result, framework, template))
 
 
-def _launch_text(arguments: argparse.Namespace, result: "SearchResult", framework: str, like: str | None) -> str:
-    """The launch file of the recommended layout, or else of the first that the framework can run; says why others were
-    passed over.
+def _launch_text(
+    arguments: argparse.Namespace,
+    result: "SearchResult",
+    framework: str,
+    template: str | None,
+) -> str:
+    """The launch file of the recommended layout, or of the first of the ranking that the framework can run.
+
+    Layouts that are passed over are noted with the reason.
 
     Raises:
         LaunchFileError: it can run none of them; with the reason for the first.
@@ -224,7 +248,14 @@ def _launch_text(arguments: argparse.Namespace, result: "SearchResult", framewor
     for p in [result.first_to_try, *ranked]:
         job = replace(problem.job, global_batch=p.global_batch)
         try:
-            text = export_launch(p.layout, framework, model=problem.model, job=job, devices_per_node=node, like=like)
+            text = export_launch(
+                p.layout,
+                framework,
+                model=problem.model,
+                job=job,
+                devices_per_node=node,
+                like=template,
+            )
         except LaunchFileError as error:
             refused.append(str(error))
             continue
@@ -264,18 +295,29 @@ def _pareto(arguments: argparse.Namespace) -> int:
     problem = problem_of(arguments)
     problem.require_devices()
     question = layouts.ask(
-        problem, space=space_of(arguments, problem), calibration=arguments.calibration, settings=arguments.set
+        problem,
+        space=space_of(arguments, problem),
+        calibration=arguments.calibration,
+        settings=arguments.set,
     )
     with progress("pareto") as report:
         front = layouts.pareto(
-            question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],
-            constraints=arguments.constraints, tariff=tariff_of(arguments), progress=report,
-            workers=arguments.workers, dask=arguments.dask,
-        )  # fmt: skip
+            question,
+            [name.strip() for name in arguments.pareto.split(",") if name.strip()],
+            constraints=arguments.constraints,
+            tariff=tariff_of(arguments),
+            progress=report,
+            workers=arguments.workers,
+            dask=arguments.dask,
+        )
     if not front.layouts:
         raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
     files = _written(arguments, front.to_dict())
-    emit(arguments, front.to_dict(), lambda: (layouts.print_pareto(new_console(), front), written(files)))
+    emit(
+        arguments,
+        front.to_dict(),
+        lambda: (layouts.print_pareto(new_console(), front), written(files)),
+    )
     return 0
 
 

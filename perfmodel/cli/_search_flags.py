@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     """Flags that say which layouts are looked for, by what, and how many."""
-    command.add_argument("--top", type=int, default=top, metavar="K", help=f"layouts to report (default {top})")
+    command.add_argument(
+        "--top",
+        type=int,
+        default=top,
+        metavar="K",
+        help=f"layouts to report (default {top})",
+    )
     command.add_argument(
         "--method",
         default="auto",
@@ -37,15 +43,29 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
         metavar="ORDER",
         help="regret: expected regret (default); upper: end of the 90 %% interval; best: probability of being best",
     )
-    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
-    command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
     command.add_argument(
-        "--resume", type=Path, metavar="FILE", help="save progress to this file; if it exists, continue from it"
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that evaluate (default 1)",
+    )
+    command.add_argument(
+        "--dask",
+        default="",
+        metavar="ADDRESS",
+        help="evaluate on the workers of a Dask scheduler",
+    )
+    command.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="save progress to this file; if it exists, continue from it",
     )
 
 
 def add_min_fit(command: argparse.ArgumentParser) -> None:
-    """How surely a layout must fit into memory to be recommended."""
+    """Add the flag of the probability with which a recommended layout must fit into memory."""
     command.add_argument(
         "--min-fit",
         type=float,
@@ -57,7 +77,12 @@ def add_min_fit(command: argparse.ArgumentParser) -> None:
 
 def add_space(command: argparse._ActionsContainer) -> None:
     """Flags that say which layouts are tried."""
-    command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
+    command.add_argument(
+        "--fix",
+        default="",
+        metavar="LAYOUT",
+        help='fix some dimensions, e.g. "tp=8,zero=1"',
+    )
     command.add_argument(
         "--schedules",
         default="",
@@ -72,7 +97,11 @@ def add_space(command: argparse._ActionsContainer) -> None:
         metavar="NAMES",
         help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
     )
-    command.add_argument("--fewer-devices", action="store_true", help="also try layouts that use fewer devices")
+    command.add_argument(
+        "--fewer-devices",
+        action="store_true",
+        help="also try layouts that use fewer devices",
+    )
 
 
 def add_goal(command: argparse.ArgumentParser) -> None:
@@ -99,7 +128,11 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         help="price per device and hour (default: the cluster's)",
     )
     command.add_argument(
-        "--power", dest="power_w", type=float, metavar="W", help="power of a busy device (default: its nominal power)"
+        "--power",
+        dest="power_w",
+        type=float,
+        metavar="W",
+        help="power of a busy device (default: its nominal power)",
     )
     command.add_argument(
         "--idle-power",
@@ -117,7 +150,7 @@ def add_goal(command: argparse.ArgumentParser) -> None:
 
 
 def add_reliability(command: argparse.ArgumentParser) -> None:
-    """How often devices fail, what checkpoints and restarts take, and what a site draws."""
+    """Add the flags of failures, checkpoints, restarts and power."""
     group = command.add_argument_group("failures and energy of a whole run (with --tokens)")
     group.add_argument(
         "--mtbf",
@@ -126,7 +159,10 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
         help="mean time between failures of one device (default 50,700, as on the 16,384 H100 of Llama 3)",
     )
     group.add_argument(
-        "--restart", type=float, metavar="MINUTES", help="minutes until a failed run is training again (default 10)"
+        "--restart",
+        type=float,
+        metavar="MINUTES",
+        help="minutes until a failed run is training again (default 10)",
     )
     group.add_argument(
         "--storage",
@@ -141,13 +177,21 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
         help="minutes between checkpoints (default: the interval that loses least)",
     )
     group.add_argument(
-        "--async-checkpoints", action="store_true", help="training goes on while a checkpoint is written"
+        "--async-checkpoints",
+        action="store_true",
+        help="training goes on while a checkpoint is written",
     )
     group.add_argument(
-        "--stage-checkpoints", action="store_true", help="every pipeline stage writes and reads a checkpoint of its own"
+        "--stage-checkpoints",
+        action="store_true",
+        help="every pipeline stage writes and reads a checkpoint of its own",
     )
     group.add_argument(
-        "--pue", type=float, default=1.0, metavar="X", help="power usage effectiveness: site energy / device energy"
+        "--pue",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="power usage effectiveness: site energy / device energy",
     )
 
 
@@ -159,7 +203,10 @@ def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
 
 
 def options_of(arguments: argparse.Namespace) -> "SearchOptions":
-    """How the flags say to search; before `problem_of`, which keeps the first of several batches."""
+    """Options of the search from the flags.
+
+    Read them before `problem_of`, which keeps the first of several batches.
+    """
     from perfmodel.planning.layouts import SearchOptions
 
     batches: list[int] = arguments.global_batch
@@ -181,21 +228,25 @@ def options_of(arguments: argparse.Namespace) -> "SearchOptions":
 
 
 def reliability_of(arguments: argparse.Namespace) -> "Reliability":
-    """As the flags of `add_reliability` have it.
+    """Failures and checkpoints as the flags of `add_reliability` state them, in SI units.
 
     Raises:
         PerfModelError: times and rates that are not above 0.
     """
     from perfmodel.planning.goodput import Reliability
 
-    given = {
+    stated = {
         "device_mtbf_s": arguments.mtbf and arguments.mtbf * 3600,
         "restart_s": arguments.restart and arguments.restart * 60,
         "storage_bytes_per_s": arguments.storage and arguments.storage * 1e9,
         "interval_s": arguments.checkpoint_every and arguments.checkpoint_every * 60,
     }
-    said = {name: value for name, value in given.items() if value is not None}
-    return Reliability(**said, asynchronous=arguments.async_checkpoints, by_stage=arguments.stage_checkpoints)
+    stated = {name: value for name, value in stated.items() if value is not None}
+    return Reliability(
+        **stated,
+        asynchronous=arguments.async_checkpoints,
+        by_stage=arguments.stage_checkpoints,
+    )
 
 
 def tariff_of(arguments: argparse.Namespace) -> "Tariff":
@@ -212,6 +263,10 @@ def run_of(arguments: argparse.Namespace, problem: Problem, prediction: "Predict
     if arguments.tokens is None:
         return None
     return training_run(
-        prediction, problem, tariff=tariff_of(arguments), reliability=reliability_of(arguments), pue=arguments.pue,
+        prediction,
+        problem,
+        tariff=tariff_of(arguments),
+        reliability=reliability_of(arguments),
+        pue=arguments.pue,
         calibration=arguments.calibration,
-    )  # fmt: skip
+    )

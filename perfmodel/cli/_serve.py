@@ -31,7 +31,12 @@ def add_command(commands: Any) -> None:
         "--layout",
         help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1" (default: the smallest with room)',
     )
-    command.add_argument("--devices", type=int, metavar="N", help="devices that --sweep lays the model out on")
+    command.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="devices that --sweep lays the model out on",
+    )
     command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument(
@@ -48,7 +53,10 @@ def add_command(commands: Any) -> None:
         help="continuous: a finished request makes room for the next; static: all start and end together",
     )
     command.add_argument(
-        "--dtype", type=dtype_name, choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"), help="of products"
+        "--dtype",
+        type=dtype_name,
+        choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"),
+        help="of products",
     )
     command.add_argument(
         "--weight-dtype",
@@ -66,7 +74,10 @@ def add_command(commands: Any) -> None:
     )
     for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
-            f"--{flag}-limit", type=_time, metavar="TIME", help=f"longest {what}, in seconds, or as 50ms"
+            f"--{flag}-limit",
+            type=_time,
+            metavar="TIME",
+            help=f"longest {what}, in seconds, or as 50ms",
         )
     command.add_argument(
         "--step-overhead",
@@ -95,25 +106,35 @@ def add_command(commands: Any) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     from perfmodel import serving
 
-    names = (
-        "prompt_tokens", "output_tokens", "batch", "batching", "dtype", "weight_dtype", "kv_dtype", "calibration",
-    )  # fmt: skip
-    words = {name: getattr(arguments, name) for name in names} | {
-        "ttft_limit_s": arguments.ttft_limit, "tpot_limit_s": arguments.tpot_limit,
+    settings = {
+        "prompt_tokens": arguments.prompt_tokens,
+        "output_tokens": arguments.output_tokens,
+        "batch": arguments.batch,
+        "batching": arguments.batching,
+        "dtype": arguments.dtype,
+        "weight_dtype": arguments.weight_dtype,
+        "kv_dtype": arguments.kv_dtype,
+        "calibration": arguments.calibration,
+        "ttft_limit_s": arguments.ttft_limit,
+        "tpot_limit_s": arguments.tpot_limit,
         "framework": Framework(step_overhead_s=arguments.step_overhead),
-    }  # fmt: skip
+    }
     if arguments.sweep:
         if arguments.devices is None and arguments.layout is None:
             raise PerfModelError("serve: --sweep needs --devices N, or --layout for the batches of one layout")
+        layouts = [arguments.layout] if arguments.layout else None
         swept = serving.serve_sweep(
-            arguments.model, arguments.cluster, devices=arguments.devices,
-            layouts=[arguments.layout] if arguments.layout else None, **words,
-        )  # fmt: skip
+            arguments.model,
+            arguments.cluster,
+            devices=arguments.devices,
+            layouts=layouts,
+            **settings,
+        )
         emit(arguments, swept.to_dict(), lambda: _show_sweep(swept))
         return 0
     if arguments.devices is not None and "devices" in arguments.given:
         raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
-    start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **words)
+    start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **settings)
     commands = serving.engine_commands(start.serving, arguments.checkpoint or "MODEL")
     report = start.serving.to_dict() | {"chosen": list(start.chosen), "engines": commands}
     emit(arguments, report, lambda: _show(start.serving, start.chosen, commands))
@@ -127,37 +148,43 @@ def _time(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _show(found: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) -> None:
+def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) -> None:
     """The server, what was chosen for it, and the commands that start it."""
     from perfmodel.serving import folded
 
-    console, requests, memory = new_console(), found.requests, found.memory
+    console, requests, memory = new_console(), server.requests, server.memory
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     console.print(
-        f"{found.model} on {found.devices} devices of {found.cluster}, layout {found.layout.label}\n"
+        f"{server.model} on {server.devices} devices of {server.cluster}, layout {server.layout.label}\n"
         f"{requests.batch:,} requests in flight ({requests.batching} batching), {requests.prompt_tokens:,} tokens in, "
         f"{requests.output_tokens:,} out\n{types}"
     )
     rows = [
         (name, duration(value), f"{duration(low)} to {duration(high)}")
         for name, value, (low, high) in (
-            ("time to first token", found.ttft_s, found.ttft_interval_s),
-            ("time per output token", found.tpot_s, found.tpot_interval_s),
+            ("time to first token", server.ttft_s, server.ttft_interval_s),
+            ("time per output token", server.tpot_s, server.tpot_interval_s),
         )
     ]
-    low, high = found.tokens_per_s_interval
-    rows.append(("output tokens per second", f"{found.tokens_per_s:,.0f}", f"{low:,.0f} to {high:,.0f}"))
-    rows.append(("  per device", f"{found.tokens_per_s_per_device:,.0f}", ""))
-    rows.append(("  per user", f"{found.tokens_per_s_per_user:,.1f}", ""))
+    low, high = server.tokens_per_s_interval
+    rows.append(
+        (
+            "output tokens per second",
+            f"{server.tokens_per_s:,.0f}",
+            f"{low:,.0f} to {high:,.0f}",
+        )
+    )
+    rows.append(("  per device", f"{server.tokens_per_s_per_device:,.0f}", ""))
+    rows.append(("  per user", f"{server.tokens_per_s_per_user:,.1f}", ""))
     console.print(table("", ("", "predicted", "90 %"), rows))
-    step_s = found.decode_step_s
+    step_s = server.decode_step_s
     parts = [
         (name.replace("_", "-"), duration(s), f"{s / step_s:.1%}")
-        for name, s in found.breakdown_s.items()
+        for name, s in server.breakdown_s.items()
         if s > 5e-4 * step_s
     ]
     console.print(table(f"a decode step of {duration(step_s)}", ("part", "time", "share"), parts))
-    fits = "fits" if found.fits else "does not fit"
+    fits = "fits" if server.fits else "does not fit"
     console.print(
         f"memory per device {memory.needed_bytes / GIB:.1f} of {memory.available_bytes / GIB:.1f} GiB: {fits}\n"
         f"  weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, workspace "
@@ -165,7 +192,7 @@ def _show(found: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) 
     )
     for sentence in chosen:
         console.print(f"chosen: {sentence}")
-    replicas = f" (one of {found.layout.dp} replicas)" if found.layout.dp > 1 else ""
+    replicas = f" (one of {server.layout.dp} replicas)" if server.layout.dp > 1 else ""
     for engine, command in commands.items():
         console.print(f"{engine}{replicas if engine == 'tensorrt-llm' else ''}:")
         console.print(f"  {folded(command)}", soft_wrap=True, markup=False)
@@ -181,12 +208,13 @@ def _show_sweep(swept: "ServingSweep") -> None:
         "servers that no other\nbeats in both tokens/s per user and tokens/s per device"
     )
     heads = ("tok/s/user", "tok/s/device", "batch", "TTFT", "per token")
-    rows = [
-        (
-            f"{one.tokens_per_s_per_user:.1f}", f"{one.tokens_per_s_per_device:,.0f}", f"{one.requests.batch:,}",
-            duration(one.ttft_s), duration(one.tpot_s), one.layout.label,
+    rows = []
+    for server in swept.pareto:
+        per_user = f"{server.tokens_per_s_per_user:.1f}"
+        per_device = f"{server.tokens_per_s_per_device:,.0f}"
+        batch = f"{server.requests.batch:,}"
+        rows.append(
+            (per_user, per_device, batch, duration(server.ttft_s), duration(server.tpot_s), server.layout.label)
         )
-        for one in swept.pareto
-    ]  # fmt: skip
     layout_last(console, heads, rows)
     console.print(f"{len(swept.servings):,} servers fit and hold the limits; {len(swept.rejected)} layouts do not")

@@ -1,4 +1,4 @@
-"""What a command has to say: as one JSON object, or as text for people, quiet, aligned, with units."""
+"""Output of a command: one JSON object, or text for people, quiet, aligned, with units."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def note(lines: Iterable[str]) -> None:
-    """What a result rests on or fails at, one line each on stderr: neither JSON nor a picture is in its way."""
+    """Print assumptions and reasons on stderr, one line each: neither JSON nor a picture is in their way."""
     for line in lines:
         print(f"perfmodel: {line}", file=sys.stderr)
 
@@ -35,7 +35,8 @@ def emit(arguments: argparse.Namespace, report: Mapping[str, Any], show: Callabl
 
 
 def reporting(
-    run: Callable[[argparse.Namespace], dict[str, Any]], show: Callable[[dict[str, Any]], object]
+    run: Callable[[argparse.Namespace], dict[str, Any]],
+    show: Callable[[dict[str, Any]], object],
 ) -> Callable[[argparse.Namespace], int]:
     """The command that shows what `run` returns, and succeeds."""
 
@@ -54,9 +55,14 @@ def written(files: Iterable[Path | str]) -> None:
 
 
 _HEADS = {
-    "n": "rows", "kept_out": "kept\nout", "median_ape": "median\nerror", "mean_ape": "mean\nerror",
-    "p90_ape": "9 of 10\nwithin", "spearman": "rank cor-\nrelation", "coverage_90": "inside\n90 %",
-}  # fmt: skip
+    "n": "rows",
+    "kept_out": "kept\nout",
+    "median_ape": "median\nerror",
+    "mean_ape": "mean\nerror",
+    "p90_ape": "9 of 10\nwithin",
+    "spearman": "rank cor-\nrelation",
+    "coverage_90": "inside\n90 %",
+}
 
 
 def error_head(name: str) -> str:

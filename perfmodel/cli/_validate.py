@@ -18,28 +18,36 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser("validate", help="hold predictions against measurements")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for kind, text, run in (
-        ("kernels", "tables of measured kernels and collectives", reporting(_kernels, _show_kernels)),
+        (
+            "kernels",
+            "tables of measured kernels and collectives",
+            reporting(_kernels, _show_kernels),
+        ),
         ("cases", "published end-to-end runs", _cases),
     ):
-        one: argparse.ArgumentParser = kinds.add_parser(kind, help=text)
-        one.add_argument("files", nargs="+", type=Path, metavar="FILE")
-        one.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
+        kind_command: argparse.ArgumentParser = kinds.add_parser(kind, help=text)
+        kind_command.add_argument("files", nargs="+", type=Path, metavar="FILE")
+        kind_command.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
         if kind == "cases":
-            add_framework(one, "for every run, instead of the framework that its row names")
-            one.add_argument(
+            add_framework(kind_command, "for every run, instead of the framework that its row names")
+            kind_command.add_argument(
                 "--explain",
                 nargs="?",
                 const="",
                 metavar="CASE_ID",
                 help="why a run's prediction missed (the five largest errors without an id)",
             )
-            one.add_argument(
-                "--tables", nargs="+", type=Path, default=[], metavar="FILE",
+            kind_command.add_argument(
+                "--tables",
+                nargs="+",
+                type=Path,
+                default=[],
+                metavar="FILE",
                 help="with --explain: measured kernels, to show the nearest",
-            )  # fmt: skip
-        add_calibration(one)
-        add_json(one)
-        one.set_defaults(run=run)
+            )
+        add_calibration(kind_command)
+        add_json(kind_command)
+        kind_command.set_defaults(run=run)
 
 
 def _kernels(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -52,14 +60,23 @@ def _cases(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import explain_cases, validate_cases
 
     if arguments.explain is not None:
-        found = explain_cases(
-            arguments.files, arguments.explain or None, arguments.calibration, arguments.tables, arguments.framework
+        residuals = explain_cases(
+            arguments.files,
+            arguments.explain or None,
+            arguments.calibration,
+            arguments.tables,
+            arguments.framework,
         )
-        emit(arguments, {"cases": [one.to_dict() for one in found]}, lambda: _show_residuals(found))
+        cases = [residual.to_dict() for residual in residuals]
+        emit(arguments, {"cases": cases}, lambda: _show_residuals(residuals))
         return 0
     with progress("cases", silent=arguments.json) as report:
         result = validate_cases(
-            arguments.files, arguments.calibration, arguments.out, framework=arguments.framework, progress=report
+            arguments.files,
+            arguments.calibration,
+            arguments.out,
+            framework=arguments.framework,
+            progress=report,
         )
     emit(arguments, result, lambda: _show_cases(result))
     return 0
@@ -73,10 +90,26 @@ def _show_kernels(report: dict[str, Any]) -> None:
     rows = []
     for family, devices in report["families"].items():
         for device, figures in devices.items():
-            rows.append((family, device, *(error_figure(name, figures[name]) for name in _KERNEL_COLUMNS)))
-    rows.append(("all", "all", *(error_figure(name, report["all"][name]) for name in _KERNEL_COLUMNS)))
+            rows.append(
+                (
+                    family,
+                    device,
+                    *(error_figure(name, figures[name]) for name in _KERNEL_COLUMNS),
+                )
+            )
+    rows.append(
+        (
+            "all",
+            "all",
+            *(error_figure(name, report["all"][name]) for name in _KERNEL_COLUMNS),
+        )
+    )
     new_console().print(
-        table("Predicted against measured", ("family", "device", *map(error_head, _KERNEL_COLUMNS)), rows)
+        table(
+            "Predicted against measured",
+            ("family", "device", *map(error_head, _KERNEL_COLUMNS)),
+            rows,
+        )
     )
     _nothing("row", report)
     _skipped(report["skipped"])
@@ -92,42 +125,81 @@ def _show_cases(report: dict[str, Any]) -> None:
     for source, figures in report["sources"].items():
         rows.append((source, *(error_figure(name, figures[name]) for name in _CASE_COLUMNS)))
         if figures["memory"]["n"]:
-            memory.append((source, *(error_figure(name, figures["memory"][name]) for name in _MEMORY_COLUMNS)))
+            memory.append(
+                (
+                    source,
+                    *(error_figure(name, figures["memory"][name]) for name in _MEMORY_COLUMNS),
+                )
+            )
     rows.append(("all", *(error_figure(name, report["all"][name]) for name in _CASE_COLUMNS)))
     console = new_console()
-    console.print(table("Step time, predicted against measured", ("source", *map(error_head, _CASE_COLUMNS)), rows))
+    console.print(
+        table(
+            "Step time, predicted against measured",
+            ("source", *map(error_head, _CASE_COLUMNS)),
+            rows,
+        )
+    )
     _nothing("step time", report)
     if memory:
         console.print(
-            table("Peak memory, predicted against measured", ("source", *map(error_head, _MEMORY_COLUMNS)), memory)
+            table(
+                "Peak memory, predicted against measured",
+                ("source", *map(error_head, _MEMORY_COLUMNS)),
+                memory,
+            )
         )
     _skipped(report["skipped"])
 
 
-def _show_residuals(found: "list[CaseResidual]") -> None:
-    """Why predictions of published runs missed."""
+def _show_residuals(residuals: "list[CaseResidual]") -> None:
+    """Print for each run its largest parts and events, and what would explain the error."""
     console = new_console()
-    for one in found:
+    for residual in residuals:
         console.print(
-            f"{one.case_id}: measured {duration(one.measured_s)}, predicted {duration(one.predicted_s)} "
-            f"({one.error:+.1%}; 90 %: {duration(one.lo_s)} to {duration(one.hi_s)}), "
-            f"{one.extrapolated:.0%} extrapolated"
+            f"{residual.case_id}: measured {duration(residual.measured_s)}, predicted {duration(residual.predicted_s)} "
+            f"({residual.error:+.1%}; 90 %: {duration(residual.lo_s)} to {duration(residual.hi_s)}), "
+            f"{residual.extrapolated:.0%} extrapolated"
         )
-        parts = sorted(one.breakdown_s.items(), key=lambda item: -item[1])
-        rows = [(name, duration(s), f"{s / one.predicted_s:.1%}") for name, s in parts if s > 1e-3 * one.predicted_s]
+        parts = sorted(residual.breakdown_s.items(), key=lambda item: -item[1])
+        rows = [
+            (name, duration(s), f"{s / residual.predicted_s:.1%}")
+            for name, s in parts
+            if s > 1e-3 * residual.predicted_s
+        ]
         console.print(table("predicted", ("part", "time", "share"), rows))
-        events = [
-            (
-                e.event, duration(e.time_s), e.provenance, e.nearest,
-                "" if e.nearest_us is None else duration(1e-6 * e.nearest_us),
-                "" if e.doublings is None else f"{e.doublings:.1f}",
+        events = []
+        for event in residual.events:
+            nearest_time = "" if event.nearest_us is None else duration(1e-6 * event.nearest_us)
+            doublings = "" if event.doublings is None else f"{event.doublings:.1f}"
+            events.append(
+                (
+                    event.event,
+                    duration(event.time_s),
+                    event.provenance,
+                    event.nearest,
+                    nearest_time,
+                    doublings,
+                )
             )
-            for e in one.events
-        ]  # fmt: skip
-        names = ("event", "time", "provenance", "nearest measured", "its time", "doublings off")
+        names = (
+            "event",
+            "time",
+            "provenance",
+            "nearest measured",
+            "its time",
+            "doublings off",
+        )
         console.print(table("largest events", names, events))
-        terms = [(t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}") for t in one.terms[:8]]
-        names = ("if it were one term alone", "share", "change (log factor, or amount)", "in standard deviations")
+        terms = [
+            (t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}") for t in residual.terms[:8]
+        ]
+        names = (
+            "if it were one term alone",
+            "share",
+            "change (log factor, or amount)",
+            "in standard deviations",
+        )
         console.print(table("what would explain the error", names, terms))
 
 

@@ -1,11 +1,20 @@
-"""What layouts, jobs, searches, schedules and tables can say: keys with their values, defaults and meaning."""
+"""Keys of layouts, jobs and searches, schedules and columns of tables: values, defaults and meaning."""
 
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from inspect import signature
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from perfmodel.spec import SCHEDULE_ALIASES, Job, Layout, documented, written
 
@@ -30,7 +39,7 @@ class Key:
 
 
 def keys(kind: str) -> list[Key]:
-    """What `[layout]`, `[job]`, `[network]`, `[search]` or `[serving]` of a job file may say."""
+    """Keys of a section of a job file: `layout`, `job`, `network`, `search` or `serving`."""
     if kind == "network":
         from perfmodel.catalog import NetworkEntry
 
@@ -51,14 +60,22 @@ def keys(kind: str) -> list[Key]:
 
 
 def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:
-    found = []
+    entries = []
     for home, name in named:
         hint = get_type_hints(home)[name]
         default = next(f.default for f in fields(home) if f.name == name)
         if default is MISSING and home is Job:  # what follows from the model or the device need not be said
             default = signature(Job.of).parameters[name].default if name != "global_batch" else MISSING
-        found.append(Key(name, _values(hint), default, _example(hint, default), documented(home)[name]))
-    return found
+        entries.append(
+            Key(
+                name,
+                _values(hint),
+                default,
+                _example(hint, default),
+                documented(home)[name],
+            )
+        )
+    return entries
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -66,20 +83,21 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _values(hint: Any) -> str:
-    """What may stand there."""
-    first = next(one for one in _options(hint) if one is not type(None))
+    """Values that a key may have, in words."""
+    first = next(option for option in _options(hint) if option is not type(None))
     if get_origin(first) is Literal:
         return ", ".join(word or '""' for word in get_args(first))
-    if get_origin(first) is not None:  # a sequence
-        of = get_args(first)[0]
-        return "numbers" if of is int else "words"
+    # Only sequences have an origin then.
+    if get_origin(first) is not None:
+        element = get_args(first)[0]
+        return "numbers" if element is int else "words"
     return {bool: "true, false", int: "whole number", float: "number"}.get(first, "text")
 
 
 def _example(hint: Any, default: Any) -> Any:
     if default not in (MISSING, None):
         return list(default) if isinstance(default, tuple) else default
-    first = next(one for one in _options(hint) if one is not type(None))
+    first = next(option for option in _options(hint) if option is not type(None))
     return {int: 1, float: 1.0, str: ""}.get(first, [1] if _values(hint) == "numbers" else "")
 
 
@@ -90,24 +108,32 @@ def vocabulary(kind: str) -> list[dict[str, Any]]:
     if kind == "columns":
         return _columns()
     return [
-        {"name": k.name, "values": k.values, "default": _default(k.default), "meaning": k.meaning} for k in keys(kind)
-    ]  # fmt: skip
+        {
+            "name": k.name,
+            "values": k.values,
+            "default": _default(k.default),
+            "meaning": k.meaning,
+        }
+        for k in keys(kind)
+    ]
 
 
 def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterator[str]:
     """The records as text for people: a line that names one, and what it means below."""
     for record in records:
-        told = {name: value for name, value in record.items() if value != "-"}
+        stated = {name: value for name, value in record.items() if value != "-"}
         if kind == "schedules":
-            also = f"also {told['also']}; " if "also" in told else ""
-            said = f"{also}{told['chunks']} chunk{'s' * (told['chunks'] != '1')} per device, updates {told['updates']}"
+            also = f"also {stated['also']}; " if "also" in stated else ""
+            chunks = f"{stated['chunks']} chunk{'s' * (stated['chunks'] != '1')} per device"
+            summary = f"{also}{chunks}, updates {stated['updates']}"
         elif kind == "columns":
-            said = f"{told['table']}: {told['holds']}" + ", needed" * ("needed" in told)
+            summary = f"{stated['table']}: {stated['holds']}" + ", needed" * ("needed" in stated)
         else:
-            default = told.get("default", "")
-            said = told["values"] + f"; {'default ' * (default != 'needed')}{default}" * bool(default)
-        yield f"{record['name']}  ({said})"
-        if text := record["meaning"]:
+            default = stated.get("default", "")
+            summary = stated["values"] + f"; {'default ' * (default != 'needed')}{default}" * bool(default)
+        yield f"{record['name']}  ({summary})"
+        text = record["meaning"]
+        if text:
             yield textwrap.indent(textwrap.fill(text, width - 4, break_on_hyphens=False), "    ")
 
 
@@ -119,33 +145,50 @@ def _schedules() -> list[dict[str, Any]]:
     """Schedules by name, with what their papers call them."""
     from perfmodel.schedule import get_schedule, schedule_names
 
-    found = []
+    records = []
     for name in schedule_names():
-        one = get_schedule(name)
-        also = ", ".join(alias for alias, of in SCHEDULE_ALIASES.items() if of == name)
-        chunks = "any" if one.chunks is None else str(one.chunks)
-        takes = f"{name}:{one.number.upper()}" if one.number else name
-        text = " ".join((one.build.__doc__ or "").split("\n\n")[0].split()).removesuffix(".")
-        updates = "after a flush" if not one.asynchronous else "without a flush"
-        found.append({"name": takes, "also": also or "-", "chunks": chunks, "updates": updates, "meaning": text})
-    return found
+        schedule = get_schedule(name)
+        also = ", ".join(alias for alias, target in SCHEDULE_ALIASES.items() if target == name)
+        chunks = "any" if schedule.chunks is None else str(schedule.chunks)
+        takes = f"{name}:{schedule.number.upper()}" if schedule.number else name
+        text = " ".join((schedule.build.__doc__ or "").split("\n\n")[0].split()).removesuffix(".")
+        updates = "after a flush" if not schedule.asynchronous else "without a flush"
+        records.append(
+            {
+                "name": takes,
+                "also": also or "-",
+                "chunks": chunks,
+                "updates": updates,
+                "meaning": text,
+            }
+        )
+    return records
 
 
 def _columns() -> list[dict[str, Any]]:
     """Columns of tables of kernels, of collectives and of runs."""
     from perfmodel.ingest.tables import COLUMNS, NEEDED_OF_RUNS, REQUIRED, RUN_COLUMNS
 
-    tables: tuple[tuple[str, TableKind], ...] = (("kernels", "compute"), ("collectives", "collective"))
-    found = []
+    tables: tuple[tuple[str, TableKind], ...] = (
+        ("kernels", "compute"),
+        ("collectives", "collective"),
+    )
+    records = []
     for table, kind in tables:
         for name, column in COLUMNS.items():
             if column.kind in (None, kind):
                 holds = "text" if column.text else column.unit or "number"
-                found.append(_column(table, name, holds, name in REQUIRED[kind], column.meaning))
+                records.append(_column(table, name, holds, name in REQUIRED[kind], column.meaning))
     for name, (holds, text) in RUN_COLUMNS.items():
-        found.append(_column("runs", name, holds, name in NEEDED_OF_RUNS, text))
-    return found
+        records.append(_column("runs", name, holds, name in NEEDED_OF_RUNS, text))
+    return records
 
 
 def _column(table: str, name: str, holds: str, needed: bool, text: str) -> dict[str, Any]:
-    return {"name": name, "table": table, "holds": holds, "needed": "yes" if needed else "-", "meaning": text}
+    return {
+        "name": name,
+        "table": table,
+        "holds": holds,
+        "needed": "yes" if needed else "-",
+        "meaning": text,
+    }

@@ -5,7 +5,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._flags import add_job, add_layout, layout_of, price_of, problem_of, refuse_strict, require_measured
+from perfmodel.cli._flags import (
+    add_job,
+    add_layout,
+    layout_of,
+    price_of,
+    problem_of,
+    refuse_strict,
+    require_measured,
+)
 from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import note, reporting, written
 from perfmodel.display import new_console, progress, table
@@ -23,13 +31,17 @@ def add_whatif(commands: Any) -> None:
         settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, power_limit=2x, all_reduce_delay_s=0.002; or ",
     )
     add_layout(command)
-    command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
+    command.add_argument(
+        "--sweep",
+        metavar="NAME=FIRST:LAST:COUNT",
+        help="e.g. all_reduce_delay_s=0:0.01:11, a curve",
+    )
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
     command.set_defaults(run=reporting(_whatif, _show_whatif))
 
 
 def _whatif(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command shows.
+    """Predictions in the changed scenarios, as values.
 
     Raises:
         PerfModelError: unknown parameters, impossible values or layouts.
@@ -90,36 +102,60 @@ def _show_whatif(report: dict[str, Any]) -> None:
 def add_design(commands: Any) -> None:
     """Register `design` and its questions."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "design", help="which part to upgrade first, how much memory, how many devices, when a layout wins"
+        "design",
+        help="which part to upgrade first, how much memory, how many devices, when a layout wins",
     )
     questions = command.add_subparsers(dest="question", required=True, metavar="QUESTION")
 
     def ask(name: str, text: str) -> argparse.ArgumentParser:
-        one = questions.add_parser(name, help=text)
-        add_job(one)
-        one.set_defaults(run=reporting(_design, _show_design))
-        return one
+        question = questions.add_parser(name, help=text)
+        add_job(question)
+        question.set_defaults(run=reporting(_design, _show_design))
+        return question
 
-    upgrade = ask("upgrade", "which part of the machine to upgrade first, with the best layout searched anew")
+    upgrade = ask(
+        "upgrade",
+        "which part of the machine to upgrade first, with the best layout searched anew",
+    )
     add_space(upgrade)
-    upgrade.add_argument("--share", type=float, default=0.1, metavar="X", help="size of the upgrades (default 0.1)")
     upgrade.add_argument(
-        "--upgrade-price", action="append", default=[], metavar="NAME=MONEY",
+        "--share",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="size of the upgrades (default 0.1)",
+    )
+    upgrade.add_argument(
+        "--upgrade-price",
+        action="append",
+        default=[],
+        metavar="NAME=MONEY",
         help="of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
-    )  # fmt: skip
+    )
     memory = ask("memory", "how much memory makes a layout fit")
     add_layout(memory)
     devices = ask("devices", "how many devices a step time needs, of at most --devices")
     add_space(devices)
-    devices.add_argument("--below", type=float, required=True, metavar="S", help="longest step time, in seconds")
+    devices.add_argument(
+        "--below",
+        type=float,
+        required=True,
+        metavar="S",
+        help="longest step time, in seconds",
+    )
     overtake = ask("overtake", "how much faster a part must be for one layout to beat another")
     add_layout(overtake)
     overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")
-    overtake.add_argument("--parameter", default="inter_node_bandwidth", metavar="NAME", help="as whatif names it")
+    overtake.add_argument(
+        "--parameter",
+        default="inter_node_bandwidth",
+        metavar="NAME",
+        help="as whatif names it",
+    )
 
 
 def _design(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command shows.
+    """The answer to the question of `design`, as values.
 
     Raises:
         PerfModelError: bad input.
@@ -148,8 +184,8 @@ def _design(arguments: argparse.Namespace) -> dict[str, Any]:
         return {"question": "devices"} | design.devices_for(question, arguments.below).to_dict()
     with progress("design") as report:
         prices = dict(price_of(text, "NAME=MONEY, like memory_bytes=500") for text in arguments.upgrade_price)
-        found = design.rank_upgrades(question, share=arguments.share, prices=prices, progress=report)
-    return {"question": "upgrade"} | found.to_dict()
+        upgrades = design.rank_upgrades(question, share=arguments.share, prices=prices, progress=report)
+    return {"question": "upgrade"} | upgrades.to_dict()
 
 
 def _show_design(report: dict[str, Any]) -> None:
@@ -171,8 +207,10 @@ def _memory(report: dict[str, Any]) -> None:
 
 def _devices(report: dict[str, Any]) -> None:
     if report["devices"] is None:
-        print(f"no layout takes less than {duration(report['below_s'])}; the fastest takes "
-              f"{duration(report['step_time_s'])}: {report['layout']}")  # fmt: skip
+        print(
+            f"no layout takes less than {duration(report['below_s'])}; the fastest takes "
+            f"{duration(report['step_time_s'])}: {report['layout']}"
+        )
     else:
         print(f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}")
 
@@ -184,21 +222,36 @@ def _overtake(report: dict[str, Any]) -> None:
         ahead = first if report["first_s"] < report["second_s"] else second
         print(f"{ahead} stays ahead whatever {report['parameter']} is, up to 1000 times and down to a thousandth")
     else:
-        print(f"they are equal, at {duration(report['equal_s'])}, with {report['multiple']:.3g} times the "
-              f"{report['parameter']}")  # fmt: skip
+        print(
+            f"they are equal, at {duration(report['equal_s'])}, with {report['multiple']:.3g} times the "
+            f"{report['parameter']}"
+        )
+
+
+def _upgrade_cells(row: dict[str, Any], priced: bool) -> tuple[str, ...]:
+    cells = [
+        row["parameter"],
+        row["change"],
+        f"{row['kept_gain']:.2%}",
+        f"{row['gain']:.2%}",
+    ]
+    if priced:
+        cells.append(figure(row["gain_per_price"], 3) if row["price"] else "-")
+    cells.append(row["layout"] if row["changes_layout"] else "the same")
+    return tuple(cells)
 
 
 def _upgrade(report: dict[str, Any]) -> None:
     console = new_console()
     console.print(f"best layout {report['layout']}: {duration(report['step_time_s'])}")
     priced = any(row["price"] is not None for row in report["upgrades"])
-    rows = [
-        (
-            row["parameter"], row["change"], f"{row['kept_gain']:.2%}", f"{row['gain']:.2%}",
-            *([figure(row["gain_per_price"], 3) if row["price"] else "-"] * priced),
-            row["layout"] if row["changes_layout"] else "the same",
-        )
-        for row in report["upgrades"]
-    ]  # fmt: skip
-    heads = ("upgrade", "by", "saves", "with the best layout", *["share per money"] * priced, "options")
+    rows = [_upgrade_cells(row, priced) for row in report["upgrades"]]
+    heads = (
+        "upgrade",
+        "by",
+        "saves",
+        "with the best layout",
+        *["share per money"] * priced,
+        "options",
+    )
     console.print(table("", heads, rows))

@@ -62,7 +62,7 @@ class Advice:
 
     @property
     def lines(self) -> list[str]:
-        """What to change, and what it gains."""
+        """Settings to change, and the time that they save, as text."""
         if abs(self.gain) < _SAME:
             return ["keep yours: it is as fast as the recommended layout"]
         if self.gain < 0:
@@ -70,20 +70,28 @@ class Advice:
         saved = f"saves {self.gain:.1%} of the time ({duration(self.before_s)} to {duration(self.after_s)} per step)"
         if not self.settings:
             return [f"the recommended layout {saved}; {self.why_no_settings}"]
-        return [f"change, which {saved}:", *(f"  {line}" for change in self.settings for line in change.diff)]
+        lines = [f"change, which {saved}:"]
+        for change in self.settings:
+            lines += [f"  {line}" for line in change.diff]
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {"gain": self.gain, "settings": [asdict(change) for change in self.settings]}
 
 
-def advice(arguments: argparse.Namespace, problem: Problem, own: OwnLayout, result: "SearchResult") -> Advice | None:
-    """What to change in the launch file; None where its own layout has no prediction, or nothing was found."""
+def advice(
+    arguments: argparse.Namespace,
+    problem: Problem,
+    your_layout: OwnLayout,
+    result: "SearchResult",
+) -> Advice | None:
+    """Settings to change in the launch file; None if its own layout has no prediction, or the search found none."""
     from perfmodel.ingest.launch import changed_settings
 
-    if own.prediction is None or not result.layouts:
+    if your_layout.prediction is None or not result.layouts:
         return None
-    before, after = own.prediction, result.first_to_try
+    before, after = your_layout.prediction, result.first_to_try
     gain = 1 - after.step_time_s / after.global_batch / (before.step_time_s / before.global_batch)
     settings, why = (), ""
     launch: Launch = arguments.launch
@@ -98,5 +106,9 @@ def advice(arguments: argparse.Namespace, problem: Problem, own: OwnLayout, resu
     except PerfModelError as error:
         why = str(error)
     return Advice(
-        gain=gain, before_s=before.step_time_s, after_s=after.step_time_s, settings=settings, why_no_settings=why
+        gain=gain,
+        before_s=before.step_time_s,
+        after_s=after.step_time_s,
+        settings=settings,
+        why_no_settings=why,
     )
