@@ -7,7 +7,15 @@ from perfmodel.display import shorten_reprs
 from perfmodel.ops._attention import ATTENTION, ATTENTION_MASKS, LATENT_DECODE, Attention
 from perfmodel.ops._conv import CONVOLUTION, Convolution
 from perfmodel.ops._embedding import EMBEDDING, Embedding
-from perfmodel.ops._family import Axis, Family, GradientProducts, KernelKind, KindColumns, Measurement, ShapeColumn
+from perfmodel.ops._family import (
+    Axis,
+    Family,
+    GradientProducts,
+    KernelKind,
+    KindColumns,
+    Measurement,
+    ShapeColumn,
+)
 from perfmodel.ops._gemm import GEMM, Gemm
 from perfmodel.ops._memory import MEASURED_MEMORY_OPS, MEMORY, MemoryBound
 from perfmodel.ops._moe import MOE, NONGATED_MOE, MoE
@@ -36,7 +44,19 @@ from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, 
 from perfmodel.ops._recurrence import RECURRENCE, Recurrence
 
 FAMILIES: Final = MappingProxyType(
-    {family.name: family for family in (GEMM, ATTENTION, MEMORY, EMBEDDING, OPTIMIZER, CONVOLUTION, MOE, RECURRENCE)}
+    {
+        family.name: family
+        for family in (
+            GEMM,
+            ATTENTION,
+            MEMORY,
+            EMBEDDING,
+            OPTIMIZER,
+            CONVOLUTION,
+            MOE,
+            RECURRENCE,
+        )
+    }
 )
 """A family is added by its module and its entry here."""
 

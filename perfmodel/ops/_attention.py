@@ -8,10 +8,24 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._family import Axis, Family, KernelKind, KindColumns, Measurement, ShapeColumn
+from perfmodel.ops._family import (
+    Axis,
+    Family,
+    KernelKind,
+    KindColumns,
+    Measurement,
+    ShapeColumn,
+)
 from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
-from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
+from perfmodel.ops._programs import (
+    Program,
+    Tensors,
+    jax_array,
+    jax_pass,
+    torch_module,
+    torch_pass,
+)
 
 LATENT_DECODE: Final = "latent_decode"
 """Phase of attention whose values are a part of its keys (multi-head latent attention with a cache)."""
@@ -84,7 +98,11 @@ class Attention(KernelOp):
         return f"attention b{self.batch} {heads} {seq} d{self.head_dim} {self.pass_}"
 
     def shape(self) -> dict[str, Any]:
-        more = {"head_dim_v": self.head_dim_v or self.head_dim, "mixed_n_decode": 0, "mixed_kv_decode": 0}
+        more = {
+            "head_dim_v": self.head_dim_v or self.head_dim,
+            "mixed_n_decode": 0,
+            "mixed_kv_decode": 0,
+        }
         return KernelOp.shape(self) | more
 
 
@@ -100,7 +118,12 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Fused attention; `mixed` rows add decoding sequences to one prefill chunk."""
     q, kv, causal = x["seq_q"], x["seq_kv"], x["causal"]
     heads, batch = x["heads"], x["batch"]
-    window, side_n, side_kv, size = x["window"], x["mixed_n_decode"], x["mixed_kv_decode"], x["element_bytes"]
+    window, side_n, side_kv, size = (
+        x["window"],
+        x["mixed_n_decode"],
+        x["mixed_kv_decode"],
+        x["element_bytes"],
+    )
     flops, traffic, reach, moved_kv = _work(xp, x)
     blocks = batch * heads * xp.ceil(q / 128.0)
     waves = blocks / machine.units
@@ -177,7 +200,10 @@ def _kind_flags(kind: KernelKind) -> dict[str, float]:
 
 
 def _as_measured(
-    shape: dict[str, np.ndarray], asked: KindColumns, measured: KindColumns, work: KindColumns
+    shape: dict[str, np.ndarray],
+    asked: KindColumns,
+    measured: KindColumns,
+    work: KindColumns,
 ) -> dict[str, np.ndarray]:
     """Scores of rows that do other work are masked as in the measured op."""
     moved = ~work.same_op_and_pass(asked) & np.isin(measured.op, ATTENTION_MASKS)
@@ -256,6 +282,9 @@ ATTENTION: Final = Family(
     kind_flags=_kind_flags,
     as_measured=_as_measured,
     measurement=Measurement(
-        passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program, check=_check
+        passes=("fwd", "bwd"),
+        jax_program=_jax_program,
+        torch_program=_torch_program,
+        check=_check,
     ),
 )

@@ -9,7 +9,14 @@ import numpy as np
 from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, divides, flag, log2, tiled
-from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
+from perfmodel.ops._programs import (
+    Program,
+    Tensors,
+    jax_array,
+    jax_pass,
+    torch_module,
+    torch_pass,
+)
 
 
 class ConvWork(NamedTuple):
@@ -122,7 +129,9 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += _winograd(xp, x, h_out, w_out, machine)
     features += [divides(xp, x["c_in"], d) for d in (2, 4, 8, 32, 64)]
     features += [divides(xp, x["c_out"], d) for d in (2, 4, 8, 32, 64)]
-    features += [c / (d * xp.ceil(c / d)) for c in (x["c_in"], x["c_out"]) for d in (8, 32, 64, 128)]
+    # Share of a padded tile of channels that is used.
+    for channels in (x["c_in"], x["c_out"]):
+        features += [channels / (d * xp.ceil(channels / d)) for d in (8, 32, 64, 128)]
     features += [divides(xp, m, d) for d in (4, 128)]
     axes = [log2(xp, v) for v in (x["batch"], x["c_in"], x["c_out"], h_out, x["k_h"], waves)]
     return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
@@ -183,7 +192,10 @@ def _torch_program(op: Convolution, make: Tensors) -> Program:
         padding=(op.pad_h, op.pad_w),
         groups=op.groups,
     )
-    inputs = (make(op.batch, op.c_in, op.h_in, op.w_in), make(op.c_out, op.c_in // op.groups, op.k_h, op.k_w))
+    inputs = (
+        make(op.batch, op.c_in, op.h_in, op.w_in),
+        make(op.c_out, op.c_in // op.groups, op.k_h, op.k_w),
+    )
     return torch_pass(op, convolve, inputs, {"bwd": (0, 1), "dgrad": (0,), "wgrad": (1,)})
 
 
@@ -208,8 +220,10 @@ CONVOLUTION: Final = Family(
     physics=_physics,
     known_op=lambda op: "conv2d",
     # gradients carry the shape of the forward convolution
-    gradients=GradientProducts(split=lambda shape, kinds: ({}, {}), whole=lambda shape, kinds: {}),
+    gradients=GradientProducts(split=lambda shape, kinds: ({}, {}), join=lambda shape, kinds: {}),
     measurement=Measurement(
-        passes=("fwd", "bwd", "dgrad", "wgrad"), jax_program=_jax_program, torch_program=_torch_program
+        passes=("fwd", "bwd", "dgrad", "wgrad"),
+        jax_program=_jax_program,
+        torch_program=_torch_program,
     ),
 )

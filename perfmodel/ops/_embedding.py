@@ -8,7 +8,14 @@ import numpy as np
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
 from perfmodel.ops._physics import Machine, Physics, divides, log2
-from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
+from perfmodel.ops._programs import (
+    Program,
+    Tensors,
+    jax_array,
+    jax_pass,
+    torch_module,
+    torch_pass,
+)
 
 
 def _work(xp: Any, x: Shape) -> Work:

@@ -42,11 +42,15 @@ class KindColumns(NamedTuple):
     @classmethod
     def of(cls, kinds: Sequence[KernelKind], index: np.ndarray) -> "KindColumns":
         """Columns of `kinds[index[i]]`."""
-        return cls(*(np.array([getattr(kind, part) for kind in kinds], object)[index] for part in cls._fields))
 
-    def same_op_and_pass(self, other: "KindColumns") -> np.ndarray:
+        def column(field: str) -> np.ndarray:
+            return np.array([getattr(kind, field) for kind in kinds], object)[index]
+
+        return cls(dtype=column("dtype"), op=column("op"), pass_=column("pass_"))
+
+    def same_op_and_pass(self, kinds: "KindColumns") -> np.ndarray:
         """Where both have one op and pass, bool[n]."""
-        return (self.op == other.op) & (self.pass_ == other.pass_)
+        return (self.op == kinds.op) & (self.pass_ == kinds.pass_)
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,13 @@ class Measurement:
 class GradientProducts:
     """How both gradients of a product, timed together (`bwd`), are two products (`dgrad`, `wgrad`), and back."""
 
-    split: Callable[[Mapping[str, np.ndarray], KindColumns], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
+    split: Callable[
+        [Mapping[str, np.ndarray], KindColumns],
+        tuple[dict[str, np.ndarray], dict[str, np.ndarray]],
+    ]
     """`(shape columns, kinds of the rows)`: columns of the input's and of the weight's gradient that differ."""
-    whole: Callable[[Mapping[str, np.ndarray], KindColumns], dict[str, np.ndarray]]
-    """The same from either product to both gradients, without accumulation."""
+    join: Callable[[Mapping[str, np.ndarray], KindColumns], dict[str, np.ndarray]]
+    """`(shape columns, kinds of the rows)` of either product: columns of both gradients, without accumulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +120,10 @@ class Family:
     """Names of the ops whose shape says them."""
     kind_flags: Callable[[KernelKind], Mapping[str, float]] = lambda kind: {}
     """Shape columns that a kind fixes."""
-    as_measured: Callable[[dict[str, np.ndarray], KindColumns, KindColumns, KindColumns], dict[str, np.ndarray]] = (
-        lambda shape, asked, measured, work: shape
-    )
+    as_measured: Callable[
+        [dict[str, np.ndarray], KindColumns, KindColumns, KindColumns],
+        dict[str, np.ndarray],
+    ] = lambda shape, asked, measured, work: shape
     """`(shape, asked, measured, work)`: the shape of rows of the kinds asked for, answered by those measured, which do
     the work of others."""
     gradients: GradientProducts | None = None

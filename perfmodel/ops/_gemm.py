@@ -9,10 +9,24 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._family import Axis, Family, GradientProducts, KindColumns, Measurement, ShapeColumn
+from perfmodel.ops._family import (
+    Axis,
+    Family,
+    GradientProducts,
+    KindColumns,
+    Measurement,
+    ShapeColumn,
+)
 from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, divides, log2, tiled
-from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
+from perfmodel.ops._programs import (
+    Program,
+    Tensors,
+    jax_array,
+    jax_pass,
+    torch_module,
+    torch_pass,
+)
 
 
 class GemmWork(NamedTuple):
@@ -36,7 +50,12 @@ def _work(xp: Any, x: Shape) -> GemmWork:
     a, b, c = m * k, k * n, m * n
     extra = x["accumulate"] * xp.where(x["bwd"] > 0, b, c) * (8.0 - size)
     return GemmWork(
-        2.0 * products * m * n * k * both, products * (both * (a + b + c) * size + extra), products, a, b, c
+        2.0 * products * m * n * k * both,
+        products * (both * (a + b + c) * size + extra),
+        products,
+        a,
+        b,
+        c,
     )
 
 
@@ -119,12 +138,12 @@ def _product_layout(
 ) -> dict[str, Float64[np.ndarray, "n"]]:
     """Whether the operands of products are transposed: as `layout` says (`TN`, ...), else as their pass has it."""
     base = np.array([_LAYOUT.get(p, "") for p in passes], object)
-    given = base if layout is None else np.where(layout != "", layout, base)
+    notation = base if layout is None else np.where(layout != "", layout, base)
     default = np.where(op_names == "bmm", "NN", "TN")
-    given = np.where(given == "", default, given).astype(str)
+    notation = np.where(notation == "", default, notation).astype(str)
     return {
-        "trans_a": (np.char.find(given, "T") == 0).astype(np.float64),
-        "trans_b": (np.char.rfind(given, "T") == 1).astype(np.float64),
+        "trans_a": (np.char.find(notation, "T") == 0).astype(np.float64),
+        "trans_b": (np.char.rfind(notation, "T") == 1).astype(np.float64),
     }
 
 
@@ -133,7 +152,10 @@ def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray,
 
 
 def _as_measured(
-    shape: dict[str, np.ndarray], asked: KindColumns, measured: KindColumns, work: KindColumns
+    shape: dict[str, np.ndarray],
+    asked: KindColumns,
+    measured: KindColumns,
+    work: KindColumns,
 ) -> dict[str, np.ndarray]:
     """Operands lie as the measured op and pass have them (where only forward was timed, `NN` was not); forward products
     add to nothing."""
@@ -158,14 +180,28 @@ def _gradient_products(
     def unless_same(name: str, value: np.ndarray) -> np.ndarray:
         return np.where(same, shape[name], value)
 
-    once = {"n": unless_same("n", k), "k": unless_same("k", n), "accumulate": np.zeros(len(m))}
-    other = {"m": unless_same("m", n), "n": unless_same("n", k), "k": unless_same("k", m)}
-    return once | _layout_of_pass(kinds, "dgrad"), other | _layout_of_pass(kinds, "wgrad")
+    of_inputs = {
+        "n": unless_same("n", k),
+        "k": unless_same("k", n),
+        "accumulate": np.zeros(len(m)),
+    }
+    of_weights = {
+        "m": unless_same("m", n),
+        "n": unless_same("n", k),
+        "k": unless_same("k", m),
+    }
+    return of_inputs | _layout_of_pass(kinds, "dgrad"), of_weights | _layout_of_pass(kinds, "wgrad")
 
 
-def _whole_backward(shape: Mapping[str, np.ndarray], kinds: KindColumns) -> dict[str, np.ndarray]:
+def _joined_gradients(shape: Mapping[str, np.ndarray], kinds: KindColumns) -> dict[str, np.ndarray]:
     """Inverse of `_gradient_products`, without accumulation."""
-    m, n, k, same, weight = shape["m"], shape["n"], shape["k"], _same_shape(kinds), kinds.pass_ == "wgrad"
+    m, n, k, same, weight = (
+        shape["m"],
+        shape["n"],
+        shape["k"],
+        _same_shape(kinds),
+        kinds.pass_ == "wgrad",
+    )
     return {
         "m": np.where(weight & ~same, k, m),
         "n": np.where(same, n, np.where(weight, m, k)),
@@ -196,7 +232,10 @@ def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:
             return jax_pass(op, matmul, inputs, {"bwd": (0, 1)})
         case "dgrad":
             function = lambda a, b: matmul(a, jnp.swapaxes(b, -1, -2))  # noqa: E731
-            return Program(jax.jit(function), (array(*leading, op.m, op.k), array(*leading, op.n, op.k)))
+            return Program(
+                jax.jit(function),
+                (array(*leading, op.m, op.k), array(*leading, op.n, op.k)),
+            )
         case "wgrad":
             a, b = array(*leading, op.k, op.m), array(*leading, op.k, op.n)
             if not op.accumulate:
@@ -232,8 +271,8 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
 def _torch_fp8_program(op: Gemm, make: Tensors) -> Program:
     """The product alone, its operands quantised already: rows by columns, as the matrix units want them."""
     torch = torch_module()
-    one = torch.ones((), device=make.device)
-    multiply = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    unit_scale = torch.ones((), device=make.device)
+    multiply = partial(torch._scaled_mm, scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)
     return Program(multiply, (make(op.m, op.k), make(op.n, op.k).t()))
 
 
@@ -259,7 +298,7 @@ GEMM: Final = Family(
     known_op=lambda op: op if op in ("bmm", "grouped_linear") else "linear",
     complete=_complete,
     as_measured=_as_measured,
-    gradients=GradientProducts(split=_gradient_products, whole=_whole_backward),
+    gradients=GradientProducts(split=_gradient_products, join=_joined_gradients),
     measurement=Measurement(
         passes=("fwd", "bwd", "dgrad", "wgrad"),
         jax_program=_jax_program,

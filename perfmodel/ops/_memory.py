@@ -10,8 +10,24 @@ import numpy as np
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
-from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, lane_operations, log2
-from perfmodel.ops._programs import Program, Tensor, Tensors, jax_array, jax_pass, torch_module, torch_pass
+from perfmodel.ops._physics import (
+    Machine,
+    Physics,
+    cached_share,
+    divides,
+    flag,
+    lane_operations,
+    log2,
+)
+from perfmodel.ops._programs import (
+    Program,
+    Tensor,
+    Tensors,
+    jax_array,
+    jax_pass,
+    torch_module,
+    torch_pass,
+)
 
 
 def _work(xp: Any, x: Shape) -> Work:
@@ -65,7 +81,11 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
     features += [divides(xp, elements, d) for d in (4, 512)]
     # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
-    features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
+    features += [
+        divides(xp, rows, 4),
+        flag(xp, xp.mod(rows, 4 * hidden) == 0),
+        flag(xp, hidden > 2048),
+    ]
     axes = [log2(xp, v) for v in (rows, hidden, resident)]
     vector = lane_operations(xp, machine, _OPS_PER_ELEMENT * elements)
     return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
@@ -91,7 +111,14 @@ _KNOWN: Final = frozenset(
         *("masked_fill", "max_pool", "mul", "mul_scalar", "norm", "norm_unfused", "pow"),
         *("pow_scalar", "qk_norm", "quantize_fp8_static", "relu", "rms_norm_unfused"),
         *("rms_or_layer_norm", "rope", "rope_unfused", "scale_mask_softmax"),
-        *("scaled_causal_softmax_fused", "silu", "silu_mul", "silu_mul_or_gelu", "softmax", "sub"),
+        *(
+            "scaled_causal_softmax_fused",
+            "silu",
+            "silu_mul",
+            "silu_mul_or_gelu",
+            "softmax",
+            "sub",
+        ),
         *("tanh", "where"),
     }
 )
@@ -140,7 +167,10 @@ def _check(op: MemoryBound) -> None:
     if op.op not in MEASURED_MEMORY_OPS:
         raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED_MEMORY_OPS)
     n_inputs = MEASURED_MEMORY_OPS[op.op]
-    if op.n_inputs != n_inputs and (op.op, op.n_inputs) != ("add", 1):  # rows moved, with themselves added
+    if op.n_inputs != n_inputs and (op.op, op.n_inputs) != (
+        "add",
+        1,
+    ):  # rows moved, with themselves added
         raise PerfModelError(f"{op.op} has n_inputs = {n_inputs}, got {op.n_inputs}")
     if op.op == "rope" and op.hidden % 2:
         raise PerfModelError(f"rope turns pairs: hidden must be even, got {op.hidden}")
@@ -166,8 +196,8 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
 
     def dropped(x: Any, chance: Any) -> Any:
         """By a mask, or by a key to draw one."""
-        kept = chance if op.pass_ == "bwd" else jax.random.bernoulli(chance, KEPT, x.shape)
-        return jnp.where(kept, x / KEPT, 0)
+        keep_mask = chance if op.pass_ == "bwd" else jax.random.bernoulli(chance, KEPT, x.shape)
+        return jnp.where(keep_mask, x / KEPT, 0)
 
     def rope(x: Any, cos: Any, sin: Any) -> Any:
         first, second = jnp.split(x.reshape(op.rows, -1, _head_size(op)), 2, -1)
@@ -255,12 +285,19 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
 
 MEMORY: Final = Family(
     op=MemoryBound,
-    columns={"rows": ShapeColumn(), "hidden": ShapeColumn(), "n_inputs": ShapeColumn(1, low=0)},
+    columns={
+        "rows": ShapeColumn(),
+        "hidden": ShapeColumn(),
+        "n_inputs": ShapeColumn(1, low=0),
+    },
     axes=(Axis("rows", 0, 23, 2), Axis("hidden", 0, 20, 2), Axis("in_l2", -14, 12, 4)),
     physics=_physics,
     known_op=_known_op,
     op_by_shape=_op_by_inputs,
     measurement=Measurement(
-        passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program, check=_check
+        passes=("fwd", "bwd"),
+        jax_program=_jax_program,
+        torch_program=_torch_program,
+        check=_check,
     ),
 )

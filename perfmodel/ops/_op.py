@@ -96,7 +96,10 @@ class KernelOp:
 
     def shape(self) -> dict[str, Any]:
         """Fields as the formula of the work reads them."""
-        return self.stated() | {"element_bytes": dtype_bytes(self.dtype), "bwd": int(self.pass_ == "bwd")}
+        return self.stated() | {
+            "element_bytes": dtype_bytes(self.dtype),
+            "bwd": int(self.pass_ == "bwd"),
+        }
 
 
 @cache
@@ -160,8 +163,8 @@ class Collective:
     @property
     def label(self) -> str:
         """A short, readable name: kind, bytes, ranks and where they are."""
-        where = "intra-node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
-        return f"{self.collective} {self.bytes / 1e6:.3g} MB x{self.num_ranks} ({where})"
+        nodes = "intra-node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
+        return f"{self.collective} {self.bytes / 1e6:.3g} MB x{self.num_ranks} ({nodes})"
 
 
 def family_with_bmm(op: KernelOp | Collective) -> str:

@@ -9,7 +9,14 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
 from perfmodel.ops._physics import Machine, Physics, log2
-from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, jax_array, torch_module
+from perfmodel.ops._programs import (
+    JAX_DTYPES,
+    TORCH_DTYPES,
+    Program,
+    Tensors,
+    jax_array,
+    torch_module,
+)
 
 
 def _work(xp: Any, x: Shape) -> Work:
@@ -42,11 +49,21 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """One update of all local parameters."""
     count, tensors = x["n_params"], x["tensors"]
     flops, traffic = _work(xp, x)
-    features = [log2(xp, count), log2(xp, tensors), log2(xp, count / tensors), log2(xp, traffic / machine.l2)]
+    features = [
+        log2(xp, count),
+        log2(xp, tensors),
+        log2(xp, count / tensors),
+        log2(xp, traffic / machine.l2),
+    ]
     return Physics(flops, flops, traffic, features, [log2(xp, count), log2(xp, tensors)])
 
 
-MEASURED_ADAM: Final = {28.0: (), 30.0: ("bf16",), 42.0: ("bf16", "clip"), 56.0: ("fp16", "clip", "unscale")}
+MEASURED_ADAM: Final = {
+    28.0: (),
+    30.0: ("bf16",),
+    42.0: ("bf16", "clip"),
+    56.0: ("fp16", "clip", "unscale"),
+}
 """What an update of Adam does beside that of fp32 weights and states, by its traffic per parameter: the weight copied
 in 16 bits, gradients read for their norm and rescaled to clip it, 16-bit gradients copied to fp32 and rid of the loss
 scale (each in a pass of its own, as frameworks have it)."""
@@ -96,13 +113,15 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
         if total is not None:
             gradients = clip(gradients, total)
         weights, momenta, variances, copies = update(weights, momenta, variances, gradients)
-        kept = () if "unscale" in extras or total is None else gradients  # 16-bit ones are given anew, others clipped
-        return (*weights, *momenta, *variances, *kept, *copies)
+        # Gradients of 16 bits are given anew in every step; those that were clipped take the place of the others.
+        carried_gradients = () if "unscale" in extras or total is None else gradients
+        return (*weights, *momenta, *variances, *carried_gradients, *copies)
 
-    dtypes = (op.dtype, low and extras[0] if "unscale" in extras else op.dtype)
-    weights, gradients = ([jax_array(rng, dtype, n) for n in _sizes(op)] for dtype in dtypes)
-    # arrays of their own: a donated buffer may be given up only once
-    states = [jnp.zeros_like(w) for _ in range(2) for w in weights]
+    gradient_dtype = low and extras[0] if "unscale" in extras else op.dtype
+    weights = [jax_array(rng, op.dtype, n) for n in _sizes(op)]
+    gradients = [jax_array(rng, gradient_dtype, n) for n in _sizes(op)]
+    # Momenta and variances are arrays of their own: a donated buffer may be given up only once.
+    states = [jnp.zeros_like(w) for w in (*weights, *weights)]
     carried = tensors * (4 if "clip" in extras and "unscale" not in extras else 3)
     return Program(step, (*weights, *states, *gradients), carried=carried)
 
@@ -118,11 +137,12 @@ def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
         return Program(update, ())
     low = getattr(torch, TORCH_DTYPES[extras[0]])
     gradients, masters = [w.grad for w in weights], [w.data for w in weights]
-    copies, given = ([torch.Tensor.to(t, low) for t in tensors] for tensors in (masters, gradients))
+    copies = [torch.Tensor.to(master, low) for master in masters]
+    half_gradients = [torch.Tensor.to(gradient, low) for gradient in gradients]
 
     def step() -> None:
         if "unscale" in extras:
-            torch._foreach_copy_(gradients, given)
+            torch._foreach_copy_(gradients, half_gradients)
             torch._foreach_mul_(gradients, 1 / 1024)
         if "clip" in extras:
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -143,6 +163,9 @@ OPTIMIZER: Final = Family(
     physics=_physics,
     known_op=lambda op: "sgd" if "sgd" in op else "adam",
     measurement=Measurement(
-        passes=("optimizer_update",), jax_program=_jax_program, torch_program=_torch_program, check=_check
+        passes=("optimizer_update",),
+        jax_program=_jax_program,
+        torch_program=_torch_program,
+        check=_check,
     ),
 )

@@ -50,7 +50,13 @@ _CACHE_BYTES: Final = 38.0
 """Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it reached."""
 _CACHE_EDGE: Final = 2.0
 """How sharply hits end where the working set outgrows the cache."""
-_TILES: Final = ((64, 64, 0.70), (128, 64, 0.85), (128, 128, 1.0), (128, 256, 1.1), (256, 128, 1.1))
+_TILES: Final = (
+    (64, 64, 0.70),
+    (128, 64, 0.85),
+    (128, 128, 1.0),
+    (128, 256, 1.1),
+    (256, 128, 1.1),
+)
 """Output tile of a matrix-product kernel and its relative peak rate."""
 
 
@@ -88,8 +94,8 @@ def flag(xp: Any, value: Any) -> Any:
     return xp.asarray(value, xp.float64 if xp.__name__ == "numpy" else xp.float32)
 
 
-def divides(xp: Any, value: Any, by: int) -> Any:
-    return flag(xp, xp.mod(value, by) == 0)
+def divides(xp: Any, value: Any, divisor: int) -> Any:
+    return flag(xp, xp.mod(value, divisor) == 0)
 
 
 def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list[Any], Any]:
@@ -102,11 +108,11 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
     for rows, columns, rate in _TILES:
         tiles = products * xp.ceil(m / rows) * xp.ceil(n / columns)
         waves = tiles / units
-        whole = xp.ceil(waves)
-        area = whole * units * (rows * columns / rate)
+        whole_waves = xp.ceil(waves)
+        area = whole_waves * units * (rows * columns / rate)
         best = area if best is None else xp.minimum(best, area)
         fill = m * n * products / (tiles * (rows * columns))
-        features += [waves / whole, fill, log2(xp, whole)]
+        features += [waves / whole_waves, fill, log2(xp, whole_waves)]
         if (rows, columns) == (128, 128):
             waves_128 = waves
     return best, features, waves_128

@@ -14,8 +14,17 @@ import numpy as np
 
 from perfmodel.ops._op import KernelOp
 
-JAX_DTYPES: Final[dict[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-TORCH_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}
+JAX_DTYPES: Final[dict[str, str]] = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+TORCH_DTYPES: Final = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "tf32": "float32",
+}
 FP8: Final = "float8_e4m3fn"
 MOST_RANDOM: Final = 1 << 22
 """Distinct random elements of an array; a larger one repeats them, as drawing them takes longer than timing."""
@@ -50,7 +59,10 @@ def jax_array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
 
 
 def jax_pass(
-    op: KernelOp, function: Callable[..., Any], inputs: tuple[Any, ...], wanted: dict[str, tuple[int, ...]]
+    op: KernelOp,
+    function: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    wanted: dict[str, tuple[int, ...]],
 ) -> Program:
     """The function itself for `fwd`; else its gradients by the inputs that `wanted` names for the pass."""
     import jax
@@ -100,7 +112,10 @@ class Tensors:
 
 
 def torch_pass(
-    op: KernelOp, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], wanted: dict[str, tuple[int, ...]]
+    op: KernelOp,
+    function: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    wanted: dict[str, tuple[int, ...]],
 ) -> Program:
     """The function itself for `fwd`; else the backward pass to the inputs that `wanted` names for the pass."""
     torch = torch_module()

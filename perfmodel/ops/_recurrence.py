@@ -19,7 +19,8 @@ kernels: vllm-project/vllm pull request 43273)."""
 def _work(xp: Any, x: Shape) -> Work:
     """Both gradients of every product in `bwd`; bytes as the pass has them."""
     return Work(
-        2.0 * x["tokens"] * x["products_per_token"] * (1.0 + x["bwd"]), 1.0 * x["tokens"] * x["bytes_per_token"]
+        2.0 * x["tokens"] * x["products_per_token"] * (1.0 + x["bwd"]),
+        1.0 * x["tokens"] * x["bytes_per_token"],
     )
 
 
@@ -51,13 +52,24 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Products, traffic, and the lanes' work that goes with it."""
     flops, traffic = _work(xp, x)
     at = [log2(xp, x[name]) for name in ("tokens", "products_per_token", "bytes_per_token")]
-    return Physics(flops, flops, traffic, at, at, lane_operations(xp, machine, _LANE_OPERATIONS_PER_BYTE * traffic))
+    return Physics(
+        flops,
+        flops,
+        traffic,
+        at,
+        at,
+        lane_operations(xp, machine, _LANE_OPERATIONS_PER_BYTE * traffic),
+    )
 
 
 RECURRENCE: Final = Family(
     op=Recurrence,
     columns={name: ShapeColumn() for name in ("tokens", "products_per_token", "bytes_per_token")},
-    axes=(Axis("tokens", 6, 20, 2), Axis("products_per_token", 8, 26, 2), Axis("bytes_per_token", 6, 22, 2)),
+    axes=(
+        Axis("tokens", 6, 20, 2),
+        Axis("products_per_token", 8, 26, 2),
+        Axis("bytes_per_token", 6, 22, 2),
+    ),
     physics=_physics,
     known_op=lambda op: op,
 )

@@ -11,7 +11,6 @@ from perfmodel.spec._framework import (
     Framework,
     MemoryCounter,
     ReportedRanks,
-    partition_by_cost,
 )
 from perfmodel.spec._job import (
     BASE_WEIGHT_BYTES,
@@ -40,5 +39,6 @@ from perfmodel.spec._notation import (
 )
 from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan, ShortConv
 from perfmodel.spec._problem import Problem
+from perfmodel.spec._stage_partition import partition_by_cost
 
 shorten_reprs(__name__)

@@ -107,7 +107,11 @@ class Cluster:
 
     @classmethod
     def of_kinds(
-        cls, name: str, kinds: Sequence["Cluster"], between: NetworkLevel | None = None, source: str = ""
+        cls,
+        name: str,
+        kinds: Sequence["Cluster"],
+        between: NetworkLevel | None = None,
+        source: str = "",
     ) -> "Cluster":
         """Several clusters of different nodes as one, each a kind by its name.
 
@@ -118,7 +122,12 @@ class Cluster:
             raise PerfModelError(f"cluster {name}: kinds: at least two are needed")
         first = kinds[0]
         return cls(
-            name=name, device=first.device, levels=first.levels, source=source, kinds=tuple(kinds), between=between
+            name=name,
+            device=first.device,
+            levels=first.levels,
+            source=source,
+            kinds=tuple(kinds),
+            between=between,
         )
 
     def _check_kinds(self) -> None:
@@ -144,10 +153,14 @@ class Cluster:
         Raises:
             UnknownNameError: there is none of this name.
         """
-        found = next((kind for kind in self.kinds if kind.name == name), None)
-        if found is None:
-            raise UnknownNameError(f"kind of nodes of cluster {self.name}", name, [kind.name for kind in self.kinds])
-        return found
+        named = next((kind for kind in self.kinds if kind.name == name), None)
+        if named is None:
+            raise UnknownNameError(
+                f"kind of nodes of cluster {self.name}",
+                name,
+                [kind.name for kind in self.kinds],
+            )
+        return named
 
     def require_one_kind(self) -> None:
         """Raise `PerfModelError` where nodes are of several kinds."""
@@ -167,7 +180,8 @@ class Cluster:
         if not self.kinds:
             if layout.kinds is not None:
                 raise LayoutError(
-                    f"layout {layout.label}: cluster {self.name} has nodes of one kind; leave kinds= out", Reason.KINDS
+                    f"layout {layout.label}: cluster {self.name} has nodes of one kind; leave kinds= out",
+                    Reason.KINDS,
                 )
             return layout
         if layout.pp > 1 and not layout.order.endswith("pp"):
@@ -178,10 +192,13 @@ class Cluster:
             )
         room = self.stages_of(layout)
         if layout.kinds is None:
-            named = [name for name, stages in room.items() for _ in range(min(stages, layout.pp))]
-            if len(named) < layout.pp:
+            # The first kind takes as many pipeline ranks as it has room for, then the next.
+            names_by_rank: list[str] = []
+            for name, stages in room.items():
+                names_by_rank += [name] * min(stages, layout.pp)
+            if len(names_by_rank) < layout.pp:
                 raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
-            return layout.replace(kinds=tuple(named[: layout.pp]))
+            return layout.replace(kinds=tuple(names_by_rank[: layout.pp]))
         for name, stages in Counter(layout.kinds).items():
             if stages > room[self.kind(name).name]:
                 raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
@@ -192,10 +209,10 @@ class Cluster:
         return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
 
     def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
-        words = ", ".join(f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds)
+        room_by_kind = [f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds]
         return (
             f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "
-            f"cluster {self.name} has room on {words}"
+            f"cluster {self.name} has room on {', '.join(room_by_kind)}"
         )
 
     @property
@@ -237,8 +254,10 @@ class Cluster:
         return self.levels[0].size
 
     def reach(self, ranks: Iterable[int], running: int | None = None) -> Reach:
-        """What ranks that communicate use of the network. Devices fill nodes in the order of their numbers; the ranks
-        of a node that the group leaves out are taken to be in groups like it, at the same time, as replicas are.
+        """The network that a group of ranks communicates over, and the groups that share it.
+
+        Devices fill nodes in the order of their numbers. The ranks of a node that are not in the group are taken to be
+        in groups like it, which communicate at the same time, as replicas do.
 
         Args:
             ranks: of the group.
@@ -246,11 +265,24 @@ class Cluster:
         """
         group, node = list(ranks), self.devices_per_node
         nodes = Counter(rank // node for rank in group)
-        here = max(nodes.values())
-        joining = (i for i, level in enumerate(self.levels) if len({rank // level.size for rank in group}) == 1)
-        others = max(1, min(node, running or node) // here) if len(nodes) > 1 else 1
-        alternating = 1 if len(nodes) > 1 else interleaved_groups(len(group), max(group) - min(group) + 1)
-        return Reach(here, next(joining, len(self.levels) - 1), others, max(1, alternating))
+        ranks_of_group_in_node = max(nodes.values())
+
+        # The innermost level that joins all ranks is the one that their slowest message crosses.
+        joining_level = len(self.levels) - 1
+        for index, level in enumerate(self.levels):
+            if len({rank // level.size for rank in group}) == 1:
+                joining_level = index
+                break
+
+        # Over several nodes the groups of a node share its adapters; within one, groups whose ranks alternate share
+        # its links.
+        if len(nodes) > 1:
+            groups_of_node = max(1, min(node, running or node) // ranks_of_group_in_node)
+            alternating = 1
+        else:
+            groups_of_node = 1
+            alternating = interleaved_groups(len(group), max(group) - min(group) + 1)
+        return Reach(ranks_of_group_in_node, joining_level, groups_of_node, max(1, alternating))
 
     def level_of(self, span: int) -> int:
         """Index of the innermost level whose size covers `span` consecutive ranks (last if none does)."""

@@ -91,11 +91,25 @@ class Device:
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "compute_units", "clock_hz",
-                     "exponentials_per_clock", "l2_bytes", "link_bandwidth_bytes_per_s"):  # fmt: skip
-            positive(f"device {self.name}: {name}", getattr(self, name))
-        for name in ("host_bandwidth_bytes_per_s", "power_w", "idle_power_w", "usd_per_hour"):
-            if (value := getattr(self, name)) is not None:
+        figures = {
+            "memory_bytes": self.memory_bytes,
+            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
+            "compute_units": self.compute_units,
+            "clock_hz": self.clock_hz,
+            "exponentials_per_clock": self.exponentials_per_clock,
+            "l2_bytes": self.l2_bytes,
+            "link_bandwidth_bytes_per_s": self.link_bandwidth_bytes_per_s,
+        }
+        for name, value in figures.items():
+            positive(f"device {self.name}: {name}", value)
+        for name in (
+            "host_bandwidth_bytes_per_s",
+            "power_w",
+            "idle_power_w",
+            "usd_per_hour",
+        ):
+            value = getattr(self, name)
+            if value is not None:
                 positive(f"device {self.name}: {name}", value)
         if not self.dtypes:
             raise PerfModelError(f"device {self.name}: peak: no rate is given; it computes in at least one dtype")
@@ -109,10 +123,11 @@ class Device:
             raise PerfModelError(f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}")
 
     def flops_per_s(self, dtype: str) -> float:
-        """Peak of matrix products of `dtype` in FLOP/s (`PeakRates.flops_per_s`). Up to CDNA 2 AMD's matrix units take
-        fp32 as it is, twice as fast as its vector units (`PeakRates.tf32`); from CDNA 3 on that is a shorter type."""
-        whole = self.vendor == "AMD" and self.architecture in _WHOLE_FP32
-        return self.peak.flops_per_s("tf32" if dtype == "fp32" and whole else dtype)
+        """Peak of matrix products of `dtype` in FLOP/s (`PeakRates.flops_per_s`)."""
+        # Up to CDNA 2 AMD's matrix units take fp32 as it is, twice as fast as its vector units (`PeakRates.tf32`);
+        # from CDNA 3 on that is a shorter type.
+        multiplies_fp32 = self.vendor == "AMD" and self.architecture in _WHOLE_FP32
+        return self.peak.flops_per_s("tf32" if dtype == "fp32" and multiplies_fp32 else dtype)
 
     @property
     def scales_blocks(self) -> bool:

@@ -31,7 +31,13 @@ DIMENSIONS: Final = (
     Dimension(key="tp", name="tensor_parallel", shards_blocks=True),
     Dimension(key="cp", name="context_parallel", shards_blocks=True),
     Dimension(key="ep", name="expert_parallel", multiplies=False, shards_blocks=True),
-    Dimension(key="etp", name="tensor_parallel", multiplies=False, numbered=False, shards_blocks=True),
+    Dimension(
+        key="etp",
+        name="tensor_parallel",
+        multiplies=False,
+        numbered=False,
+        shards_blocks=True,
+    ),
     Dimension(key="dp", name="data_parallel"),
     Dimension(key="pp", name="pipeline_parallel"),
 )

@@ -18,14 +18,15 @@ class Stated:
 def documented(kind: type) -> MappingProxyType[str, str]:
     """First sentences of the docstrings of a dataclass's own fields; empty for those that have none."""
     record = next(node for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
-    found, field = {}, ""
+    sentences, field = {}, ""
     for statement in record.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             field = statement.target.id
-            found[field] = ""
+            sentences[field] = ""
         elif field and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            found[field], field = _first_sentence(str(statement.value.value)), ""
-    return MappingProxyType(found)
+            sentences[field] = _first_sentence(str(statement.value.value))
+            field = ""
+    return MappingProxyType(sentences)
 
 
 def _first_sentence(text: str) -> str:

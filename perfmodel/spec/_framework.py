@@ -1,8 +1,7 @@
 """Training frameworks: what the software does with a model, a job and a layout, and what it can run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
 from math import exp, inf, log, sqrt
 from typing import Any, Final, Literal, get_args
 
@@ -11,8 +10,10 @@ from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute
-from perfmodel.spec._model import ConvNet, Model, Transformer
-from perfmodel.spec._notation import PerStage, written, written_values
+from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec._notation import written, written_values
+from perfmodel.spec._relevance import concerns
+from perfmodel.spec._stage_partition import partition_by_cost
 from perfmodel.units import untraced, whole
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
@@ -34,22 +35,19 @@ _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
 _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
-    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
-    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher", "fused_batch_norm",
-    "loss_with_gradient", "channels_last",
-)  # fmt: skip
-_OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
-    "repeated_keys": lambda model: model.kv_heads < model.heads,
-    "masked_head": lambda model: model.pooler_and_mlm_head,
-    "weighted_experts": lambda model: model.experts is not None,
-    "expert_dispatcher": lambda model: model.experts is not None,
-    "rope": lambda model: model.positions == "rope",
-    "gelu_formula": lambda model: model.activation == "gelu",
-    "clamp": lambda model: model.clamped_glu,
-}
-"""Of these and of `EagerKernel`, what means something for some transformers alone, and for which."""
-_OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
-"""And for convolutional networks alone."""
+    "eager_kernels",
+    "keep_gathered",
+    "half_gradients",
+    "all_reduce_gradients",
+    "whole_gradients_in_pipelines",
+    "repeated_keys",
+    "masked_head",
+    "weighted_experts",
+    "expert_dispatcher",
+    "fused_batch_norm",
+    "loss_with_gradient",
+    "channels_last",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,29 +305,32 @@ class Framework(Stated):
         """`name@year`, as `--framework` takes it."""
         return f"{self.name}@{self.since}" if self.since else self.name
 
-    def layout_defaults(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of a layout's fields that `said` leaves out, as this framework sets them.
+    def layout_defaults(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of a layout's fields that `stated` leaves out, as this framework sets them.
 
         Nothing is overlapped that cannot be (`hides`).
         """
-        found = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
-        if said.get("tp", 1) == 1:
-            found = {name: value for name, value in found.items() if name not in _OF_TENSOR_PARALLEL}
-        if said.get("pp", 1) > 1 and self.zero_in_pipelines is not None:
-            found["zero"] = self.zero_in_pipelines
-        elif said.get("pp", 1) > 1 and found["zero"] not in self.zero_stages_in_pipelines:
-            found["zero"] = max(self.zero_stages_in_pipelines)
-        if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
-            found["schedule"] = self.schedules[0]
-        found |= self.degree_defaults(said.get("cp", 1), said.get("ep", 1))
-        if said.get("recompute_full_layers") is not None:
-            found["recompute"] = "none"
-        zero = said.get("zero", found["zero"])
-        overlaps = self.hides(zero, said.get("tp", 1))
+        defaults = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
+        if stated.get("tp", 1) == 1:
+            defaults = {name: value for name, value in defaults.items() if name not in _OF_TENSOR_PARALLEL}
+        if stated.get("pp", 1) > 1 and self.zero_in_pipelines is not None:
+            defaults["zero"] = self.zero_in_pipelines
+        elif stated.get("pp", 1) > 1 and defaults["zero"] not in self.zero_stages_in_pipelines:
+            defaults["zero"] = max(self.zero_stages_in_pipelines)
+        if stated.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
+            defaults["schedule"] = self.schedules[0]
+        defaults |= self.degree_defaults(stated.get("cp", 1), stated.get("ep", 1))
+        if stated.get("recompute_full_layers") is not None:
+            defaults["recompute"] = "none"
+        zero = stated.get("zero", defaults["zero"])
+        overlaps = self.hides(zero, stated.get("tp", 1))
         reduces = self.overlap_grad_reduce or (self.sharding_overlaps and zero >= 2)
         gathers = self.overlap_param_gather or (self.sharding_overlaps and zero == 3)
-        found |= {"overlap_grad_reduce": reduces and overlaps, "overlap_param_gather": gathers and overlaps}
-        return {name: value for name, value in found.items() if name not in said}
+        defaults |= {
+            "overlap_grad_reduce": reduces and overlaps,
+            "overlap_param_gather": gathers and overlaps,
+        }
+        return {name: value for name, value in defaults.items() if name not in stated}
 
     def hides(self, zero: int, tp: int) -> bool:
         """Whether gradients can be reduced and weights gathered beside kernels under a stage of ZeRO and a degree of
@@ -380,20 +381,24 @@ class Framework(Stated):
         """
         return self._laid_out(Layout.values(text), model)
 
-    def _laid_out(self, said: dict[str, Any], model: Model | None) -> tuple[Layout, str]:
-        """The same of fields that are said."""
-        filled = self.layout_defaults(said)
-        if self.stages_by_cost and model is not None and "partition" not in said:
-            filled["partition"] = partition_by_cost(model, said.get("pp", 1))
-        recomputes = (filled | said).get("recompute")
-        left_open = recomputes == "selective" and "recompute_full_layers" not in said
-        if left_open and (whole := self._selective_layers(said, model)):
-            said = said | {"recompute": "none"}
-            filled["recompute_full_layers"] = (whole,)
+    def _laid_out(self, stated: dict[str, Any], model: Model | None) -> tuple[Layout, str]:
+        """A layout from the fields that are stated, and a sentence on those that are filled in."""
+        filled = self.layout_defaults(stated)
+        if self.stages_by_cost and model is not None and "partition" not in stated:
+            filled["partition"] = partition_by_cost(model, stated.get("pp", 1))
+        recomputes = (filled | stated).get("recompute")
+        left_open = recomputes == "selective" and "recompute_full_layers" not in stated
+        full_layers = self._selective_layers(stated, model) if left_open else 0
+        if full_layers:
+            stated = stated | {"recompute": "none"}
+            filled["recompute_full_layers"] = (full_layers,)
             filled.pop("recompute", None)
-        found = Layout(**filled, **said)
-        usual = {f.name: f.default for f in fields(Layout)}
-        return found, self._assumed({name: value for name, value in filled.items() if value != usual[name]}, "layout")
+        layout = Layout(**filled, **stated)
+
+        # Only what differs from a plain layout is worth a sentence.
+        layout_defaults = {field.name: field.default for field in fields(Layout)}
+        unusual = {name: value for name, value in filled.items() if value != layout_defaults[name]}
+        return layout, self._assumed(unusual, "layout")
 
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """Values of a job's fields as this framework sets them for products of an element type."""
@@ -406,22 +411,24 @@ class Framework(Stated):
         }
 
     def _recipe(self, dtype: str) -> Fp8Recipe:
-        if dtype == "int8":  # the only integers that training frameworks multiply, under JAX
+        # The only integers that training frameworks multiply are AQT's, under JAX.
+        if dtype == "int8":
             return "aqt" if self.execution == "compiled" else ""
         return self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else ""
 
     def _grad_dtype(self, dtype: str) -> str:
         if dtype in ("fp64", "fp32"):
             return dtype
-        if dtype == "tf32":  # a way to multiply fp32 tensors, whose gradients are fp32
+        # TF32 is a way to multiply fp32 tensors, whose gradients are fp32.
+        if dtype == "tf32":
             return "fp32"
         return ("" if dtype == "fp16" else self.bf16_grad_dtype) or self.grad_dtype
 
-    def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:
+    def _selective_layers(self, stated: Mapping[str, Any], model: Model | None) -> int:
         """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""
         if not self.selective_layers or not self.selective_share or not isinstance(model, Transformer):
             return 0
-        per_stage = (model.layers + model.decoder_layers) / (said.get("pp", 1) * said.get("vpp", 1))
+        per_stage = (model.layers + model.decoder_layers) / (stated.get("pp", 1) * stated.get("vpp", 1))
         return max(1, round(self.selective_share * per_stage))
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
@@ -455,20 +462,24 @@ class Framework(Stated):
         global_batch: int,
         seq_len: int | None = None,
         dtype: str | None = None,
-        **said: Any,
+        **stated: Any,
     ) -> Job:
-        """`Job.of` with this framework's defaults for what `said` leaves out; `assumed` names those that differ from
-        `Job`'s own and mean something for the model."""
-        plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **said)
-        usual = self.job_defaults(plain.dtype)
-        if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
-            usual["fp8_recipe"] = "current"
-        filled = {name: value for name, value in usual.items() if name not in said}
-        told = {n: value for n, value in filled.items() if _concerns(n, model)}
-        if "eager_kernels" in told:
-            told["eager_kernels"] = tuple(kernel for kernel in told["eager_kernels"] if _concerns(kernel, model))
-        told = {n: value for n, value in told.items() if value != getattr(plain, n)}
-        assumed = self._assumed(told, "job")
+        """`Job.of` with this framework's defaults for the fields that `stated` leaves out.
+
+        `assumed` of the job names those that differ from `Job`'s own defaults and mean something for the model.
+        """
+        plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated)
+        defaults = self.job_defaults(plain.dtype)
+        if defaults["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
+            defaults["fp8_recipe"] = "current"
+        filled = {name: value for name, value in defaults.items() if name not in stated}
+        meaningful = {n: value for n, value in filled.items() if concerns(n, model)}
+        if "eager_kernels" in meaningful:
+            meaningful["eager_kernels"] = tuple(
+                kernel for kernel in meaningful["eager_kernels"] if concerns(kernel, model)
+            )
+        meaningful = {n: value for n, value in meaningful.items() if value != getattr(plain, n)}
+        assumed = self._assumed(meaningful, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 
     def refused(self, layout: Layout) -> dict[str, str]:
@@ -489,13 +500,16 @@ class Framework(Stated):
             "offload": not layout.offload or self.offloads,
             "offload_layers": not layout.offload_layers or self._offloads_layers_beside(layout.recompute),
         }
-        words = {
-            "zero": f"zero={layout.zero}{' in a pipeline' * (layout.pp > 1)}", "schedule": f"schedule={schedule}",
+        notations = {
+            "zero": f"zero={layout.zero}{' in a pipeline' * (layout.pp > 1)}",
+            "schedule": f"schedule={schedule}",
             "partition": "partition",
-        }  # fmt: skip
-        return {
-            name: words.get(name, f"{name}={written(getattr(layout, name))}") for name, fine in runs.items() if not fine
         }
+        refused = {}
+        for name, can_run in runs.items():
+            if not can_run:
+                refused[name] = notations.get(name, f"{name}={written(getattr(layout, name))}")
+        return refused
 
     def _offloads_layers_beside(self, recompute: Recompute) -> bool:
         """Whether single layers can be offloaded beside recompute.
@@ -514,9 +528,12 @@ class Framework(Stated):
         """The sentence that this framework does not run something."""
         return f"{self.label} does not run {what}"
 
-    def _assumed(self, values: Mapping[str, Any], where: str) -> str:
-        words = [f"{name}={written(value)}" for name, value in values.items()]
-        return f"assumed as {self.label} has it: {', '.join(words)}; say otherwise in the {where}" if words else ""
+    def _assumed(self, values: Mapping[str, Any], record: str) -> str:
+        """A sentence on fields that are filled in; empty if there are none."""
+        if not values:
+            return ""
+        notation = ", ".join(f"{name}={written(value)}" for name, value in values.items())
+        return f"assumed as {self.label} has it: {notation}; say otherwise in the {record}"
 
     def __post_init__(self) -> None:
         if self.execution not in get_args(Execution):
@@ -545,34 +562,3 @@ class Framework(Stated):
             untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
-
-
-def _concerns(name: str, model: Model) -> bool:
-    """Whether a field of a job, or a kernel, means something for a model."""
-    if name in _OF_CONVOLUTIONS:
-        return isinstance(model, ConvNet)
-    means = _OF_SOME_TRANSFORMERS.get(name)
-    return means is None or (isinstance(model, Transformer) and means(model))
-
-
-def partition_by_cost(model: Model, stages: int) -> PerStage:
-    """Layers per stage where stages are balanced by multiplications as nanotron's `build_model` does it.
-
-    A layer costs 4 h^2 (with grouped keys and values, and with heads of another size, too) + 3 h f, or 2 h f without a
-    gate; the head costs h V. A stage is closed by the first block that carries the sum beyond its share. Where that
-    leaves stages near the end without a layer (they hold the head or the loss alone), each takes one from the stage
-    before it. None (even stages) where there are too few for that.
-    """
-    if stages == 1 or not isinstance(model, Transformer):
-        return None
-    layer = 4 * model.hidden**2 + (3 if model.gated_ffn else 2) * model.hidden * model.ffn_hidden
-    sums = list(accumulate([layer] * model.layers + [model.hidden * model.vocab]))
-    held, at = [0] * stages, 0
-    for cost in sums[:-1]:
-        held[at] += 1
-        at += cost > sums[-1] * (at + 1) / stages
-    for stage in range(stages - 2, 0, -1):
-        before = next((i for i in range(stage - 1, -1, -1) if held[i] > 1), None)
-        if held[stage] == 0 and before is not None:
-            held[before], held[stage] = held[before] - 1, 1
-    return tuple(held) if all(held[:-1]) else None

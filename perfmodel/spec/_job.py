@@ -12,24 +12,54 @@ from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, whole
 
-RecomputeModule = Literal["core_attn", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
-                          "mla_up_proj"]  # fmt: skip
+RecomputeModule = Literal[
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "mlp_act",
+    "moe",
+    "moe_act",
+    "shared_experts",
+    "mla_up_proj",
+]
 """Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
 the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
 attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep products repeat it."""
 WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
 modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
-EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge", "gelu_formula", "one_hot_lookup", "clamp", "wide_softmax"]  # fmt: skip
+EagerKernel = Literal[
+    "norm",
+    "rope",
+    "activation",
+    "residual",
+    "softmax",
+    "cross_entropy",
+    "attention_layout",
+    "attention_merge",
+    "gelu_formula",
+    "one_hot_lookup",
+    "clamp",
+    "wide_softmax",
+]
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
 `one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: inputs of a gated activation are cut at their
 limit (`Transformer.clamped_glu`) each by itself, and joined again; `wide_softmax`: 16-bit scores are cast to fp32
 before their mask and softmax, and back after it, a kernel each."""
-Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
-                    "fused"]  # fmt: skip
+Fp8Recipe = Literal[
+    "",
+    "delayed",
+    "current",
+    "tensorwise",
+    "rowwise",
+    "blockwise",
+    "mxfp8",
+    "nvfp4",
+    "aqt",
+    "fused",
+]
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
 own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements;
 `aqt`: per row, of integers (github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
@@ -38,16 +68,31 @@ Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
 once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
 `hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep` branch)."""
-AdapterModule = Literal["linear_qkv", "q_proj", "k_proj", "v_proj", "linear_proj", "linear_fc1", "gate_proj", "up_proj",
-                        "linear_fc2"]  # fmt: skip
+AdapterModule = Literal[
+    "linear_qkv",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "linear_proj",
+    "linear_fc1",
+    "gate_proj",
+    "up_proj",
+    "linear_fc2",
+]
 """Products that adapters stand beside, by the names of Megatron-Core (and of Hugging Face where these are parts of a
 product here): queries, keys and values together or each by itself; attention's output; the first product of a dense
 feed-forward, whole or its gate and value each by itself; the last."""
-_PARTS_OF_PRODUCTS: Final = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_fc1": ("gate_proj", "up_proj")}
+_PARTS_OF_PRODUCTS: Final = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_fc1": ("gate_proj", "up_proj"),
+}
 BaseWeights = Literal["", "nf4", "int8"]
 """How frozen weights of layers lie in memory. `nf4`: 4 bits, and for every 64 of them a scale of 8 bits, of which 256
 share one of 32 (QLoRA, Dettmers et al., arXiv 2305.14314, section 3); `int8`: 8 bits, a scale per row (LLM.int8())."""
-BASE_WEIGHT_BYTES: Final[Mapping[str, float]] = {"nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
+BASE_WEIGHT_BYTES: Final[Mapping[str, float]] = {
+    "nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
+    "int8": 1.0,
+}
 """Per weight."""
 Head = Literal["vocabulary", "token_labels", "sequence_label"]
 """What the last block predicts. `vocabulary`: words; `token_labels`: two numbers for every token, as for the start and
@@ -86,34 +131,50 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
     "adam": Optimizer(state_bytes=8, source="Kingma and Ba, arXiv 1412.6980, algorithm 1"),
     "adamw": Optimizer(state_bytes=8, source="Loshchilov and Hutter, arXiv 1711.05101, algorithm 2"),
     "adam8bit": Optimizer(
-        state_bytes=2 * (1 + 4 / BLOCK_OF_8_BIT), source="Dettmers et al., arXiv 2110.02861, section 2"
+        state_bytes=2 * (1 + 4 / BLOCK_OF_8_BIT),
+        source="Dettmers et al., arXiv 2110.02861, section 2",
     ),
     "adam16bit": Optimizer(
-        state_bytes=4, master=False,
+        state_bytes=4,
+        master=False,
         source="torch/optim/adamw.py of weights that are kept in 16 bits alone: moments in the weights' type "
         "(`torch.zeros_like`)",
     ),
     "adafactor": Optimizer(
-        state_bytes=0, gradient_reads=3, clips=False,
+        state_bytes=0,
+        gradient_reads=3,
+        clips=False,
         source="Shazeer and Stern, arXiv 1804.04235, algorithm 4: without momentum; sums of rows and columns, below a "
         "thousandth of the weights, left out; one pass for these, one for the update's norm, one to apply it",
     ),
     "lion": Optimizer(state_bytes=4, source="Chen et al., arXiv 2302.06675, algorithm 2"),
     "lamb": Optimizer(
-        state_bytes=8, further_bytes=20,
+        state_bytes=8,
+        further_bytes=20,
         source="You et al., arXiv 1904.00962, algorithm 2, by apex csrc/multi_tensor_lamb.cu: Adam's update is written "
         "where the gradient was and read for its norm and again to be applied, weights are read once more for it and "
         "for their norm",
     ),
     "muon": Optimizer(
-        state_bytes=4, other_state_bytes=8, newton_schulz=5,
+        state_bytes=4,
+        other_state_bytes=8,
+        newton_schulz=5,
         source="Jordan et al. 2024, Muon; Liu et al., arXiv 2502.16982, algorithm 1: AdamW outside matrices",
     ),
-    "sgd": Optimizer(state_bytes=4, clips=False, kernel="sgd", source="with momentum: Qian 1999, equation 2"),
-    "plain-sgd": Optimizer(
-        state_bytes=0, master=False, clips=False, kernel="sgd", source="Robbins and Monro 1951: w - lr * gradient"
+    "sgd": Optimizer(
+        state_bytes=4,
+        clips=False,
+        kernel="sgd",
+        source="with momentum: Qian 1999, equation 2",
     ),
-}  # fmt: skip
+    "plain-sgd": Optimizer(
+        state_bytes=0,
+        master=False,
+        clips=False,
+        kernel="sgd",
+        source="Robbins and Monro 1951: w - lr * gradient",
+    ),
+}
 """By name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update weights in their own type."""
 
 
@@ -265,14 +326,18 @@ class Job:
         global_batch: int,
         seq_len: int | None = None,
         dtype: str | None = None,
-        **others: Any,
+        **fields: Any,
     ) -> "Job":
-        """The job of a model on a device, with defaults where sequence length or dtype are not given: the model's own
-        length, and the first of bf16, fp16 and fp32 that the device has. `assumed` says what is not obvious of them."""
+        """The job of a model on a device, with defaults for a sequence length or element type that is not given.
+
+        These are the model's own length, and the first of bf16, fp16 and fp32 that the device has; `assumed` names
+        those that are not obvious.
+        """
         assumed = []
         if seq_len is None:
             seq_len = model.seq_len
-            if longest := getattr(model, "longest_seq_len", 0):
+            longest = getattr(model, "longest_seq_len", 0)
+            if longest:
                 assumed.append(
                     f"sequences of {seq_len:,} tokens are assumed: {model.name} states only that it takes up to "
                     f"{longest:,}; give --seq-len (seq_len) for others"
@@ -281,12 +346,19 @@ class Job:
             dtype = device.usual_dtype
             if dtype != USUAL_DTYPES[0]:
                 assumed.append(f"dtype {dtype} is assumed: device {device.name} has no {USUAL_DTYPES[0]}")
-        return cls(global_batch=global_batch, seq_len=seq_len, dtype=dtype, assumed=tuple(assumed), **others)
+        return cls(
+            global_batch=global_batch,
+            seq_len=seq_len,
+            dtype=dtype,
+            assumed=tuple(assumed),
+            **fields,
+        )
 
     def __post_init__(self) -> None:
         for name in ("dtype", "grad_dtype"):
-            if isinstance(text := getattr(self, name), str) and (plain := dtype_name(text)) != text:
-                object.__setattr__(self, name, plain)
+            stated = getattr(self, name)
+            if isinstance(stated, str) and dtype_name(stated) != stated:
+                object.__setattr__(self, name, dtype_name(stated))
         whole("job", {"global_batch": self.global_batch})
         whole("job", {"seq_len": self.seq_len}, most=LONGEST_SEQUENCE)
         none_or_more = ("adapter_rank", "cached_tokens", "wide_last_layers", "secondary_shards")
@@ -294,9 +366,11 @@ class Job:
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         self._check_adapters()
-        if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
+        unknown = set(self.recompute_modules) - set(get_args(RecomputeModule))
+        if unknown:
             raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
-        if unknown := set(self.wide_modules) - set(get_args(WideModule)):
+        unknown = set(self.wide_modules) - set(get_args(WideModule))
+        if unknown:
             raise UnknownNameError("wide module", str(min(unknown)), get_args(WideModule))
         if self.optimizer not in OPTIMIZERS:
             raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
@@ -327,10 +401,12 @@ class Job:
 
     def _check_adapters(self) -> None:
         """Refuse adapters beside a product and a part of it, and stored weights that are trained or cast anyway."""
-        if unknown := set(self.adapter_modules) - set(get_args(AdapterModule)):
+        unknown = set(self.adapter_modules) - set(get_args(AdapterModule))
+        if unknown:
             raise UnknownNameError("adapter module", str(min(unknown)), get_args(AdapterModule))
         for product, parts in _PARTS_OF_PRODUCTS.items():
-            if product in self.adapter_modules and (doubled := set(parts) & set(self.adapter_modules)):
+            doubled = set(parts) & set(self.adapter_modules)
+            if product in self.adapter_modules and doubled:
                 raise LayoutError(f"job: adapter_modules has {product} and its part {min(doubled)}; give one of them")
         if self.base_weights not in get_args(BaseWeights):
             known = ", ".join(filter(None, get_args(BaseWeights)))

@@ -9,7 +9,14 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
-from perfmodel.spec._notation import PerRank, PerStage, read_values, schedule_name, written, written_values
+from perfmodel.spec._notation import (
+    PerRank,
+    PerStage,
+    read_values,
+    schedule_name,
+    written,
+    written_values,
+)
 from perfmodel.units import untraced
 
 Recompute = Literal["none", "selective", "full"]
@@ -237,15 +244,15 @@ class Layout:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Where what runs is not what the words alone say."""
-        found = []
+        """Sentences on fields that do not run as they are written."""
+        remarks = []
         if self.effective_schedule != schedule_name(self.schedule):
-            found.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
+            remarks.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
         for name, acts, why in _IDLE:
             value = getattr(self, name)
             if value != getattr(_PLAIN, name) and not acts(self):
-                found.append(f"{name}={written(value)} {why}")
-        return tuple(found)
+                remarks.append(f"{name}={written(value)} {why}")
+        return tuple(remarks)
 
     @property
     def notation_fields(self) -> dict[str, Any]:
@@ -270,17 +277,19 @@ class Layout:
             names += ["cp_kind", "cp_balanced"]
         if self.ep > 1:
             names += ["ep_overlap"]
-        if self.recompute == "selective":  # which some frameworks read as a number of whole layers
+        # Some frameworks read `selective` as a number of whole layers.
+        if self.recompute == "selective":
             names += ["recompute_full_layers"]
         return tuple(names)
 
     @property
     def columns(self) -> dict[str, Any]:
         """All fields as a row of a table has them: numbers and words; those per stage as in the notation."""
-        return {
-            name: written(value) if isinstance(value, tuple) else value
-            for name, value in ((f.name, getattr(self, f.name)) for f in fields(self))
-        }
+        columns = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            columns[field.name] = written(value) if isinstance(value, tuple) else value
+        return columns
 
     @property
     def devices(self) -> int:
@@ -308,7 +317,8 @@ class Layout:
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
-        return type(self)(**(vars(self) | changes))  # `dataclasses.replace` takes twice as long; searches make millions
+        # `dataclasses.replace` takes twice as long, and searches make millions of layouts.
+        return type(self)(**(vars(self) | changes))
 
     @property
     def label(self) -> str:
@@ -335,12 +345,15 @@ _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
     ("schedule", lambda layout: layout.pp > 1, "has no pipeline to fill with pp=1"),
     ("partition", lambda layout: layout.pp > 1, "has no stages to cut with pp=1"),
     ("replicate", lambda layout: layout.zero > 0, "has nothing to shard with zero=0"),
-    ("prefetch", lambda layout: layout.zero == 3 and layout.overlap_param_gather,
-     "has no weights to gather ahead: that takes zero=3 and overlap_param_gather=true"),
+    (
+        "prefetch",
+        lambda layout: layout.zero == 3 and layout.overlap_param_gather,
+        "has no weights to gather ahead: that takes zero=3 and overlap_param_gather=true",
+    ),
     ("sequence_parallel", lambda layout: layout.tp > 1, "has nothing to shard with tp=1"),
     ("tp_overlap", lambda layout: layout.tp > 1, "has nothing to overlap with tp=1"),
     ("cp_kind", lambda layout: layout.cp > 1, "has nothing to exchange with cp=1"),
     ("cp_balanced", lambda layout: layout.cp > 1, "has nothing to balance with cp=1"),
     ("ep_overlap", lambda layout: layout.ep > 1, "has nothing to overlap with ep=1"),
-)  # fmt: skip
+)
 """Fields that act under a condition alone, and what is said of them where they do not."""

@@ -10,11 +10,25 @@ from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mam
 from perfmodel.units import whole
 
 MOST_LAYERS: Final = 10**5
-_SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len")
+_SIZES: Final = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_hidden",
+    "vocab",
+    "seq_len",
+)
 _SIZES_OR_NONE: Final = (
-    "decoder_layers", "decoder_seq_len", "longest_seq_len", "window", "full_attention_every", "token_types",
+    "decoder_layers",
+    "decoder_seq_len",
+    "longest_seq_len",
+    "window",
+    "full_attention_every",
+    "token_types",
     "mtp_layers",
-)  # fmt: skip
+)
 
 
 MIXERS: Final = {
@@ -132,9 +146,17 @@ class Transformer(Stated):
 
     def __post_init__(self) -> None:
         owner, sizes = f"model {self.name}", vars(self)
-        whole(owner, {name: sizes[name] for name in _SIZES if name != "vocab" or self.patches is None})
+        whole(
+            owner,
+            {name: sizes[name] for name in _SIZES if name != "vocab" or self.patches is None},
+        )
         whole(owner, {name: sizes[name] for name in (*_SIZES_OR_NONE, "vocab")}, least=0)
-        whole(owner, {"layers": self.layers, "decoder_layers": self.decoder_layers}, least=0, most=MOST_LAYERS)
+        whole(
+            owner,
+            {"layers": self.layers, "decoder_layers": self.decoder_layers},
+            least=0,
+            most=MOST_LAYERS,
+        )
         if self.heads % self.kv_heads:
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         letters = set(self.mixers + self.mtp_mixers) - {" "}
@@ -145,22 +167,29 @@ class Transformer(Stated):
                 f"{', '.join(f'{letter} ({what})' for letter, what in MIXERS.items())}; got {self.mixers!r} for "
                 f"{self.layers} layers"
             )
-        for letter, what in _PART_OF_LETTER.items():
-            if (letter in letters) != (sizes[what] is not None):
-                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {what} for {letter}, and only then")
-        for letter, what in {"E": "experts", "W": "window"}.items():
-            if letter in letters and not sizes[what]:
-                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {what} for {letter}")
+        for letter, field in _PART_OF_LETTER.items():
+            if (letter in letters) != (sizes[field] is not None):
+                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}, and only then")
+        for letter, field in {"E": "experts", "W": "window"}.items():
+            if letter in letters and not sizes[field]:
+                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}")
         if self.decoder_layers and (self.mixers or self.mtp_layers or self.patches or self.adaln):
             raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
         if self.patches and (self.causal or self.mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
-        sequential = ("experts", "mixers", "latent_attention", "decoder_layers", "mtp_layers", "adaln")
-        others = [name for name in sequential if sizes[name]] + ["norm_at"] * (self.norm_at != "input")
-        if self.parallel_blocks != "none" and others:
+        sequential = (
+            "experts",
+            "mixers",
+            "latent_attention",
+            "decoder_layers",
+            "mtp_layers",
+            "adaln",
+        )
+        incompatible = [name for name in sequential if sizes[name]] + ["norm_at"] * (self.norm_at != "input")
+        if self.parallel_blocks != "none" and incompatible:
             raise PerfModelError(
                 f"{owner}: parallel_blocks={self.parallel_blocks} needs layers of attention and a dense feed-forward, "
-                f"normalised at their input; leave out {' and '.join(others)}"
+                f"normalised at their input; leave out {' and '.join(incompatible)}"
             )
         if self.experts is not None and self.experts.first_dense_layers > self.layers:
             raise PerfModelError(
@@ -172,8 +201,8 @@ class Transformer(Stated):
     def stack(self) -> tuple[str, ...]:
         """Sub-layers of every layer (of the encoder, for encoder-decoder models), a word of `MIXERS` each."""
         if self.mixers:
-            words = self.mixers.split() if " " in self.mixers else list(self.mixers)
-            return tuple(words[i % len(words)] for i in range(self.layers))
+            sublayers_of_layer = self.mixers.split() if " " in self.mixers else list(self.mixers)
+            return tuple(sublayers_of_layer[i % len(sublayers_of_layer)] for i in range(self.layers))
         return tuple(self._attention_of(i) + self._feed_forward_of(i) for i in range(self.layers))
 
     @property
@@ -229,7 +258,10 @@ class ConvLayer(Stated):
 
     def __post_init__(self) -> None:
         owner = f"layer {self.name}"
-        whole(owner, {name: getattr(self, name) for name in ("c_in", "size_in", "c_out", "kernel", "stride")})
+        whole(
+            owner,
+            {name: getattr(self, name) for name in ("c_in", "size_in", "c_out", "kernel", "stride")},
+        )
         whole(owner, {"pad": self.pad}, least=0)
         if self.op != "linear" and self.kernel > self.size_in + 2 * self.pad:
             raise PerfModelError(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
+from itertools import product
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
@@ -28,19 +29,47 @@ _DEGREES: Final = {
     "ep": ("expert_parallel", "expert_model_parallel"),
     "etp": ("expert_tensor_parallel",),
 }
-KEY_ALIASES: Final = {
-    **{name + end: key for key, names in _DEGREES.items() for name in names for end in ("", "_size", "_degree")},
-    "micro_batch_size": "micro_batch",
-    "zero_stage": "zero",
-    "virtual_stages": "vpp",
-    "cp_comm_type": "cp_kind",
-}
+
+
+def _key_aliases() -> dict[str, str]:
+    aliases = {}
+    for key, names in _DEGREES.items():
+        for name, suffix in product(names, ("", "_size", "_degree")):
+            aliases[name + suffix] = key
+    aliases |= {
+        "micro_batch_size": "micro_batch",
+        "zero_stage": "zero",
+        "virtual_stages": "vpp",
+    }
+    aliases["cp_comm_type"] = "cp_kind"
+    return aliases
+
+
+KEY_ALIASES: Final = _key_aliases()
 """Keys of layouts by their long names."""
 SCHEDULES: Final = (
-    "1f1b", "breadth-first", "chimera", "chimera-doubling", "chimera-halving", "dualpipe", "dualpipe-v", "forward",
-    "gems", "gpipe", "interleaved", "nf1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "seq1f1b",
-    "v-half", "v-min", "zb-h1", "zb-h2", "zb-v",
-)  # fmt: skip
+    "1f1b",
+    "breadth-first",
+    "chimera",
+    "chimera-doubling",
+    "chimera-halving",
+    "dualpipe",
+    "dualpipe-v",
+    "forward",
+    "gems",
+    "gpipe",
+    "interleaved",
+    "nf1b",
+    "pipedream",
+    "pipedream-2bw",
+    "pipedream-vertical-sync",
+    "seq1f1b",
+    "v-half",
+    "v-min",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+)
 """Schedules of this package, for whoever only lists them: `perfmodel.schedule` has them and takes long to import."""
 SCHEDULE_ALIASES: Final = {
     "dapple": "1f1b",
@@ -65,14 +94,15 @@ SCHEDULE_ALIASES: Final = {
 def schedule_name(name: str) -> str:
     """The name under which a schedule is registered, of one of any case or from a paper; others as they are."""
     head, colon, number = name.strip().partition(":")
-    if head.lower() == "file":  # what follows is a path
+    # The name of a file keeps its case.
+    if head.lower() == "file":
         return f"file{colon}{number}"
     plain = head.strip().lower().replace("_", "-").replace(" ", "-")
     return SCHEDULE_ALIASES.get(plain, plain) + colon + number.strip()
 
 
 def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a layout's notation says, and no others: `types` are those of all fields.
+    """Values of the fields that a layout's notation states; `types` are those of all fields.
 
     Raises:
         LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
@@ -82,22 +112,24 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
         raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
     head, comma, rest = text.strip().partition(",")
     values: dict[str, Any] = {}
-    if match := _DISTSIM.match(head.strip()):
-        values |= {key: _whole(key, raw) for key, raw in zip(("tp", "pp", "dp"), match.groups(), strict=True)}
+    degrees = _DISTSIM.match(head.strip())
+    if degrees:
+        values |= {key: _whole(key, raw) for key, raw in zip(("tp", "pp", "dp"), degrees.groups(), strict=True)}
         text = rest
     last = None
-    # DistSim's notation may stand alone
+    # DistSim's notation may stand alone.
     items = [part.strip() for part in text.split(",")] if comma or text != rest else []
     if not all(items):
         raise LayoutError(f"layout: {text.strip()[:60]!r} has a comma too many, or lacks a key=value between two")
     for item in items:
-        if last and types[last] == PerStage and values[last] and item.isdecimal():  # 6,6,6,6 for 6-6-6-6
+        # Numbers per stage may be written 6,6,6,6 instead of 6-6-6-6.
+        if last and types[last] == PerStage and values[last] and item.isdecimal():
             values[last] = (*values[last], _whole(last, item))
             continue
-        said, sign, raw = (s.strip() for s in item.partition("="))
+        name, sign, raw = (part.strip() for part in item.partition("="))
         if not sign:
             raise LayoutError(f"layout: {item!r} is not key=value (nor like 8M16P1D)")
-        key = _key(said, raw, types)
+        key = _key(name, raw, types)
         if key in values:
             raise LayoutError(f"layout: {key} is given twice, the second time as {raw!r}; leave one out")
         values[key] = _value(key, raw, types[key])
@@ -134,17 +166,17 @@ def written_values(values: Mapping[str, Any]) -> str:
     return plain_text(",".join([f"{name}={written(value)}" for name, value in values.items()]))
 
 
-def _key(said: str, raw: str, types: dict[str, Any]) -> str:
-    plain = said.lower().replace("-", "_")
+def _key(name: str, raw: str, types: dict[str, Any]) -> str:
+    plain = name.lower().replace("-", "_")
     key = KEY_ALIASES.get(plain, plain)
     if key in types:
         return key
     if key == "fsdp":
         raise LayoutError(
-            f"layout: {said} is no key; {raw} ranks that shard all states among themselves are dp={raw},zero=3, and "
+            f"layout: {name} is no key; {raw} ranks that shard all states among themselves are dp={raw},zero=3, and "
             "replicate=R makes R such groups of dp ranks (hybrid sharding)"
         )
-    raise UnknownNameError("layout key", said, types)
+    raise UnknownNameError("layout key", name, types)
 
 
 def _stages(key: str, raw: str) -> tuple[int, ...]:

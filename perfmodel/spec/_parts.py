@@ -34,11 +34,10 @@ class Experts(Stated):
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
 
     def __post_init__(self) -> None:
-        whole(
-            "experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")}
-        )
-        whole("experts", {name: getattr(self, name) for name in ("shared_ffn_hidden", "first_dense_layers", "latent")},
-              least=0)  # fmt: skip
+        positive = ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")
+        whole("experts", {name: getattr(self, name) for name in positive})
+        none_or_more = ("shared_ffn_hidden", "first_dense_layers", "latent")
+        whole("experts", {name: getattr(self, name) for name in none_or_more}, least=0)
         if self.topk > self.count:
             raise PerfModelError(f"experts: topk={self.topk} are more than there are (count={self.count})")
         if self.groups_kept > self.groups or self.count % self.groups:
@@ -169,8 +168,15 @@ class Patches(Stated):
     """Channels that are predicted for every pixel (diffusion: noise, and its variance); 0 for encoders."""
 
     def __post_init__(self) -> None:
-        whole("patches", {name: getattr(self, name) for name in ("image_size", "patch_size", "channels")})
-        whole("patches", {"class_tokens": self.class_tokens, "out_channels": self.out_channels}, least=0)
+        whole(
+            "patches",
+            {name: getattr(self, name) for name in ("image_size", "patch_size", "channels")},
+        )
+        whole(
+            "patches",
+            {"class_tokens": self.class_tokens, "out_channels": self.out_channels},
+            least=0,
+        )
         if self.image_size < self.patch_size:
             raise PerfModelError(f"patches: patch_size={self.patch_size} exceeds image_size={self.image_size}")
 

@@ -7,9 +7,15 @@ from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp
 from perfmodel.spec import AdapterModule, LatentAttention, Transformer
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
-from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
+from perfmodel.workload._pointwise import (
+    attention_gate,
+    attention_layout,
+    head_norm,
+    rotary,
+    small_norm,
+)
 from perfmodel.workload._quantisation import cast_for_attention
 
 TENSOR_CORE_BYTES = 16
@@ -23,7 +29,12 @@ torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
 
 
 def self_attention(
-    model: Transformer, local: Local, *, causal: bool, window: int = 0, reduced: bool = True
+    model: Transformer,
+    local: ShardSizes,
+    *,
+    causal: bool,
+    window: int = 0,
+    reduced: bool = True,
 ) -> list[Piece]:
     """Multi-head or grouped-query attention, or multi-head latent attention where the model has it.
 
@@ -66,19 +77,24 @@ def self_attention(
     ]
 
 
-def _projections(model: Transformer, local: Local) -> list[tuple[AdapterModule, int]]:
+def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterModule, int]]:
     """The projection of queries, keys and values, and its parts, each with its outputs on this device."""
     queries = local.heads * model.head_dim * (2 if model.attention_gate else 1)
     keys = local.kv_heads * model.head_dim
-    return [("linear_qkv", queries + 2 * keys), ("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+    return [
+        ("linear_qkv", queries + 2 * keys),
+        ("q_proj", queries),
+        ("k_proj", keys),
+        ("v_proj", keys),
+    ]
 
 
-def _kept_share(local: Local) -> float:
+def _kept_share(local: ShardSizes) -> float:
     """Of queries, keys and values: in 8-bit attention their narrow copies are kept alone."""
     return 1 / local.act_bytes if local.job.fp8_attention else 1.0
 
 
-def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[Piece]:
+def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> list[Piece]:
     """Decoder queries over the encoder's output of `memory_len` tokens per sequence (T5).
 
     All decoder layers share that output, so none of them counts it as kept.
@@ -88,15 +104,35 @@ def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[P
     return [
         column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0),
         column_linear(
-            local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens, kept_input=False, kept_output=1.0
+            local,
+            2 * kv * d,
+            local.hidden,
+            bias=model.bias,
+            tokens=memory_tokens,
+            kept_input=False,
+            kept_output=1.0,
         ),
-        _attention_core(model, local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0),
+        _attention_core(
+            model,
+            local,
+            kv_heads=kv,
+            d_qk=d,
+            d_v=d,
+            seq_kv=memory_len,
+            causal=False,
+            window=0,
+        ),
         *_output(model, local, heads * d),
     ]
 
 
 def _latent_attention(
-    model: Transformer, local: Local, latent: LatentAttention, *, causal: bool, window: int
+    model: Transformer,
+    local: ShardSizes,
+    latent: LatentAttention,
+    *,
+    causal: bool,
+    window: int,
 ) -> list[Piece]:
     """Multi-head latent attention as it is trained, keys and values expanded to all heads
     (DeepSeek-V2, arXiv 2405.04434, section 2.1).
@@ -119,17 +155,30 @@ def _latent_attention(
             [
                 column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
                 *rotary(model, local, (heads + 1) * rope),
-                pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+                pointwise(
+                    local.precision,
+                    [("add", 1)],
+                    local.tokens,
+                    heads * d_qk,
+                    saved_bytes=expanded,
+                ),
             ],
         ),
         _attention_core(
-            model, local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.keys, causal=causal, window=window
+            model,
+            local,
+            kv_heads=heads,
+            d_qk=d_qk,
+            d_v=d_v,
+            seq_kv=local.keys,
+            causal=causal,
+            window=window,
         ),
         *_output(model, local, heads * d_v),
     ]
 
 
-def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttention) -> list[Piece]:
+def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
     """Latent attention of one new token per sequence over the cache of compressed keys and values, whose expansion is
     absorbed into queries and results: all heads share one key of rank + rope elements, the first of which are the value
     (DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C)."""
@@ -164,25 +213,43 @@ def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttentio
     ]
 
 
-def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> list[Piece]:
-    rows, width = local.norm_tokens, local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
+    rows, width = (
+        local.norm_tokens,
+        local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim),
+    )
     if not latent.q_lora_rank:
         return [column_linear(local, width, local.hidden, kept_output=1.0)]
     return [
         linear(local.precision, rows, latent.q_lora_rank, local.hidden),
         small_norm(model, local, rows, latent.q_lora_rank),
-        *recomputed("mla_up_proj", [column_linear(local, width, latent.q_lora_rank, kept_output=1.0)]),
+        *recomputed(
+            "mla_up_proj",
+            [column_linear(local, width, latent.q_lora_rank, kept_output=1.0)],
+        ),
     ]
 
 
-def _output(model: Transformer, local: Local, width: int, *, reduced: bool = True) -> list[Piece]:
+def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True) -> list[Piece]:
     beside = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     sinks = [Piece(params=local.heads)] if model.attention_sinks else []
-    return [*sinks, row_linear(local, local.hidden, width, bias=model.bias, communicates=reduced), *beside]
+    return [
+        *sinks,
+        row_linear(local, local.hidden, width, bias=model.bias, communicates=reduced),
+        *beside,
+    ]
 
 
 def _attention_core(
-    model: Transformer, local: Local, *, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, causal: bool, window: int
+    model: Transformer,
+    local: ShardSizes,
+    *,
+    kv_heads: int,
+    d_qk: int,
+    d_v: int,
+    seq_kv: int,
+    causal: bool,
+    window: int,
 ) -> Piece:
     """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
     chunk = window if model.chunked_window and window < seq_kv else 0
@@ -198,7 +265,7 @@ def _attention_core(
     return recomputed("core_attn", [core])[0]
 
 
-def _kept_result_bytes(local: Local, d_v: int) -> float:
+def _kept_result_bytes(local: ShardSizes, d_v: int) -> float:
     """Fused attention's gradient needs its result: in 8 bits a copy of its own (Transformer Engine 2,
     pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`); otherwise the tensor that the output
     projection keeps, or keeps no more where its weight is frozen."""
@@ -208,12 +275,12 @@ def _kept_result_bytes(local: Local, d_v: int) -> float:
     return elements if local.job.fp8_attention else elements * local.act_bytes * local.precision.frozen
 
 
-def _cached(local: Local, kv_heads: int, dims: int) -> KernelOp:
+def _cached(local: ShardSizes, kv_heads: int, dims: int) -> KernelOp:
     """Keys and values of a prompt copied into the cache; those of single tokens come with the kernel that reads it."""
     return memory(local.precision, "fill_cache", local.tokens, kv_heads * dims)
 
 
-def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv: int) -> Piece:
+def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, seq_kv: int) -> Piece:
     """Two batched products around a softmax; the whole score matrix is computed, masked or not.
 
     Keeps softmax output, dropout mask and dropout output: 5 a s^2 b bytes in 16 bit
@@ -225,7 +292,12 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
     def product(n: int, k: int, head: int) -> Gemm:
         aligned = head * local.act_bytes % TENSOR_CORE_BYTES == 0
         return Gemm(
-            op="bmm", dtype=local.precision.wide_dtype if aligned else "fp32", batch=batch, m=local.seq_local, n=n, k=k
+            op="bmm",
+            dtype=local.precision.wide_dtype if aligned else "fp32",
+            batch=batch,
+            m=local.seq_local,
+            n=n,
+            k=k,
         )
 
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
@@ -243,7 +315,11 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
         between = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), between)
     return Piece(
         forward=(scores, *between.forward, context),
-        backward_input=(replace(context, pass_="bwd"), *between.backward_input, replace(scores, pass_="bwd")),
+        backward_input=(
+            replace(context, pass_="bwd"),
+            *between.backward_input,
+            replace(scores, pass_="bwd"),
+        ),
         saved_bytes=float(rows)
         * seq_kv
         * (
@@ -254,7 +330,7 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
     )
 
 
-def _softmax_in_fp32(model: Transformer, local: Local, rows: int, keys: int) -> Piece:
+def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
     """Mask and softmax of 16-bit scores in fp32, between a cast each way; the product before has the scale (Fast-LLM
     layers/attention/attention.py `_attn_backup`). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum."""
     precision = local.precision
@@ -274,7 +350,7 @@ def _without_softmax(between: Piece) -> Piece:
     return replace(between, forward=between.forward[1:], backward_input=between.backward_input[:-1])
 
 
-def _scaled_and_masked(model: Transformer, local: Local, rows: int, keys: int) -> Piece:
+def _scaled_and_masked(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
     """What unfused attention does to scores before their softmax: a scale, and its mask.
 
     Decoders fill what lies ahead, and their backward fills the gradient at the same places (Megatron-LM
@@ -296,7 +372,15 @@ def _scaled_and_masked(model: Transformer, local: Local, rows: int, keys: int) -
 
 
 def _fused(
-    local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, causal: bool, window: int, chunk: int
+    local: ShardSizes,
+    kv_heads: int,
+    d_qk: int,
+    d_v: int,
+    seq_kv: int,
+    *,
+    causal: bool,
+    window: int,
+    chunk: int,
 ) -> Piece:
     """Flash attention, which keeps one fp32 statistic per query and head.
 
@@ -311,7 +395,7 @@ def _fused(
             saved_bytes=4.0 * local.tokens * local.heads,
         )
     window = chunk // 2 or window
-    whole = Attention(
+    full_attention = Attention(
         op="flash_attention",
         dtype="fp8" if local.job.fp8_attention else local.precision.wide_dtype,
         batch=local.sequences,
@@ -324,7 +408,7 @@ def _fused(
         causal=causal,
         window=window if window < seq_kv else 0,
     )
-    part = context_parallel(local, whole)
+    part = context_parallel(local, full_attention)
     tokens = local.sequences * local.seq_local
     operands = cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v))
     results = cast_for_attention(local, tokens, local.heads * d_v)
@@ -345,7 +429,8 @@ def _fused(
 def attention_weights(model: Transformer) -> int:
     """Elements of the projections of one attention."""
     h, a, d = model.hidden, model.heads, model.head_dim
-    if latent := model.latent_attention:
+    latent = model.latent_attention
+    if latent:
         d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
         query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk

@@ -77,12 +77,15 @@ class ExpertChoice(NamedTuple):
         if self.groups <= parts:
             within = parts * self.groups_kept / self.groups
             return within * (1 - (1 - 1 / max(1.0, within)) ** self.topk)
-        own, rest = divmod(self.groups, parts)
-        if rest:  # groups that do not fall on parts limit nothing
+        groups_per_part, rest = divmod(self.groups, parts)
+        # Groups that do not fall on parts limit nothing.
+        if rest:
             return ExpertChoice(self.topk).reached(parts)
         missed = sum(
-            comb(own, j) * comb(self.groups - own, self.groups_kept - j) * (1 - j / self.groups_kept) ** self.topk
-            for j in range(min(own, self.groups_kept) + 1)
+            comb(groups_per_part, j)
+            * comb(self.groups - groups_per_part, self.groups_kept - j)
+            * (1 - j / self.groups_kept) ** self.topk
+            for j in range(min(groups_per_part, self.groups_kept) + 1)
         )
         return parts * (1 - missed / comb(self.groups, self.groups_kept))
 
@@ -160,14 +163,14 @@ class BlockOps:
     """Collectives by which the receiving stage completes what was sent sharded."""
 
     def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
-        """Matrices that have gradients, of routed experts or outside them, by rows and columns, with how many there are
-        of each."""
-        found: Counter[tuple[int, int]] = Counter()
+        """Number of matrices with gradients by their rows and columns, of routed experts or outside them."""
+        shapes: Counter[tuple[int, int]] = Counter()
         for op, count in self.backward_weight:
             if isinstance(op, Gemm) and op.grouped == experts:
-                # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
-                found[(op.n, op.k) if experts else (op.m, op.n)] += count * op.groups
-        return found
+                # A grouped product's gradient has the dimensions of its forward: rows, then the weight's two.
+                shape = (op.n, op.k) if experts else (op.m, op.n)
+                shapes[shape] += count * op.groups
+        return shapes
 
 
 Blocks = tuple[tuple[BlockOps, int], ...]

@@ -47,7 +47,8 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
     divide(model, Reason.HIDDEN, f"hidden={hidden} is", hidden, "tp", tp)
     if tp > 1 and model.layers % 2:
         raise LayoutError(
-            f"{model.name}: tp={tp} pairs layers, but there are {model.layers}; use tp=1", Reason.PAIRED_LAYERS
+            f"{model.name}: tp={tp} pairs layers, but there are {model.layers}; use tp=1",
+            Reason.PAIRED_LAYERS,
         )
     if shard.cp > 1 or shard.ep > 1 or shard.expert_tp != tp:
         raise LayoutError(
@@ -74,11 +75,22 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
         return pointwise(precision, [("relu", 1)], rows, width, saved_bytes=saved)
 
     if tp == 1:
-        return ((layer("mlp_layer", [linear(precision, rows, hidden, hidden), relu(hidden)]), model.layers),)
+        return (
+            (
+                layer("mlp_layer", [linear(precision, rows, hidden, hidden), relu(hidden)]),
+                model.layers,
+            ),
+        )
     reduce = Comm(collective="all_reduce", bytes=n_bytes, group="tp")
     inner = hidden // tp
     pair = [
-        linear(precision, rows, inner, hidden, backward_comm=(replace(reduce, overlappable=True),)),
+        linear(
+            precision,
+            rows,
+            inner,
+            hidden,
+            backward_comm=(replace(reduce, overlappable=True),),
+        ),
         relu(inner),
         linear(precision, rows, hidden, inner, forward_comm=(reduce,)),
         relu(hidden),
@@ -106,10 +118,11 @@ def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> Blocks:
             )
     precision = Precision.of(job)
     train = job.mode == "train"
-    return tuple(
-        (_block(unit, precision, shard.micro_batch, job, train=train), sum(1 for _ in equal))
-        for unit, equal in groupby(_units(model))
-    )
+    blocks = []
+    for unit, equal_units in groupby(_units(model)):
+        block = _block(unit, precision, shard.micro_batch, job, train=train)
+        blocks.append((block, len(list(equal_units))))
+    return tuple(blocks)
 
 
 def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
@@ -130,7 +143,9 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
 
 
 def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool) -> BlockOps:
-    pieces = [piece for layer in layers for piece in _layer(layer, precision, batch, job)]
+    pieces: list[Piece] = []
+    for layer in layers:
+        pieces += _layer(layer, precision, batch, job)
     first, last = layers[0], layers[-1]
     input_bytes = float(batch * first.c_in * first.size_in**2 * precision.act_bytes)
     output_bytes = float(batch * last.c_out * last.size_out**2 * precision.act_bytes)

@@ -6,7 +6,7 @@ from perfmodel.ops import Attention, MemoryBound, Op
 from perfmodel.spec import Job, Model, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import memory
 
 
@@ -23,7 +23,7 @@ class ContextPart:
     gradient_merges: tuple[MemoryBound, ...] = ()
 
 
-def context_parallel(local: Local, whole: Attention) -> ContextPart:
+def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
     """The part of an attention with this rank's queries over all keys and values.
 
     Ranks wait for each other in every exchange, so the one with most visible keys counts. A causal sequence is balanced
@@ -32,70 +32,84 @@ def context_parallel(local: Local, whole: Attention) -> ContextPart:
     2 - 1/cp times the mean.
 
     Args:
-        whole: with the rank's queries and the keys of the whole sequence.
+        attention: with the rank's queries and the keys of the whole sequence.
     """
     if local.shard.cp == 1:
-        return ContextPart(steps=(whole,))
+        return ContextPart(steps=(attention,))
     match local.shard.cp_kind:
         case "ulysses":
-            return _ulysses(local, whole)
+            return _ulysses(local, attention)
         case "all_gather":
-            return _gathered(local, whole)
+            return _gathered(local, attention)
         case kind:
-            return _ring(local, whole, gathered=kind == "gathered_ring")
+            return _ring(local, attention, gathered=kind == "gathered_ring")
 
 
 def undivided(model: Model, job: Job, op: Op) -> Attention | None:
-    """The attention over a training step's whole sequence that one over fewer of its queries or keys is a part of: of a
-    context-parallel rank, a step of its ring or a slice of a sequence. None of all else, and where the model itself has
-    attention over less than that."""
+    """The attention over a whole sequence of which `op` is a part.
+
+    Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None of any other
+    operation, and if the model itself has attention over less than a sequence.
+    """
     if not isinstance(model, Transformer) or model.decoder_layers or model.chunked_window or job.mode != "train":
         return None
-    if job.varied_lengths:  # no attention is over a whole sequence
+    # Of documents of varied lengths no attention is over a whole sequence.
+    if job.varied_lengths:
         return None
     if not isinstance(op, Attention) or op.seq_q + op.seq_kv == 2 * job.seq_len:
         return None
     return replace(op, seq_q=job.seq_len, seq_kv=job.seq_len, causal=model.causal)
 
 
-def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
-    """cp steps: one with the rank's own keys, under the causal mask, then those of one other rank each: of a balanced
-    causal ring half a square (all queries with the earlier half of the keys, or the later half with all keys), and all
-    keys of tokens before those of the step, which are spread over the ranks too.
-
-    Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their gradients make cp,
-    back to where they belong: the last with no step beside it. Where they are gathered, only the first step runs
-    meanwhile, which is not counted on. Each step's result is added to those before, with its statistics, and so are
-    gradients of queries, and of keys and values as they pass: in the type of the steps' results by one kernel
-    (`flash_attn_fwd_out_correction_init` and `AttnFuncWithCPAndKVP2P.backward` of Transformer Engine), in fp32 by
-    several (`_SDPAMerger` of torch.distributed's context parallelism).
-    """
-    cp, q, others = local.shard.cp, whole.seq_q, local.shard.cp - 1
-    seen = whole.seq_kv // cp
+def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> ContextPart:
+    """Attention in cp steps, each with the keys and values of one rank, which pass around a ring or are gathered."""
+    cp, q, other_ranks = local.shard.cp, attention.seq_q, local.shard.cp - 1
+    keys_per_rank = attention.seq_kv // cp
 
     def step(keys: int, causal: bool) -> Attention:
-        return replace(whole, seq_kv=keys, causal=causal, window=whole.window if whole.window < keys else 0)
+        window = attention.window if attention.window < keys else 0
+        return replace(attention, seq_kv=keys, causal=causal, window=window)
 
-    half = seen - q // 2 if whole.causal and local.shard.cp_balanced else seen
-    kv = replace(_keys_and_values(local, whole, 1 / cp), collective="send_recv", count=others, beside_attention=True)
-    gradients = replace(kv, count=others, beside_attention=True)
+    # The first step has the rank's own keys, under the causal mask. The others have those of one other rank each: of a
+    # balanced causal ring half a square (all queries with the earlier half of the keys, or the later half with all
+    # keys), else all keys of tokens before those of the step, which are spread over the ranks too.
+    half = keys_per_rank - q // 2 if attention.causal and local.shard.cp_balanced else keys_per_rank
+
+    # Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their gradients make cp,
+    # back to where they belong: the last with no step beside it. Where keys and values are gathered, only the first
+    # step could run meanwhile, which is not counted on.
+    kv = _keys_and_values(local, attention, 1 / cp)
+    kv = replace(kv, collective="send_recv", count=other_ranks, beside_attention=True)
+    gradients = replace(kv, count=other_ranks, beside_attention=True)
     last = replace(kv, count=1, beside_attention=False)
+    all_kv = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
+
+    # Each step's result is added to those before, with its statistics, and so are gradients of queries, and of keys and
+    # values as they pass: in the type of the steps' results by one kernel (`flash_attn_fwd_out_correction_init` and
+    # `AttnFuncWithCPAndKVP2P.backward` of Transformer Engine), in fp32 by several (`_SDPAMerger` of
+    # torch.distributed's context parallelism).
     rows = local.sequences * q
-    values = whole.heads * (whole.head_dim_v or whole.head_dim)
+    values = attention.heads * (attention.head_dim_v or attention.head_dim)
     dtype = None if local.job.fuses("attention_merge") else "fp32"
-    summed = memory(local.precision, "add", rows, whole.heads * whole.head_dim, 2, dtype=dtype)
-    passed = memory(local.precision, "add", local.sequences * seen, _width(whole), 2, dtype=dtype)
-    all_kv = replace(_keys_and_values(local, whole, 1.0), collective="all_gather")
+    summed = memory(local.precision, "add", rows, attention.heads * attention.head_dim, 2, dtype=dtype)
+    passed = memory(
+        local.precision,
+        "add",
+        local.sequences * keys_per_rank,
+        _width(attention),
+        2,
+        dtype=dtype,
+    )
     return ContextPart(
-        steps=(step(seen, whole.causal), *(step(half, False),) * others),
+        steps=(step(keys_per_rank, attention.causal), *(step(half, False),) * other_ranks),
         forward_comm=(all_kv,) if gathered else (kv,),
         backward_comm=(all_kv if gathered else kv, gradients, last),
-        merges=_merge(local, rows, values) * others,
-        gradient_merges=(summed, passed) * others,
+        merges=_merge(local, rows, values) * other_ranks,
+        gradient_merges=(summed, passed) * other_ranks,
     )
 
 
-def _merge(local: Local, rows: int, width: int) -> tuple[MemoryBound, ...]:
+def _merge(local: ShardSizes, rows: int, width: int) -> tuple[MemoryBound, ...]:
     """One kernel that rescales and adds; or a conversion to fp32, a difference, a product and another difference."""
     if local.job.fuses("attention_merge"):
         return (memory(local.precision, "add", rows, width, 2),)
@@ -103,17 +117,25 @@ def _merge(local: Local, rows: int, width: int) -> tuple[MemoryBound, ...]:
     return tuple(memory(local.precision, name, rows, width, inputs, dtype="fp32") for name, inputs in names)
 
 
-def _gathered(local: Local, whole: Attention) -> ContextPart:
-    """Keys and values are gathered, again in backward, and their gradients reduced to where they belong, with nothing
-    beside (Transformer Engine, `AttnFuncWithCPAndKVAllGather`); the two chunks of a balanced rank run one by one."""
-    cp, keys = local.shard.cp, whole.seq_kv
-    gather = replace(_keys_and_values(local, whole, 1.0), collective="all_gather")
-    steps = (whole,)
-    if whole.causal and local.shard.cp_balanced:
-        chunk = whole.seq_q // 2
-        seen = keys - (2 * cp - 1) * chunk
-        early = replace(whole, seq_q=chunk, seq_kv=seen, window=whole.window if whole.window < seen else 0)
-        steps = (early, replace(whole, seq_q=chunk))
+def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
+    """Attention after all keys and values have been gathered, again in backward (`AttnFuncWithCPAndKVAllGather`).
+
+    Gradients are reduced to where they belong; nothing runs beside the collectives, and the two chunks of a balanced
+    rank run one by one (Transformer Engine).
+    """
+    cp, keys = local.shard.cp, attention.seq_kv
+    gather = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
+    steps = (attention,)
+    if attention.causal and local.shard.cp_balanced:
+        chunk = attention.seq_q // 2
+        early_keys = keys - (2 * cp - 1) * chunk
+        early = replace(
+            attention,
+            seq_q=chunk,
+            seq_kv=early_keys,
+            window=attention.window if attention.window < early_keys else 0,
+        )
+        steps = (early, replace(attention, seq_q=chunk))
     return ContextPart(
         steps=steps,
         forward_comm=(gather,),
@@ -121,32 +143,37 @@ def _gathered(local: Local, whole: Attention) -> ContextPart:
     )
 
 
-def _ulysses(local: Local, whole: Attention) -> ContextPart:
+def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
     """A cp-th of the heads over the whole sequence: queries, keys and values are exchanged before, results after.
 
     Keys and values of fewer heads than ranks are copied for as many ranks as share them.
     """
     cp = local.shard.cp
-    rows, kv_heads = local.sequences * whole.seq_q, max(whole.kv_heads, cp)
-    own = rows * local.act_bytes
-    values = whole.head_dim_v or whole.head_dim
+    rows, kv_heads = local.sequences * attention.seq_q, max(attention.kv_heads, cp)
+    column_bytes = rows * local.act_bytes
+    values = attention.head_dim_v or attention.head_dim
     there = Comm(
         collective="all_to_all",
-        bytes=float(own * (whole.heads * whole.head_dim + kv_heads * (whole.head_dim + values))),
+        bytes=float(column_bytes * (attention.heads * attention.head_dim + kv_heads * (attention.head_dim + values))),
         group="cp",
     )
-    back = replace(there, bytes=float(own * whole.heads * values))
-    kernel = replace(whole, seq_q=whole.seq_q * cp, heads=whole.heads // cp, kv_heads=max(1, whole.kv_heads // cp))
+    back = replace(there, bytes=float(column_bytes * attention.heads * values))
+    kernel = replace(
+        attention,
+        seq_q=attention.seq_q * cp,
+        heads=attention.heads // cp,
+        kv_heads=max(1, attention.kv_heads // cp),
+    )
     return ContextPart(steps=(kernel,), forward_comm=(there, back), backward_comm=(back, there))
 
 
-def _keys_and_values(local: Local, whole: Attention, share: float) -> Comm:
+def _keys_and_values(local: ShardSizes, attention: Attention, share: float) -> Comm:
     """An exchange of so large a share of the sequence's keys and values."""
-    tokens = local.sequences * whole.seq_kv * share
-    n_bytes = tokens * _width(whole) * dtype_bytes(whole.dtype)
+    tokens = local.sequences * attention.seq_kv * share
+    n_bytes = tokens * _width(attention) * dtype_bytes(attention.dtype)
     return Comm(collective="send_recv", bytes=float(n_bytes), group="cp")
 
 
-def _width(whole: Attention) -> int:
+def _width(attention: Attention) -> int:
     """Elements of a token's keys and values."""
-    return whole.kv_heads * (whole.head_dim + (whole.head_dim_v or whole.head_dim))
+    return attention.kv_heads * (attention.head_dim + (attention.head_dim_v or attention.head_dim))

@@ -7,7 +7,7 @@ from perfmodel.ops import Embedding
 from perfmodel.spec import Patches, Transformer
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear
-from perfmodel.workload._local import Local, masked_tokens
+from perfmodel.workload._local import ShardSizes, masked_tokens
 from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import conditioning, norm, small_norm
 
@@ -15,7 +15,7 @@ T5_RELATIVE_BUCKETS = 32
 """Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head each."""
 
 
-def embedding_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list[Piece]:
+def embedding_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
     """Token, position and segment embeddings with their dropout.
 
     Each rank looks up its part of the vocabulary for all tokens; the sum over ranks is reduced
@@ -35,11 +35,19 @@ def embedding_pieces(model: Transformer, local: Local, *, owner: bool = True) ->
         pieces += _table(local, model.token_types)
     if model.dropout:
         mask = float(local.norm_tokens * local.hidden)
-        pieces.append(pointwise(local.precision, [("dropout", 1)], local.norm_tokens, local.hidden, saved_bytes=mask))
+        pieces.append(
+            pointwise(
+                local.precision,
+                [("dropout", 1)],
+                local.norm_tokens,
+                local.hidden,
+                saved_bytes=mask,
+            )
+        )
     return pieces
 
 
-def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list[Piece]:
+def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
     """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
 
     Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3). A tied projection has no
@@ -68,13 +76,21 @@ def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list
     pieces.append(replace(projection, params=params))
     if model.logit_softcap:
         logits_bytes = _logits_at_once(local) * local.act_bytes
-        pieces.append(pointwise(local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes))
+        pieces.append(
+            pointwise(
+                local.precision,
+                [("tanh", 1)],
+                local.tokens,
+                local.vocab,
+                saved_bytes=logits_bytes,
+            )
+        )
     if local.job.mode == "train":
         pieces.append(_cross_entropy(local))
     return pieces
 
 
-def _patch_pieces(model: Transformer, local: Local, patches: Patches) -> list[Piece]:
+def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
     """Patches as rows of one product (whose input needs no gradient), on every rank its tokens; positions added. With
     conditioning, the embeddings of time step (two products) and class, one row per image each."""
     h, rows = local.hidden, local.norm_tokens
@@ -94,7 +110,7 @@ def _patch_pieces(model: Transformer, local: Local, patches: Patches) -> list[Pi
     return pieces
 
 
-def _patch_head(model: Transformer, local: Local, patches: Patches) -> list[Piece]:
+def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
     """Classes of an image's pooled token, or what diffusion predicts for every patch, with the loss on it."""
     h, pieces = local.hidden, []
     if model.adaln:
@@ -116,7 +132,7 @@ LABELS: Final = 2
 """Outputs of a head of labels: start and end of an answer, or two classes. More of them cost next to nothing too."""
 
 
-def _label_head(local: Local) -> list[Piece]:
+def _label_head(local: ShardSizes) -> list[Piece]:
     """Labels of every token, or of every sequence from its pooled first token, with the loss on them (Hugging Face
     `BertForQuestionAnswering`, `BertForSequenceClassification`)."""
     rows, hidden, pieces = local.norm_tokens, local.hidden, []
@@ -128,7 +144,7 @@ def _label_head(local: Local) -> list[Piece]:
     return [*pieces, made, loss]
 
 
-def head_workspace_bytes(model: Transformer, local: Local) -> float:
+def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy.
 
     A gradient that is written over the logits needs neither.
@@ -144,7 +160,7 @@ def head_workspace_bytes(model: Transformer, local: Local) -> float:
     return _logits_at_once(seen) * width
 
 
-def _logits_at_once(local: Local) -> float:
+def _logits_at_once(local: ShardSizes) -> float:
     """Elements of the logits that exist at a time: all, or of a chunked loss those of one part of the tokens.
 
     There are as many parts as the vocabulary has hidden sizes (Liger, fused_linear_cross_entropy.py).
@@ -155,14 +171,18 @@ def _logits_at_once(local: Local) -> float:
     return logits / -(-local.vocab * local.tp // local.hidden)
 
 
-def _seen_by_head(model: Transformer, local: Local) -> Local:
+def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
     """With the tokens that reach the vocabulary: all, or of masked language models the masked ones."""
     if not (model.pooler_and_mlm_head and local.job.masked_head):
         return local
-    return replace(local, tokens=masked_tokens(local.tokens), norm_tokens=masked_tokens(local.norm_tokens))
+    return replace(
+        local,
+        tokens=masked_tokens(local.tokens),
+        norm_tokens=masked_tokens(local.norm_tokens),
+    )
 
 
-def token_lookup(local: Local, *, params: int) -> Piece:
+def token_lookup(local: ShardSizes, *, params: int) -> Piece:
     n_bytes = local.hidden_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
@@ -175,14 +195,14 @@ def token_lookup(local: Local, *, params: int) -> Piece:
     return replace(lookup, forward_comm=forward, backward_comm=backward, params=params)
 
 
-def _table(local: Local, rows: int) -> list[Piece]:
+def _table(local: ShardSizes, rows: int) -> list[Piece]:
     """A small replicated table, looked up and added."""
     added = memory(local.precision, "add", local.norm_tokens, local.hidden, 2)
     lookup = _lookup(local, local.norm_tokens, rows)
     return [replace(lookup, params=rows * local.hidden), Piece(forward=(added,))]
 
 
-def _lookup(local: Local, tokens: int, rows: int) -> Piece:
+def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
     """Rows of a table by their indices; or its product with a one-hot row for each, written first, of which the table
     alone has a gradient."""
     if "one_hot_lookup" in local.job.eager_kernels:
@@ -194,7 +214,7 @@ def _lookup(local: Local, tokens: int, rows: int) -> Piece:
     return Piece(forward=(forward,), backward_weight=(replace(forward, pass_="bwd"),))
 
 
-def _cross_entropy(local: Local) -> Piece:
+def _cross_entropy(local: ShardSizes) -> Piece:
     """Vocabulary-parallel cross entropy: maximum, target logit and sum of exponentials are each
     reduced over the tensor-parallel ranks, one fp32 value per token.
 
@@ -212,7 +232,7 @@ def _cross_entropy(local: Local) -> Piece:
     )
 
 
-def _loss_with_gradient(local: Local) -> Piece:
+def _loss_with_gradient(local: ShardSizes) -> Piece:
     """The gradient of the logits is their softmax less one at the target, and takes their place.
 
     A chunked loss keeps the gradient of the hidden states instead, which it makes before the next part.
@@ -225,14 +245,14 @@ def _loss_with_gradient(local: Local) -> Piece:
     )
 
 
-def _loss_reductions(local: Local) -> tuple[Comm, ...]:
+def _loss_reductions(local: ShardSizes) -> tuple[Comm, ...]:
     """What tensor-parallel ranks tell one another of their parts of the vocabulary."""
     if local.tp == 1:
         return ()
     return (Comm(collective="all_reduce", bytes=4.0 * local.tokens, group="tp", count=3),)
 
 
-def _bert_transform(model: Transformer, local: Local) -> list[Piece]:
+def _bert_transform(model: Transformer, local: ShardSizes) -> list[Piece]:
     """The replicated transform before the vocabulary, after pooler and next-sentence classifier where there are any."""
     h, rows, precision = local.hidden, local.norm_tokens, local.precision
     pooler = [*_pooler(local), linear(precision, local.shard.micro_batch, 2, h, bias=2)]
@@ -244,10 +264,16 @@ def _bert_transform(model: Transformer, local: Local) -> list[Piece]:
     return [*pooler, *transform] if model.pooler else transform
 
 
-def _pooler(local: Local) -> list[Piece]:
+def _pooler(local: ShardSizes) -> list[Piece]:
     """A dense layer with tanh over the first token of every sequence."""
     h, pooled = local.hidden, local.shard.micro_batch
     return [
         linear(local.precision, pooled, h, h, bias=h),
-        pointwise(local.precision, [("tanh", 1)], pooled, h, saved_bytes=float(pooled * h * local.act_bytes)),
+        pointwise(
+            local.precision,
+            [("tanh", 1)],
+            pooled,
+            h,
+            saved_bytes=float(pooled * h * local.act_bytes),
+        ),
     ]

@@ -14,13 +14,13 @@ from perfmodel.spec import Experts, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
-from perfmodel.workload._local import Local, divide
-from perfmodel.workload._piece import Again, Piece, memory, pointwise, recomputed
+from perfmodel.workload._local import ShardSizes, divide
+from perfmodel.workload._piece import Piece, RecomputedWork, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import activation, gate
 from perfmodel.workload._quantisation import quantised, widened
 
 
-def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
+def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts) -> list[Piece]:
     """Router, dispatch, routed experts, combine, shared experts.
 
     Raises:
@@ -29,27 +29,51 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
             tp times).
     """
     routing = route(model, local, experts)
-    router, latent = replace(local.precision, dtype=local.precision.wide_dtype), local.of("latent").precision
+    router, latent = (
+        replace(local.precision, dtype=local.precision.wide_dtype),
+        local.of("latent").precision,
+    )
     rows = routing.rows
     pieces = [
-        linear(router, rows, experts.count, local.hidden, bias=experts.count if experts.router_bias else 0),
-        pointwise(router, [("softmax", 1)], rows, experts.count, saved_bytes=4.0 * rows * experts.count),
+        linear(
+            router,
+            rows,
+            experts.count,
+            local.hidden,
+            bias=experts.count if experts.router_bias else 0,
+        ),
+        pointwise(
+            router,
+            [("softmax", 1)],
+            rows,
+            experts.count,
+            saved_bytes=4.0 * rows * experts.count,
+        ),
         *([linear(latent, rows, experts.latent, local.hidden)] if experts.latent else []),
         _dispatch(local, routing),
         _experts(model, local, experts, routing),
         _combine(local, routing),
         *([linear(latent, rows, local.hidden, experts.latent)] if experts.latent else []),
     ]
-    if inner := experts.shared_ffn_hidden // local.tp:
+    inner = experts.shared_ffn_hidden // local.tp
+    if inner:
         width = inner * (2 if model.gated_ffn else 1)
         shared = [
             column_linear(local, width, local.hidden, bias=model.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.bias),
         ]
-        if experts.shared_gate:  # its product has one column
+        if experts.shared_gate:
+            # Its product has one column, which makes it element-wise work.
             shared.append(
-                pointwise(router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes)
+                pointwise(
+                    router,
+                    gate(local),
+                    rows,
+                    local.hidden,
+                    params=local.hidden,
+                    saved_bytes=local.norm_bytes,
+                )
             )
         pieces += recomputed("shared_experts", shared)
     return recomputed("moe", pieces)
@@ -90,18 +114,28 @@ class Routing:
         return -(-self.processed // self.active_experts)
 
 
-def route(model: Transformer, local: Local, experts: Experts) -> Routing:
-    """Spread the shard's tokens over all experts, evenly but for the load of the busiest rank (`Job.expert_load`; one
-    rank that holds all experts gets no more than there is); see `expert_feed_forward` for errors."""
+def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
+    """Spread the shard's tokens over all experts, evenly but for the load of the busiest rank.
+
+    The load is `Job.expert_load`; one rank that holds all experts gets no more than there is. Errors are those of
+    `expert_feed_forward`.
+    """
     shard = local.shard
     tp, ep, etp = shard.tp, shard.ep, shard.expert_tp
     divide(model, Reason.EXPERTS, f"{experts.count} experts are", experts.count, "ep", ep)
-    for what, width, by, degree in (
+    for field, width, dimension, degree in (
         ("ffn_hidden", experts.ffn_hidden, "etp" if shard.etp else "tp", etp),
         ("shared_ffn_hidden", experts.shared_ffn_hidden, "tp", tp),
     ):
-        divide(model, Reason.EXPERT_HIDDEN, f"{what}={width} of its experts is", width, by, degree)
-    # inference: ranks of tensor parallelism hold all tokens, and each runs its own experts on those that chose them
+        divide(
+            model,
+            Reason.EXPERT_HIDDEN,
+            f"{field}={width} of its experts is",
+            width,
+            dimension,
+            degree,
+        )
+    # In inference ranks of tensor parallelism hold all tokens, and each runs its own experts on those that chose them.
     shared = local.job.mode == "inference" and not local.sequence_parallel and etp == 1 and ep == tp > 1
     if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel and not shared:
         raise LayoutError(
@@ -117,7 +151,10 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
         rows=rows,
         sent=rows * experts.topk,
         load=load,
-        processed=max(1, round(rows * experts.topk * (etp if gathered else 1) * load / (ep if shared else 1))),
+        processed=max(
+            1,
+            round(rows * experts.topk * (etp if gathered else 1) * load / (ep if shared else 1)),
+        ),
         shared=shared,
         local_experts=experts.count // ep,
         hidden=experts.latent or local.hidden,
@@ -128,33 +165,36 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
     )
 
 
-def _dispatch(local: Local, routing: Routing) -> Piece:
+def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
     """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's copies."""
     there, back = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
     return Piece(
-        forward=copies, backward_input=sums, forward_comm=there, backward_comm=(*back, *_partial_sums(local, routing))
+        forward=copies,
+        backward_input=sums,
+        forward_comm=there,
+        backward_comm=(*back, *_partial_sums(local, routing)),
     )
 
 
-def _combine(local: Local, routing: Routing) -> Piece:
+def _combine(local: ShardSizes, routing: Routing) -> Piece:
     """Return the experts' outputs and add each token's copies, weighted by the router.
 
     Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply its weights.
     """
     there, back = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
-    kept = 0.0 if local.job.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
+    saved_bytes = 0.0 if local.job.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
     return Piece(
         forward=sums,
         backward_input=copies,
         forward_comm=(*back, *_partial_sums(local, routing)),
         backward_comm=there,
-        saved_bytes=kept,
+        saved_bytes=saved_bytes,
     )
 
 
-def _permutation(local: Local, routing: Routing) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
     """Kernels that copy tokens into order of experts, and those that add the copies up again.
 
     Each reads and writes every row that it moves. An all-to-all dispatcher copies what it sends, and sorts what it
@@ -172,10 +212,13 @@ def _permutation(local: Local, routing: Routing) -> tuple[tuple[KernelOp, ...], 
     if local.job.expert_dispatcher != "alltoall" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
     by_expert = (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
-    return (moved(routing.sent), *by_expert), (*by_expert, moved(routing.rows, routing.choice.topk))
+    return (moved(routing.sent), *by_expert), (
+        *by_expert,
+        moved(routing.rows, routing.choice.topk),
+    )
 
 
-def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     """Collectives towards the experts, and those back."""
     row_bytes = routing.hidden * local.act_bytes
     there: tuple[Comm, ...] = ()
@@ -200,14 +243,20 @@ def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[C
     return there, back
 
 
-def _partial_sums(local: Local, routing: Routing) -> tuple[Comm, ...]:
+def _partial_sums(local: ShardSizes, routing: Routing) -> tuple[Comm, ...]:
     """Without sequence parallelism all ranks route all tokens, and sum their shards' results."""
     if local.tp == 1 or local.sequence_parallel:
         return ()
-    return (Comm(collective="all_reduce", bytes=float(local.tokens * routing.hidden * local.act_bytes), group="tp"),)
+    return (
+        Comm(
+            collective="all_reduce",
+            bytes=float(local.tokens * routing.hidden * local.act_bytes),
+            group="tp",
+        ),
+    )
 
 
-def _experts(model: Transformer, local: Local, experts: Experts, routing: Routing) -> Piece:
+def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: Routing) -> Piece:
     """Routed experts: one fused kernel (`Routing.fused`), or grouped products.
 
     Grouped gradient products carry the shape of their forward product, as measured tables do.
@@ -219,7 +268,12 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
 
     def grouped(n: int, k: int) -> Gemm:
         return Gemm(
-            op="grouped_linear", dtype=dtype, groups=routing.active_experts, m=routing.rows_per_expert, n=n, k=k
+            op="grouped_linear",
+            dtype=dtype,
+            groups=routing.active_experts,
+            m=routing.rows_per_expert,
+            n=n,
+            k=k,
         )
 
     first, second = grouped(wide, hidden), grouped(hidden, inner)
@@ -227,7 +281,11 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     # activations between grouped products, and casts of what they give, are part of the products
     narrow = dtype == "fp8" and local.precision.recipe == "mxfp8"
     one_kernel = local.job.fused_experts and narrow and not model.bias
-    forward: tuple[KernelOp, ...] = (first, *(() if one_kernel else between.forward), second)
+    forward: tuple[KernelOp, ...] = (
+        first,
+        *(() if one_kernel else between.forward),
+        second,
+    )
     if routing.fused:
         forward = (
             MoE(
@@ -251,9 +309,9 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     column_bytes = float(routing.processed) * dtype_bytes(dtype)
     beyond_bytes = max(0.0, between.saved_bytes - wide * routing.processed * local.act_bytes)
     freed_bytes = inner * column_bytes + beyond_bytes
-    act = Again(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
+    act = RecomputedWork(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
-        again=(act,),
+        recomputed_work=(act,),
         forward=(*made_wide, *quantised[0], *forward, *biased[0]),
         backward_input=(
             *biased[1],
@@ -274,7 +332,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
 
 
 def _output_bias(
-    model: Transformer, local: Local, routing: Routing
+    model: Transformer, local: ShardSizes, routing: Routing
 ) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
     """Kernels that add the experts' output biases, forward and backward: training frameworks weigh each by the router's
     fp32 weights, add it expert by expert, join the results and bring them back to 16 bits (Megatron-Core
@@ -285,23 +343,36 @@ def _output_bias(
 
     def passes(count: int, inputs: int, dtype: str, backward: bool) -> list[KernelOp]:
         kernel = memory(
-            local.precision, "add", routing.processed, routing.hidden, inputs, backward=backward, dtype=dtype
+            local.precision,
+            "add",
+            routing.processed,
+            routing.hidden,
+            inputs,
+            backward=backward,
+            dtype=dtype,
         )
         return [kernel] * count
 
     narrow = local.precision.act_dtype
-    forward = [*passes(2, 1, "fp32", False), *passes(1, 2, "fp32", False), *passes(1, 1, narrow, False)]
+    forward = [
+        *passes(2, 1, "fp32", False),
+        *passes(1, 2, "fp32", False),
+        *passes(1, 1, narrow, False),
+    ]
     backward = [*passes(2, 1, narrow, True), *passes(3, 1, "fp32", True)]
     return tuple(forward), tuple(backward)
 
 
 def _quantisation(
-    local: Local, routing: Routing, forward: tuple[int, ...], backward: tuple[int, ...]
+    local: ShardSizes, routing: Routing, forward: tuple[int, ...], backward: tuple[int, ...]
 ) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
     """Kernels that bring what comes to the experts to 8 or 4 bits, and rows of these other widths, forward and
     backward, as in dense products."""
 
     def cast(widths: tuple[int, ...]) -> tuple[KernelOp, ...]:
-        return tuple(op for width in widths for op in quantised(local.precision, routing.processed, width))
+        kernels: list[KernelOp] = []
+        for width in widths:
+            kernels += quantised(local.precision, routing.processed, width)
+        return tuple(kernels)
 
     return cast((routing.hidden, *forward)), cast((routing.hidden, *backward))

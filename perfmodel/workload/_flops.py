@@ -107,7 +107,7 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
     batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
-    # of varied lengths, so many equal documents a sequence
+    # Documents of varied lengths count as so many equal ones in a sequence.
     length = job.attended_tokens
     documents = s / length
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
@@ -118,12 +118,13 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         + letters["E"] * _moe_weights(model)
         + model.mtp_layers * 2 * h * h
     )
-    # products of two activations, per token: both have a gradient, whatever is frozen
+    # Products of two activations, per token: both have a gradient, whatever is frozen.
     weightless = 0
     if model.mamba:
         per_token += letters["M"] * mamba_weights(h, model.mamba)
         weightless += letters["M"] * state_space_products(model.mamba)
-    if scan := model.selective_scan:
+    scan = model.selective_scan
+    if scan:
         per_token += letters["S"] * selective_scan_weights(h, scan)
         weightless += letters["S"] * 2 * scan.inner * scan.state
     if model.delta_net:
@@ -140,15 +141,17 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         pairs = letters["*"] * _visible_pairs(length, 0) + letters["W"] * visible(length, model.window)
         causal = width * documents * pairs
     s_out = s
-    if decoder := model.decoder_layers:
+    decoder = model.decoder_layers
+    if decoder:
         s_out = model.decoder_seq_len or s
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim
-        # cross-attention projects queries and outputs of the decoder, keys and values of the encoder
+        # Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
         layers += 2.0 * batch * decoder * (s_out * (attention + 2 * query + ffn) + s * key_value)
         full += decoder * (float(s_out) * s_out + float(s_out) * s) * width
         causal += decoder * (_visible_pairs(s_out, 0) + float(s_out) * s) * width
-    if model.adaln:  # once per image
+    # Modulations are computed once per image.
+    if model.adaln:
         layers += 2.0 * batch * 3 * h * h * letters.total()
     seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.masked_head else s_out
     vocabulary = head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
@@ -191,8 +194,16 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     h, d, (_, d_v) = model.hidden, model.head_dim, _head_dims(model)
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
     queries, keys = model.heads * (2 if model.attention_gate else 1) * d, model.kv_heads * d
-    inputs = {"linear_qkv": queries + 2 * keys, "q_proj": queries, "k_proj": keys, "v_proj": keys}
-    first = {"linear_fc1": model.ffn_hidden * (2 if model.gated_ffn else 1), "up_proj": model.ffn_hidden}
+    inputs = {
+        "linear_qkv": queries + 2 * keys,
+        "q_proj": queries,
+        "k_proj": keys,
+        "v_proj": keys,
+    }
+    first = {
+        "linear_fc1": model.ffn_hidden * (2 if model.gated_ffn else 1),
+        "up_proj": model.ffn_hidden,
+    }
     if model.gated_ffn:
         first["gate_proj"] = model.ffn_hidden
 
@@ -215,7 +226,8 @@ def _repeated(model: Transformer, job: Job) -> int:
         repeated += letters["E"] * ffn_weights(model, model.experts.shared_ffn_hidden)
     if "moe" in modules:
         repeated += letters["E"] * _moe_weights(model)
-    if (latent := model.latent_attention) and "mla_up_proj" in modules:
+    latent = model.latent_attention
+    if latent and "mla_up_proj" in modules:
         up = latent.q_lora_rank * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
         up += latent.kv_lora_rank * (latent.qk_nope_head_dim + latent.v_head_dim)
         repeated += (letters["*"] + letters["W"]) * model.heads * up
@@ -224,7 +236,8 @@ def _repeated(model: Transformer, job: Job) -> int:
 
 def _moe_weights(model: Transformer) -> int:
     """Elements of weights that one token visits in a mixture of experts."""
-    if (experts := model.experts) is None:
+    experts = model.experts
+    if experts is None:
         return 0
     return (
         experts.topk * ffn_weights(model, experts.ffn_hidden, experts.latent)
@@ -255,7 +268,8 @@ def _plain(layers: float, head: float, job: Job) -> ModelFlops:
 
 
 def _head_dims(model: Transformer) -> tuple[int, int]:
-    if latent := model.latent_attention:
+    latent = model.latent_attention
+    if latent:
         return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
     return model.head_dim, model.head_dim
 
@@ -274,5 +288,5 @@ def _visible_pairs(s: float, window: int) -> float:
 
 def _chunked_pairs(s: float, chunk: int) -> float:
     """Query-key pairs where each query sees the keys before it in its own chunk of so many."""
-    whole, rest = divmod(s, chunk)
-    return whole * _visible_pairs(chunk, 0) + _visible_pairs(rest, 0)
+    full_chunks, rest = divmod(s, chunk)
+    return full_chunks * _visible_pairs(chunk, 0) + _visible_pairs(rest, 0)

@@ -10,9 +10,15 @@ from dataclasses import replace
 from perfmodel.ops import Gemm, KernelOp
 from perfmodel.spec import AdapterModule
 from perfmodel.workload._block import Comm
-from perfmodel.workload._local import Local, Precision
+from perfmodel.workload._local import Precision, ShardSizes
 from perfmodel.workload._piece import Piece, memory
-from perfmodel.workload._quantisation import gathered_bytes, kept_bytes, quantised, quantised_again, widened
+from perfmodel.workload._quantisation import (
+    gathered_bytes,
+    kept_bytes,
+    quantised,
+    quantised_again,
+    widened,
+)
 
 
 def linear(
@@ -59,7 +65,7 @@ def linear(
 
 
 def column_linear(
-    local: Local,
+    local: ShardSizes,
     n: int,
     k: int,
     *,
@@ -109,7 +115,7 @@ def column_linear(
     )
 
 
-def row_linear(local: Local, n: int, k: int, *, bias: bool = False, communicates: bool = True) -> Piece:
+def row_linear(local: ShardSizes, n: int, k: int, *, bias: bool = False, communicates: bool = True) -> Piece:
     """Row-parallel product of `k` local rows of the weight: the output is a sum over ranks.
 
     Forward reduces it (scattered along the sequence with sequence parallelism, whose backward
@@ -128,12 +134,22 @@ def row_linear(local: Local, n: int, k: int, *, bias: bool = False, communicates
     elif local.tp > 1 and communicates:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
     return linear(
-        local.precision, local.tokens, n, k, bias=n if bias else 0, forward_comm=forward, backward_comm=backward
+        local.precision,
+        local.tokens,
+        n,
+        k,
+        bias=n if bias else 0,
+        forward_comm=forward,
+        backward_comm=backward,
     )
 
 
 def adapters(
-    local: Local, products: Sequence[tuple[AdapterModule, int]], k: int, *, row_parallel: bool = False
+    local: ShardSizes,
+    products: Sequence[tuple[AdapterModule, int]],
+    k: int,
+    *,
+    row_parallel: bool = False,
 ) -> list[Piece]:
     """The adapters beside a frozen product of `k` columns, or beside parts of it, of those that the job asks for.
 
@@ -150,7 +166,7 @@ def adapters(
     return [replace(piece, saved_bytes=piece.saved_bytes if i == 0 else 0.0) for i, piece in enumerate(pieces)]
 
 
-def _adapter(local: Local, n: int, k: int, *, row_parallel: bool) -> Piece:
+def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     """A low-rank adapter beside a frozen product of [tokens, k] by [k, n].
 
     y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
@@ -209,7 +225,7 @@ def _adapter(local: Local, n: int, k: int, *, row_parallel: bool) -> Piece:
     )
 
 
-def _adapter_sums(local: Local, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     """Collectives of an adapter's rows of its rank, forward and backward; without sequence parallelism the gradient of
     a whole input of `k` columns is summed as that of the frozen product beside it."""
     if local.tp == 1:
@@ -221,14 +237,17 @@ def _adapter_sums(local: Local, k: int, *, row_parallel: bool) -> tuple[tuple[Co
     summed = Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True)
     if row_parallel or local.sequence_parallel:
         return (sent,), (summed,)
-    whole = Comm(
-        collective="all_reduce", bytes=float(local.tokens) * k * local.act_bytes, group="tp", overlappable=True
+    summed_input = Comm(
+        collective="all_reduce",
+        bytes=float(local.tokens) * k * local.act_bytes,
+        group="tp",
+        overlappable=True,
     )
-    return (sent,), (summed, whole)
+    return (sent,), (summed, summed_input)
 
 
 def _adapter_result(
-    local: Local, n: int
+    local: ShardSizes, n: int
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...], tuple[KernelOp, ...], tuple[KernelOp, ...]]:
     """What brings the result of a row-parallel product's adapter, of `n` columns, to where it is added: collectives
     forward and backward, and kernels that join and cut their parts forward and backward."""

@@ -53,8 +53,8 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Local:
-    """Local sizes of one stack (encoder or decoder). Lengths in tokens, sizes in elements."""
+class ShardSizes:
+    """Sizes of one stack on one rank (encoder or decoder). Lengths in tokens, sizes in elements."""
 
     job: Job
     shard: Shard
@@ -77,11 +77,14 @@ class Local:
     precision: Precision
 
     @property
-    def unquantised(self) -> "Local":
+    def unquantised(self) -> "ShardSizes":
         """The same with products that are not quantised, of weights that are stored as they are used."""
-        return replace(self, precision=replace(self.precision, dtype=self.precision.wide_dtype, base=""))
+        return replace(
+            self,
+            precision=replace(self.precision, dtype=self.precision.wide_dtype, base=""),
+        )
 
-    def of(self, module: WideModule) -> "Local":
+    def of(self, module: WideModule) -> "ShardSizes":
         """The same for products that the job may keep wider than others (`Job.wide_modules`)."""
         if module not in self.job.wide_modules:
             return self
@@ -128,8 +131,8 @@ MASKED_TOKENS: Final = (20, 128)
 
 def masked_tokens(tokens: float) -> int:
     """How many of so many tokens a head sees that takes the masked ones alone (`Job.masked_head`)."""
-    places, of = MASKED_TOKENS
-    return ceil(tokens * places / of)
+    places, tokens_per_period = MASKED_TOKENS
+    return ceil(tokens * places / tokens_per_period)
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -143,7 +146,7 @@ def storage_dtype(dtype: str) -> str:
     return {"fp8": "bf16", "fp4": "bf16", "int8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
 
 
-def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Local:
+def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> ShardSizes:
     """Divide `model` by `shard`.
 
     Key and value heads are replicated where tp exceeds them, as Megatron-LM does.
@@ -154,10 +157,24 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
     tp, cp = shard.tp, shard.cp
     kv = model.kv_heads if model.latent_attention is None else model.heads
     divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
-    divide(model, Reason.HIDDEN, f"ffn_hidden={model.ffn_hidden} is", model.ffn_hidden, "tp", tp)
+    divide(
+        model,
+        Reason.HIDDEN,
+        f"ffn_hidden={model.ffn_hidden} is",
+        model.ffn_hidden,
+        "tp",
+        tp,
+    )
     if shard.cp_kind == "ulysses":
         heads = model.heads // tp
-        divide(model, Reason.HEADS, f"{heads} attention heads of a rank are", heads, "cp (of cp_kind=ulysses)", cp)
+        divide(
+            model,
+            Reason.HEADS,
+            f"{heads} attention heads of a rank are",
+            heads,
+            "cp (of cp_kind=ulysses)",
+            cp,
+        )
         if kv // tp > 1 and (kv // tp) % cp and cp % (kv // tp):
             raise LayoutError(
                 f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {kv // tp} kv_heads of a rank or be a "
@@ -165,24 +182,33 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
                 Reason.KV_HEADS,
             )
     if kv % tp and tp % kv:
-        raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it", Reason.KV_HEADS)
+        raise LayoutError(
+            f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it",
+            Reason.KV_HEADS,
+        )
     # load-balanced causal context parallelism gives each rank two chunks of the sequence
     chunks = 2 * cp if cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses" else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
-    for parts, what in ((cp, "cp"), (chunks, "2*cp"), (tp * cp * sequence_parallel or 1, "tp*cp of sequence_parallel")):
+    for parts, what in (
+        (cp, "cp"),
+        (chunks, "2*cp"),
+        (tp * cp * sequence_parallel or 1, "tp*cp of sequence_parallel"),
+    ):
         if seq_len % parts:
             raise LayoutError(
-                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})", Reason.SEQUENCE
+                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})",
+                Reason.SEQUENCE,
             )
     if cp > 1 and not job.flash_attention:
         raise LayoutError(
-            f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1", Reason.UNFUSED_CONTEXT
+            f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1",
+            Reason.UNFUSED_CONTEXT,
         )
     sequences, tokens = shard.micro_batch, shard.micro_batch * seq_len // cp
     if job.varied_lengths:
         sequences, seq_len = _equal_sequences(job, shard.micro_batch, chunks)
         tokens = ceil(shard.micro_batch * job.tokens_per_sequence / cp)
-    return Local(
+    return ShardSizes(
         job=job,
         shard=shard,
         sequences=sequences,
@@ -213,14 +239,21 @@ def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]
     return sequences, max(1, round(length / chunks)) * chunks
 
 
-def require_whole_sequence(model: Model, local: Local, what: str) -> None:
+def require_whole_sequence(model: Model, local: ShardSizes, what: str) -> None:
     """Raise `LayoutError` under context parallelism, whose ranks would have to pass the state of `what` on."""
     if local.shard.cp > 1:
-        raise LayoutError(f"{model.name}: {what} are not split along the sequence; use cp=1", Reason.UNSPLIT, "cp")
+        raise LayoutError(
+            f"{model.name}: {what} are not split along the sequence; use cp=1",
+            Reason.UNSPLIT,
+            "cp",
+        )
 
 
-def divide(model: Model, reason: Reason, what: str, value: int, by: str, degree: int) -> None:
+def divide(model: Model, reason: Reason, what: str, value: int, dimension: str, degree: int) -> None:
     """Raise `LayoutError` for `reason`, and name the degrees that there are, unless `degree` divides `value`."""
     if value % degree:
         fitting = ", ".join(map(str, divisors(value, most=64)))
-        raise LayoutError(f"{model.name}: {what} not divisible by {by}={degree}; choose {by} among {fitting}", reason)
+        raise LayoutError(
+            f"{model.name}: {what} not divisible by {dimension}={degree}; choose {dimension} among {fitting}",
+            reason,
+        )

@@ -40,18 +40,19 @@ def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
 
 
 def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[KernelOp]:
-    """Products by which the update of every matrix of a layer (of its routed experts, or outside them) is made
-    orthogonal, in bf16: of a matrix X of a rows and
-    b >= a columns, per Newton-Schulz iteration A = X X', A A, and (b A + c A A) X, 2 a^2 b + 2 a^3 + 2 a^2 b FLOPs.
+    """Products in bf16 by which Muon makes the update of every matrix of a layer orthogonal.
+
+    The matrices are those of the layer's routed experts, or those outside them. Of a matrix X of a rows and b >= a
+    columns a Newton-Schulz iteration is A = X X', A A, and (b A + c A A) X, 2 a^2 b + 2 a^3 + 2 a^2 b FLOPs.
 
     Tensor-parallel ranks do so with their own shards (the block-wise mode of Megatron-Core's Muon).
     """
-    found: Counter[KernelOp] = Counter()
+    products: Counter[KernelOp] = Counter()
     steps = OPTIMIZERS[job.optimizer].newton_schulz
     if not steps or not block.is_layer:
-        return found
+        return products
     for shape, count in block.weight_shapes(experts=experts).items():
         a, b = sorted(shape)
         for n, k in ((a, b), (a, a), (b, a)):
-            found[Gemm(dtype="bf16", m=a, n=n, k=k)] += steps * count
-    return found
+            products[Gemm(dtype="bf16", m=a, n=n, k=k)] += steps * count
+    return products

@@ -112,7 +112,11 @@ def _(model: Transformer) -> Parameters:
     further = _sub_layers(model, "".join(modules))
     joined = len(modules) * (2 * h * h + 3 * norm_params(model, h))
     return replace(
-        layers, embedding=embedding, head=head, norms=layers.norms + norms, further_tokens=further.total + joined
+        layers,
+        embedding=embedding,
+        head=head,
+        norms=layers.norms + norms,
+        further_tokens=further.total + joined,
     )
 
 
@@ -167,7 +171,8 @@ def _attention(model: Transformer) -> tuple[int, int]:
     """Projections of one attention (and its sinks), and the parameters of the norms inside it."""
     h, a, d, kv = model.hidden, model.heads, model.head_dim, model.kv_heads
     sinks = a if model.attention_sinks else 0
-    if latent := model.latent_attention:
+    latent = model.latent_attention
+    if latent:
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
         return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
     width = (a * (2 if model.attention_gate else 1) + 2 * kv) * d
@@ -181,8 +186,7 @@ MAMBA_STATE_BYTES = 4
 
 
 def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: float) -> tuple[float, ...]:
-    """Bytes that a sequence of `tokens` takes in the cache of each layer, in model order, on a rank of tensor
-    parallelism.
+    """Bytes of a sequence in the cache of each layer, in model order, on one rank of tensor parallelism.
 
     Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; one compressed vector
     for all heads under latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1.2), held by every rank; the last
@@ -195,16 +199,22 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
         a_token = 2.0 * max(1, model.kv_heads // tp) * model.head_dim * element_bytes
     full = tokens * a_token
     windowed = min(tokens, model.window or tokens) * a_token
-    held = {"*": full, "W": windowed}
+    bytes_by_mixer = {"*": full, "W": windowed}
     if mamba:
         elements = mamba.inner * mamba.state + mamba.convolved * (mamba.conv_kernel - 1)
-        held["M"] = MAMBA_STATE_BYTES * elements / tp
-    if scan := model.selective_scan:
+        bytes_by_mixer["M"] = MAMBA_STATE_BYTES * elements / tp
+    scan = model.selective_scan
+    if scan:
         elements = scan.inner * (scan.state + scan.conv_kernel - 1)
-        held["S"] = MAMBA_STATE_BYTES * elements / tp
-    if net := model.delta_net:
+        bytes_by_mixer["S"] = MAMBA_STATE_BYTES * elements / tp
+    net = model.delta_net
+    if net:
         elements = net.values * net.key_dim + net.convolved * (net.conv_kernel - 1)
-        held["L"] = MAMBA_STATE_BYTES * elements / tp
-    if conv := model.short_conv:
-        held["C"] = element_bytes * model.hidden * (conv.kernel - 1) / tp
-    return tuple(sum(held.get(letter, 0.0) for letter in word) for word in model.stack)
+        bytes_by_mixer["L"] = MAMBA_STATE_BYTES * elements / tp
+    conv = model.short_conv
+    if conv:
+        bytes_by_mixer["C"] = element_bytes * model.hidden * (conv.kernel - 1) / tp
+    cache_bytes = []
+    for sublayers in model.stack:
+        cache_bytes.append(sum(bytes_by_mixer.get(letter, 0.0) for letter in sublayers))
+    return tuple(cache_bytes)

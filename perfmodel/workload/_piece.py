@@ -6,6 +6,7 @@ Korthikanti et al. (arXiv 2205.05198, section 4.1) count activation memory.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from perfmodel.ops import KernelOp, MemoryBound
@@ -15,8 +16,8 @@ from perfmodel.workload._local import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
-    """What backward repeats where a module is recomputed, and what forward then need not keep."""
+class RecomputedWork:
+    """Forward work that backward repeats where a module is recomputed, and the bytes that are not kept for that."""
 
     module: RecomputeModule
     forward: tuple[KernelOp, ...]
@@ -33,7 +34,7 @@ class Piece:
     backward_weight: tuple[KernelOp, ...] = ()
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
-    again: tuple[Again, ...] = ()
+    recomputed_work: tuple[RecomputedWork, ...] = ()
     """Under selective recompute, by module."""
     params: int = 0
     expert_params: int = 0
@@ -43,7 +44,7 @@ class Piece:
     """The part of it that the piece before made."""
 
 
-_HELD_BY: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
+_PARTS_OF_MODULES: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
     "moe": frozenset({"moe_act", "shared_experts"}),
     "mlp": frozenset({"mlp_act"}),
 }
@@ -51,19 +52,22 @@ _HELD_BY: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
 
 
 def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
-    """Pieces that are repeated where `module` is recomputed, and then keep nothing but the input of the first (or free
-    `frees` bytes each)."""
-    freed = frees or [piece.saved_bytes - (0 if i else piece.input_bytes) for i, piece in enumerate(pieces)]
-    return [
-        replace(
-            piece,
-            again=(
-                *piece.again,
-                Again(module=module, forward=piece.forward, forward_comm=piece.forward_comm, freed_bytes=n_bytes),
-            ),
+    """Pieces that are repeated where `module` is recomputed.
+
+    They then keep nothing but the input of the first, or free `frees` bytes each.
+    """
+    if not frees:
+        frees = [piece.saved_bytes - (0 if i else piece.input_bytes) for i, piece in enumerate(pieces)]
+    marked = []
+    for piece, freed_bytes in zip(pieces, frees, strict=True):
+        work = RecomputedWork(
+            module=module,
+            forward=piece.forward,
+            forward_comm=piece.forward_comm,
+            freed_bytes=freed_bytes,
         )
-        for piece, n_bytes in zip(pieces, freed, strict=True)
-    ]
+        marked.append(replace(piece, recomputed_work=(*piece.recomputed_work, work)))
+    return marked
 
 
 def joined(first: Piece, second: Piece) -> Piece:
@@ -74,7 +78,7 @@ def joined(first: Piece, second: Piece) -> Piece:
         backward_weight=second.backward_weight + first.backward_weight,
         forward_comm=first.forward_comm + second.forward_comm,
         backward_comm=second.backward_comm + first.backward_comm,
-        again=first.again + second.again,
+        recomputed_work=first.recomputed_work + second.recomputed_work,
         params=first.params + second.params,
         expert_params=first.expert_params + second.expert_params,
         saved_bytes=first.saved_bytes + second.saved_bytes,
@@ -108,8 +112,16 @@ def assemble(
     """
     forward = _kernels(p.forward for p in pieces)
     forward_comm = _comms(p.forward_comm for p in pieces)
-    chosen = set(modules).difference(*(parts for whole, parts in _HELD_BY.items() if whole in modules))
-    again = [one for p in pieces for one in p.again if one.module in chosen] if train else []
+
+    # A module that is part of another chosen one is repeated with that.
+    chosen = set(modules)
+    for module, parts in _PARTS_OF_MODULES.items():
+        if module in modules:
+            chosen -= parts
+    again: list[RecomputedWork] = []
+    if train:
+        for piece in pieces:
+            again += [work for work in piece.recomputed_work if work.module in chosen]
     recomputed = train and input_bytes is not None
     repeated = pieces[: _last_product(pieces)] if stops_recompute else pieces
     saved = sum(p.saved_bytes for p in pieces) if train else 0.0
@@ -119,18 +131,18 @@ def assemble(
         forward=forward,
         backward_input=_kernels(p.backward_input for p in reversed(pieces)) if train else (),
         backward_weight=_kernels(p.backward_weight for p in reversed(pieces)) if train else (),
-        recompute_selective=_kernels(one.forward for one in again),
+        recompute_selective=_kernels(work.forward for work in again),
         recompute_full=_kernels(p.forward for p in repeated) if recomputed else (),
         forward_comm=forward_comm,
         backward_comm=_comms(p.backward_comm for p in reversed(pieces)) if train else (),
-        recompute_selective_comm=_comms(one.forward_comm for one in again),
+        recompute_selective_comm=_comms(work.forward_comm for work in again),
         recompute_full_comm=_comms(p.forward_comm for p in repeated) if recomputed else (),
         params=sum(p.params for p in pieces),
         expert_params=sum(p.expert_params for p in pieces),
         tied_params=tied_params,
         activation_bytes=ActivationBytes(
             none=saved,
-            selective=saved - sum(one.freed_bytes for one in again),
+            selective=saved - sum(work.freed_bytes for work in again),
             full=input_bytes if recomputed and input_bytes is not None else saved,
         ),
         workspace_bytes=workspace_bytes,
@@ -141,8 +153,11 @@ def assemble(
 
 def _last_product(pieces: Sequence[Piece]) -> int:
     """Position of the last piece with a dense or expert product; the number of pieces if there is none."""
-    held = [any(op.is_matmul for op in piece.forward) for piece in pieces]
-    return max((i for i, holds in enumerate(held) if holds), default=len(pieces))
+    last = len(pieces)
+    for position, piece in enumerate(pieces):
+        if any(op.is_matmul for op in piece.forward):
+            last = position
+    return last
 
 
 def memory(
@@ -189,8 +204,8 @@ def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int
 
     A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32 addition.
     """
-    held = block.params + block.tied_params
-    rows = round(held * 10 / 12 / hidden / tensors)
+    params = block.params + block.tied_params
+    rows = round(params * 10 / 12 / hidden / tensors)
     if not rows:
         return block
     add = memory(precision, "add", rows, hidden, 2, dtype="fp32")
@@ -210,4 +225,4 @@ def _kernels(parts: Iterable[tuple[KernelOp, ...]]) -> Kernels:
 
 
 def _comms(parts: Iterable[tuple[Comm, ...]]) -> tuple[Comm, ...]:
-    return tuple(comm for part in parts for comm in part)
+    return tuple(chain.from_iterable(parts))

@@ -9,12 +9,12 @@ from typing import Final
 
 from perfmodel.spec import Transformer
 from perfmodel.workload._linear import linear
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
 from perfmodel.workload._quantisation import QUANTISING
 
 
-def norm(model: Transformer, local: Local) -> Piece:
+def norm(model: Transformer, local: ShardSizes) -> Piece:
     """Layer or RMS norm over the hidden size; keeps its input."""
     return small_norm(model, local, local.norm_tokens, local.hidden)
 
@@ -28,7 +28,7 @@ def norm_params(model: Transformer, size: int) -> int:
     return size * (2 if model.norm == "layer_norm" and shifted else 1)
 
 
-def residual(model: Transformer, local: Local) -> Piece:
+def residual(model: Transformer, local: ShardSizes) -> Piece:
     """Bias, dropout and residual addition after a row-parallel product; keeps the dropout mask.
 
     Backward also sums the gradients of the two branches.
@@ -67,7 +67,7 @@ _GELU_FORMULA_KEEPS: Final = 4
 kept are x, the tanh and both factors of the last product."""
 
 
-def sub_layer(model: Transformer, local: Local, mixer: list[Piece]) -> list[Piece]:
+def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
     """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition. Conditioning
     scales and shifts what the norm gives and gates what is added: products of one row per sequence, and passes over
     the tokens."""
@@ -79,7 +79,9 @@ def sub_layer(model: Transformer, local: Local, mixer: list[Piece]) -> list[Piec
     return [*before, *mixer, *after, residual(model, local)]
 
 
-def side_by_side(model: Transformer, local: Local, attention: list[Piece], feed_forward: list[Piece]) -> list[Piece]:
+def side_by_side(
+    model: Transformer, local: ShardSizes, attention: list[Piece], feed_forward: list[Piece]
+) -> list[Piece]:
     """Attention and a feed-forward of one input, whose results are added to it (`Transformer.parallel_blocks`).
 
     Results of tensor-parallel ranks are added before they are reduced, once for both; so is, of one norm, the gradient
@@ -90,19 +92,29 @@ def side_by_side(model: Transformer, local: Local, attention: list[Piece], feed_
     """
     *inside, inner = feed_forward
     *attending, outer = attention
-    one = model.parallel_blocks == "one_norm"
+    one_norm = model.parallel_blocks == "one_norm"
     kept_bytes = [piece[0].input_bytes for piece in (attention, feed_forward)]
     normed = recomputed("layernorm", [norm(model, local)], kept_bytes[:1])
-    again = [] if one else recomputed("layernorm", [replace(norm(model, local), saved_bytes=0.0)], kept_bytes[1:])
-    total, gradients = local.tokens, local.tokens if one else local.norm_tokens
+    second_norm = (
+        [] if one_norm else recomputed("layernorm", [replace(norm(model, local), saved_bytes=0.0)], kept_bytes[1:])
+    )
+    total, gradients = local.tokens, local.tokens if one_norm else local.norm_tokens
     summed = Piece(
         forward=(memory(local.precision, "add", total, local.hidden, 2),),
         backward_input=(memory(local.precision, "add", gradients, local.hidden, 2),),
     )
-    return [*normed, *attending, *again, *inside, joined(outer, inner), summed, residual(model, local)]
+    return [
+        *normed,
+        *attending,
+        *second_norm,
+        *inside,
+        joined(outer, inner),
+        summed,
+        residual(model, local),
+    ]
 
 
-def conditioning(local: Local, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
+def conditioning(local: ShardSizes, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
     """So many vectors of the hidden size made of the condition by SiLU and a product, and passes that apply them."""
     rows, hidden = local.shard.micro_batch, local.hidden
     made = linear(local.precision, rows, vectors * hidden, hidden, bias=vectors * hidden)
@@ -110,17 +122,17 @@ def conditioning(local: Local, vectors: int, ops: list[tuple[str, int]]) -> list
     return [silu, made, _pass(local, ops)]
 
 
-def _pass(local: Local, ops: list[tuple[str, int]]) -> Piece:
+def _pass(local: ShardSizes, ops: list[tuple[str, int]]) -> Piece:
     """Kernels over all hidden activations; the input is kept."""
     return pointwise(local.precision, ops, local.norm_tokens, local.hidden, saved_bytes=local.norm_bytes)
 
 
-def gate(local: Local) -> list[tuple[str, int]]:
+def gate(local: ShardSizes) -> list[tuple[str, int]]:
     """Kernels that multiply a tensor by the sigmoid of another."""
     return [("silu_mul", 2)] if local.job.fuses("activation") else [("silu", 1), ("mul", 2)]
 
 
-def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece:
+def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
 
     A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its
@@ -150,14 +162,14 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
     return joined(_clamp(local, rows, width), made) if _clamps(model, local) else made
 
 
-def _clamps(model: Transformer, local: Local) -> bool:
+def _clamps(model: Transformer, local: ShardSizes) -> bool:
     """Whether inputs are cut by kernels of their own; what joins experts' products has an activation that does it
     (Transformer Engine pytorch/ops/basic/swiglu.py, `ScaledClampedQGeGLU`)."""
     apart = not local.job.fuses("clamp") and not local.job.fused_experts
     return model.gated_ffn and model.clamped_glu and apart
 
 
-def _clamp(local: Local, rows: int, width: int) -> Piece:
+def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
     """Gate and value cut at their limit, a kernel each as ReLU is, and copied into one tensor again; keeps both as they
     were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`)."""
     cut = pointwise(local.precision, [("relu", 1)] * 2, rows, width)
@@ -165,7 +177,7 @@ def _clamp(local: Local, rows: int, width: int) -> Piece:
     return replace(joined(cut, copied), saved_bytes=2.0 * rows * width * local.act_bytes)
 
 
-def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
+def rotary(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
     """Rotation of `width` query and key elements per token; its gradient is a rotation back."""
     if model.positions != "rope":
         return []
@@ -173,7 +185,7 @@ def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
     return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
 
 
-def attention_layout(model: Transformer, local: Local) -> list[Piece]:
+def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
     """Copies of queries, keys and values into the order of the attention kernel: all at once, then keys and values
     twice more, once to join them and once to interleave them (nanotron); their gradients go the same ways back."""
     if local.job.fuses("attention_layout"):
@@ -183,7 +195,7 @@ def attention_layout(model: Transformer, local: Local) -> list[Piece]:
     return [pointwise(local.precision, [("mul_scalar", 1)], local.tokens, width) for width in widths]
 
 
-def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
+def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> Piece:
     """Norm over a compressed activation of `size` elements; keeps its input."""
     fused = local.job.fuses("norm") or model.norm == "layer_norm"
     return pointwise(
@@ -196,7 +208,7 @@ def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
     )
 
 
-def head_norm(model: Transformer, local: Local) -> list[Piece]:
+def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
     """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input."""
     if not model.qk_norm:
         return []
@@ -206,7 +218,7 @@ def head_norm(model: Transformer, local: Local) -> list[Piece]:
     return [small_norm(model, local, rows * heads, d) for heads in (local.heads, local.kv_heads)]
 
 
-def attention_gate(model: Transformer, local: Local, width: int) -> list[Piece]:
+def attention_gate(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
     """The sigmoid of a gate times attention's result; keeps both (the gate with the queries that are made with it)."""
     if not model.attention_gate:
         return []

@@ -12,7 +12,7 @@ from typing import Final
 from perfmodel.ops import MemoryBound, Op
 from perfmodel.spec import BASE_WEIGHT_BYTES
 from perfmodel.units import dtype_bytes
-from perfmodel.workload._local import Local, Precision
+from perfmodel.workload._local import Precision, ShardSizes
 from perfmodel.workload._piece import memory
 
 QUANTISING: Final = "quantize_fp8_static"
@@ -67,7 +67,7 @@ def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = 
     return (memory(precision, QUANTISING, max(1, round(rows * moved)), hidden),)
 
 
-def cast_for_attention(local: Local, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
+def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
     """The kernel that brings operands of 8-bit attention, or its results, from one type to the other: what the layers
     around it exchange stays in 16 bits (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
     `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed."""

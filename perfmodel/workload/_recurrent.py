@@ -10,11 +10,11 @@ from perfmodel.errors import Reason
 from perfmodel.ops import Recurrence
 from perfmodel.spec import DeltaNet, Mamba, SelectiveScan, ShortConv, Transformer
 from perfmodel.workload._linear import column_linear, linear, row_linear
-from perfmodel.workload._local import Local, divide, require_whole_sequence
+from perfmodel.workload._local import ShardSizes, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
 
 
-def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
+def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Piece]:
     """Input projection, causal convolution, state-space product by chunks, gated norm, output projection.
 
     Raises:
@@ -28,7 +28,12 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
     tensor = float(local.tokens * local.act_bytes)
     return [
         column_linear(local, inner + convolved + heads, local.hidden, kept_output=1.0),
-        _convolution(local, convolved, convolved * (mamba.conv_kernel + 1), saved_bytes=tensor * convolved),
+        _convolution(
+            local,
+            convolved,
+            convolved * (mamba.conv_kernel + 1),
+            saved_bytes=tensor * convolved,
+        ),
         _state_space(local, mamba, heads),
         pointwise(
             local.precision,
@@ -42,26 +47,33 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
     ]
 
 
-def _convolution(local: Local, width: int, params: int, saved_bytes: float) -> Piece:
+def _convolution(local: ShardSizes, width: int, params: int, saved_bytes: float) -> Piece:
     """A depthwise convolution and its activation in one pass; its input is the projection's output, kept there. What it
     gives is not kept but made again in backward (mamba_ssm 2.2, MambaSplitConv1dScanCombinedFn)."""
-    once = pointwise(local.precision, [("silu", 1)], local.tokens, width, params=params, saved_bytes=saved_bytes)
+    once = pointwise(
+        local.precision,
+        [("silu", 1)],
+        local.tokens,
+        width,
+        params=params,
+        saved_bytes=saved_bytes,
+    )
     return replace(once, backward_input=(*once.forward, *once.backward_input))
 
 
-def _state_space(local: Local, mamba: Mamba, heads: int) -> Piece:
+def _state_space(local: ShardSizes, mamba: Mamba, heads: int) -> Piece:
     """Recurrence of the state by chunks (section 6). Inputs are kept by the pieces before; states are computed again in
     backward, as the published kernels do."""
     size = min(mamba.chunk, local.seq_local)
     tokens = local.sequences * -(-local.seq_local // mamba.chunk) * size
-    own = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
+    of_rank = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
     forward, backward = (
         Recurrence(
             op="state_space",
             dtype=local.precision.wide_dtype,
             tokens=tokens,
-            products_per_token=state_space_products(own),
-            bytes_per_token=_state_space_bytes(own, local.act_bytes, backward),
+            products_per_token=state_space_products(of_rank),
+            bytes_per_token=_state_space_bytes(of_rank, local.act_bytes, backward),
             pass_="bwd" if backward else "fwd",
         )
         for backward in (False, True)
@@ -102,11 +114,12 @@ def mamba_parameters(hidden: int, mamba: Mamba) -> int:
 
 def state_space_products(mamba: Mamba) -> int:
     """Multiplications per token of the products of a chunk."""
-    shared, own = mamba.groups * mamba.state, mamba.inner
-    return mamba.chunk * (shared + own) + 2 * own * mamba.state
+    # Scores are of groups, which heads share; their products with the inputs are of every head.
+    scores = mamba.groups * mamba.state
+    return mamba.chunk * (scores + mamba.inner) + 2 * mamba.inner * mamba.state
 
 
-def selective_scan_mixer(model: Transformer, local: Local, scan: SelectiveScan) -> list[Piece]:
+def selective_scan_mixer(model: Transformer, local: ShardSizes, scan: SelectiveScan) -> list[Piece]:
     """Input projection, causal convolution, projections of step sizes and of the state's inputs and outputs, the scan,
     output projection; sharded by channels.
 
@@ -126,13 +139,25 @@ def selective_scan_mixer(model: Transformer, local: Local, scan: SelectiveScan) 
     ]
     if scan.inner_norms:
         projections.append(
-            pointwise(local.precision, [("norm", 1)], local.tokens, projected, params=projected, saved_bytes=0.0)
+            pointwise(
+                local.precision,
+                [("norm", 1)],
+                local.tokens,
+                projected,
+                params=projected,
+                saved_bytes=0.0,
+            )
         )
     steps = linear(local.precision, local.tokens, inner, scan.step_rank, bias=inner)
-    return [*projections, steps, _scan(local, scan, inner), row_linear(local, local.hidden, inner)]
+    return [
+        *projections,
+        steps,
+        _scan(local, scan, inner),
+        row_linear(local, local.hidden, inner),
+    ]
 
 
-def _scan(local: Local, scan: SelectiveScan, inner: int) -> Piece:
+def _scan(local: ShardSizes, scan: SelectiveScan, inner: int) -> Piece:
     """The scan and the gate in one kernel, which computes states again in backward (section 3.3.2).
 
     It has no matrix products: every channel updates `state` elements per token. Its traffic stands for its work: the
@@ -170,7 +195,7 @@ def selective_scan_parameters(hidden: int, scan: SelectiveScan) -> int:
     return selective_scan_weights(hidden, scan) + convolution + step_bias + decay_and_skip + norms
 
 
-def short_conv_mixer(model: Transformer, local: Local, conv: ShortConv) -> list[Piece]:
+def short_conv_mixer(model: Transformer, local: ShardSizes, conv: ShortConv) -> list[Piece]:
     """Input projection to two gates and a value, the gated convolution, output projection (`Lfm2ShortConv` of
     transformers); sharded by channels.
 
@@ -208,7 +233,7 @@ def short_conv_parameters(hidden: int, conv: ShortConv) -> int:
     return short_conv_weights(hidden) + hidden * conv.kernel
 
 
-def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Piece]:
+def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> list[Piece]:
     """Input projections (queries, keys, values, output gate; decay and step), causal convolution, delta rule by chunks,
     gated norm, output projection.
 
@@ -217,7 +242,14 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
             would have to be passed.
     """
     tp = local.tp
-    divide(model, Reason.HEADS, f"delta_net key_heads={net.key_heads} are", net.key_heads, "tp", tp)
+    divide(
+        model,
+        Reason.HEADS,
+        f"delta_net key_heads={net.key_heads} are",
+        net.key_heads,
+        "tp",
+        tp,
+    )
     require_whole_sequence(model, local, "gated delta nets")
     heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
@@ -232,7 +264,13 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
             saved_bytes=tensor * convolved,
         ),
         # queries and keys of unit length
-        pointwise(local.precision, [("norm", 1)], local.tokens, convolved - values, saved_bytes=0.0),
+        pointwise(
+            local.precision,
+            [("norm", 1)],
+            local.tokens,
+            convolved - values,
+            saved_bytes=0.0,
+        ),
         _delta_rule(local, net, heads),
         pointwise(
             local.precision,
@@ -251,10 +289,20 @@ def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...
     inverse of the triangular matrix that they make (as one product), that with keys and with values; queries with keys,
     scores with new values; queries and decayed keys with the state, and what the chunk adds to it."""
     c, k, v = min(net.chunk, tokens or net.chunk), net.key_dim, net.head_dim
-    return (c, c, k), (c, c, c), (c, k, c), (c, v, c), (c, c, k), (c, v, c), (c, v, k), (c, v, k), (k, v, c)
+    return (
+        (c, c, k),
+        (c, c, c),
+        (c, k, c),
+        (c, v, c),
+        (c, c, k),
+        (c, v, c),
+        (c, v, k),
+        (c, v, k),
+        (k, v, c),
+    )
 
 
-def _delta_rule(local: Local, net: DeltaNet, heads: int) -> Piece:
+def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
     """The rule by chunks. What it needs is made again in backward from inputs that the pieces before keep, as the
     published kernels do."""
     size = min(net.chunk, local.seq_local)

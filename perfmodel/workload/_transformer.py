@@ -16,7 +16,7 @@ from perfmodel.workload._embedding_head import (
 )
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._linear import adapters, column_linear, row_linear
-from perfmodel.workload._local import Local, Precision, local_sizes
+from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
@@ -31,15 +31,15 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     Raises:
         LayoutError: if the shard does not divide heads, sizes, experts or the sequence.
     """
-    found = _blocks(model, job, shard)
+    blocks = _blocks(model, job, shard)
     if not (job.adds_half_gradients and job.mode == "train"):
-        return found
+        return blocks
 
     def weights(block: BlockOps) -> int:
         layer = WEIGHTS_OF_A_LAYER - (model.parallel_blocks == "one_norm")
         return layer if block.is_layer else 1
 
-    return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in found)
+    return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in blocks)
 
 
 def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
@@ -53,10 +53,15 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     stack = [(word, at >= narrow) for at, word in enumerate(model.stack)]
     layers = {kind: _layer_of(model, local.unquantised if kind[1] else local, kind[0]) for kind in set(stack)}
     body = [(layers[kind], len(list(alike))) for kind, alike in groupby(stack)]
-    return ((_embedding("embedding", model, local), 1), *body, *_further_tokens(model, local), (_head(model, local), 1))
+    return (
+        (_embedding("embedding", model, local), 1),
+        *body,
+        *_further_tokens(model, local),
+        (_head(model, local), 1),
+    )
 
 
-def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
+def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
     """A layer of the sub-layers that a word of `MIXERS` stands for."""
     widest = local.tokens * local.hidden
     if set(word) & set("-*W"):
@@ -73,7 +78,12 @@ def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
     elif "C" in word:
         widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
     pieces = _sub_layers(model, local, word)
-    return _layer(f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer", local, pieces, widest=widest)
+    return _layer(
+        f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer",
+        local,
+        pieces,
+        widest=widest,
+    )
 
 
 _NAMES: Final = {
@@ -89,19 +99,22 @@ _NAMES: Final = {
 """What a layer is called after: the first of these that it has."""
 
 
-def _sub_layers(model: Transformer, local: Local, word: str) -> list[Piece]:
-    """Those of a layer, one after the other or side by side."""
+def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Piece]:
+    """Sub-layers of one layer, in series or (`parallel_blocks`) side by side."""
     if model.parallel_blocks == "none":
-        return [piece for letter in word for piece in sub_layer(model, local, _mixer(model, local, letter))]
+        pieces: list[Piece] = []
+        for letter in letters:
+            pieces += sub_layer(model, local, _mixer(model, local, letter))
+        return pieces
     return side_by_side(
         model,
         local,
-        _attention(model, local, word[0], reduced=False),
+        _attention(model, local, letters[0], reduced=False),
         feed_forward(model, local, own_input=model.parallel_blocks == "two_norms"),
     )
 
 
-def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
+def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
     if letter == "M" and model.mamba:
         return mamba_mixer(model, local, model.mamba)
     if letter == "S" and model.selective_scan:
@@ -117,22 +130,25 @@ def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
     return _attention(model, local, letter)
 
 
-def _attention(model: Transformer, local: Local, letter: str, *, reduced: bool = True) -> list[Piece]:
+def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
     window = model.window if letter == "W" else 0
     return self_attention(model, local.of("attention"), causal=model.causal, window=window, reduced=reduced)
 
 
-def _further_tokens(model: Transformer, local: Local) -> Blocks:
+def _further_tokens(model: Transformer, local: ShardSizes) -> Blocks:
     """Modules for further tokens; where all have the weights of the first, these count once."""
     if not model.mtp_layers:
         return ()
     module = _further_token(model, local)
     if not model.mtp_repeated or model.mtp_layers == 1:
         return ((module, model.mtp_layers),)
-    return ((module, 1), (replace(module, params=0, expert_params=0, tied_params=0), model.mtp_layers - 1))
+    return (
+        (module, 1),
+        (replace(module, params=0, expert_params=0, tied_params=0), model.mtp_layers - 1),
+    )
 
 
-def _further_token(model: Transformer, local: Local) -> BlockOps:
+def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
     """A module that predicts one token further: the token's embedding and the layers' output, each normalised, made
     one by a product; a layer; the head. It stands with the head, whose table and the embedding's it uses."""
     local = local.of("further_tokens")
@@ -162,8 +178,11 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
     encoder = local_sizes(model, job, shard, job.seq_len)
     decoder = local_sizes(model, job, shard, model.decoder_seq_len or job.seq_len)
 
-    def layer(local: Local, *mixers: list[Piece]) -> list[Piece]:
-        return [piece for mixer in mixers for piece in sub_layer(model, local, mixer)]
+    def layer(local: ShardSizes, *mixers: list[Piece]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for mixer in mixers:
+            pieces += sub_layer(model, local, mixer)
+        return pieces
 
     encoder_layer = layer(encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder))
     decoder_layer = layer(
@@ -177,12 +196,15 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
         (_embedding("embedding", model, encoder), 1),
         (_layer("encoder_layer", encoder, encoder_layer), model.layers),
         (_embedding("decoder_embedding", model, decoder, encoder), 1),
-        (_layer("decoder_layer", decoder, decoder_layer, passed_on_bytes=passed_on), model.decoder_layers),
+        (
+            _layer("decoder_layer", decoder, decoder_layer, passed_on_bytes=passed_on),
+            model.decoder_layers,
+        ),
         (_head(model, decoder), 1),
     )
 
 
-def _embedding(name: str, model: Transformer, local: Local, encoder: Local | None = None) -> BlockOps:
+def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardSizes | None = None) -> BlockOps:
     """The input block; T5's decoder input also normalises the output of `encoder` and passes it on."""
     pieces = embedding_pieces(model, local, owner=encoder is None)
     if encoder:
@@ -191,7 +213,7 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
     frozen = local.job.frozen_embedding
     if frozen:
         pieces = [replace(piece, backward_weight=()) for piece in pieces]
-    found = assemble(
+    block = assemble(
         name,
         pieces,
         train=local.job.mode == "train",
@@ -201,10 +223,10 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
         boundary_comm=boundary_comm,
         tied_params=local.vocab * local.hidden if encoder else 0,
     )
-    return replace(found, frozen_params=found.params) if frozen else found
+    return replace(block, frozen_params=block.params) if frozen else block
 
 
-def _head(model: Transformer, local: Local) -> BlockOps:
+def _head(model: Transformer, local: ShardSizes) -> BlockOps:
     return assemble(
         "head",
         head_pieces(model, local),
@@ -215,7 +237,14 @@ def _head(model: Transformer, local: Local) -> BlockOps:
     )
 
 
-def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: float = 0.0, widest: int = 0) -> BlockOps:
+def _layer(
+    name: str,
+    local: ShardSizes,
+    pieces: list[Piece],
+    *,
+    passed_on_bytes: float = 0.0,
+    widest: int = 0,
+) -> BlockOps:
     """A recomputable layer; its workspace holds gradients of the hidden state, and of input and output
     of the widest activation (`widest` elements, or the dense feed-forward's)."""
     boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
@@ -233,20 +262,20 @@ def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: flo
     )
 
 
-def _boundary(local: Local, passed_on_bytes: float) -> tuple[float, tuple[Comm, ...]]:
+def _boundary(local: ShardSizes, passed_on_bytes: float) -> tuple[float, tuple[Comm, ...]]:
     """Bytes each device sends to the next stage, and how the receivers complete them.
 
     With sequence parallelism a rank sends its own part of the sequence. Without it, ranks of a
     tensor-parallel group hold equal activations: each sends a tp-th and the receivers gather
     (scatter/gather optimisation, SC21 arXiv 2104.04473 section 4.1).
     """
-    whole = local.hidden_bytes + passed_on_bytes
+    all_bytes = local.hidden_bytes + passed_on_bytes
     if local.tp == 1 or local.sequence_parallel:
-        return whole / local.tp, ()
-    return whole / local.tp, (Comm(collective="all_gather", bytes=whole, group="tp"),)
+        return all_bytes / local.tp, ()
+    return all_bytes / local.tp, (Comm(collective="all_gather", bytes=all_bytes, group="tp"),)
 
 
-def feed_forward(model: Transformer, local: Local, *, own_input: bool = True) -> list[Piece]:
+def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = True) -> list[Piece]:
     """Column-parallel product (gate and value in one), activation, row-parallel product.
 
     Args:
@@ -271,7 +300,9 @@ def feed_forward(model: Transformer, local: Local, *, own_input: bool = True) ->
         *adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True),
         row_linear(local, local.hidden, local.ffn, bias=model.bias),
     ]
-    *others, last = recomputed("mlp", pieces)
+    *inner_pieces, last = recomputed("mlp", pieces)
     if local.job.stops_recompute:
-        last = replace(last, again=tuple(replace(one, forward=(), forward_comm=()) for one in last.again))
-    return [*others, last]
+        # Recompute ends before the last product, whose output nothing of the backward needs.
+        work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
+        last = replace(last, recomputed_work=tuple(work))
+    return [*inner_pieces, last]

@@ -67,7 +67,7 @@ def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
 
 def whole_backward(rows: Rows) -> Rows:
     """Rows of `bwd` that rows of gradient products belong to, without accumulation: inverse of `gradient_products`."""
-    return rows.changed(_rule(rows).whole(rows.shape, rows.columns), pass_=WHOLE)
+    return rows.changed(_rule(rows).join(rows.shape, rows.columns), pass_=WHOLE)
 
 
 def _rule(rows: Rows) -> GradientProducts:

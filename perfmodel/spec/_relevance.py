@@ -1,0 +1,27 @@
+"""Fields of a job, and kinds of kernels, that mean something for some models alone."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from perfmodel.spec._model import ConvNet, Model, Transformer
+
+_OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
+    "repeated_keys": lambda model: model.kv_heads < model.heads,
+    "masked_head": lambda model: model.pooler_and_mlm_head,
+    "weighted_experts": lambda model: model.experts is not None,
+    "expert_dispatcher": lambda model: model.experts is not None,
+    "rope": lambda model: model.positions == "rope",
+    "gelu_formula": lambda model: model.activation == "gelu",
+    "clamp": lambda model: model.clamped_glu,
+}
+"""Fields of `Job` and kinds of `EagerKernel` that mean something for some transformers alone, and for which."""
+_OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
+"""Fields of `Job` that mean something for convolutional networks alone."""
+
+
+def concerns(name: str, model: Model) -> bool:
+    """Whether a field of a job, or a kernel, means something for a model."""
+    if name in _OF_CONVOLUTIONS:
+        return isinstance(model, ConvNet)
+    means = _OF_SOME_TRANSFORMERS.get(name)
+    return means is None or (isinstance(model, Transformer) and means(model))
