@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import groupby
-from itertools import product
+from itertools import groupby, product
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
