@@ -86,11 +86,10 @@ class ClusterComparison:
         """A row per cluster, with the keys of `ClusterPlan.to_dict` but those that hold several values."""
         import pandas as pd
 
-        rows = [
-            {k: v for k, v in plan.to_dict().items() if k not in ("provenance", "goodput")}
-            | {"goodput": plan.run.goodput.fraction}
-            for plan in self.plans
-        ]
+        rows = []
+        for plan in self.plans:
+            row = {name: value for name, value in plan.to_dict().items() if name not in ("provenance", "goodput")}
+            rows.append(row | {"goodput": plan.run.goodput.fraction})
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
@@ -191,7 +190,11 @@ def compare_problems(
     started = time.perf_counter()
     for key in prices or {}:
         if not any(_is_of(key, problem.cluster) for problem in problems):
-            raise UnknownNameError("cluster or device of a price", key, [problem.cluster.name for problem in problems])
+            raise UnknownNameError(
+                "cluster or device of a price",
+                key,
+                [problem.cluster.name for problem in problems],
+            )
     plans, impossible = [], {}
     for done, problem in enumerate(problems):
         cluster = problem.cluster
@@ -199,12 +202,19 @@ def compare_problems(
             progress(f"search {cluster.name}", done, len(problems))
         try:
             options = SearchOptions(strict=strict, min_fit=min_fit)
-            result = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
+            result = search(
+                problem,
+                space=space,
+                options=options,
+                calibration=calibration,
+                progress=lambda *_: None,
+            )
             if not result.complete:
                 raise KeyboardInterrupt(f"{cluster.name}: {result.certificate}")
             if not result.layouts:
                 raise LayoutError(str(result.impossible))
-        except PerfModelError as error:  # also an element type that the device lacks, or nothing measured (`strict`)
+        except PerfModelError as error:
+            # Also an element type that the device lacks, or nothing measured (`strict`).
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
         price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
@@ -231,10 +241,14 @@ def compare_problems(
     )
 
 
-def _rank(plan: ClusterPlan, by: str) -> tuple[float, float]:
+def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:
     """The figure that is asked for, infinite where it is not known, then time for the same work."""
     run, slowness = plan.run, 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
-    known = {"cost": run.usd_per_million_tokens, "time": slowness, "energy": run.energy_per_million_tokens_j}[by]
+    known = {
+        "cost": run.usd_per_million_tokens,
+        "time": slowness,
+        "energy": run.energy_per_million_tokens_j,
+    }[order]
     return (float("inf") if known is None else known, slowness)
 
 

@@ -43,13 +43,21 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
     Raises:
         LayoutError: no layout fits on any number of devices.
     """
-    fewest = fastest(question, Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]))
+    fewest = fastest(
+        question,
+        Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]),
+    )
     if fewest is None:
         best = fastest(question, Goal.parse(question.step_problem))
         if best is None:
             raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
         return DevicesNeeded(below_s, None, question.problem.notation(best.layout), best.step_time_s)
-    return DevicesNeeded(below_s, fewest.layout.devices, question.problem.notation(fewest.layout), fewest.step_time_s)
+    return DevicesNeeded(
+        below_s,
+        fewest.layout.devices,
+        question.problem.notation(fewest.layout),
+        fewest.step_time_s,
+    )
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,10 @@ class Overtaking:
 
 
 def overtake(
-    problem: StepProblem, first: Layout, second: Layout, parameter: str = "inter_node_bandwidth"
+    problem: StepProblem,
+    first: Layout,
+    second: Layout,
+    parameter: str = "inter_node_bandwidth",
 ) -> Overtaking:
     """The multiple of a parameter of the machine at which two layouts take equally long.
 
@@ -181,7 +192,15 @@ def overtake(
         return Overtaking(parameter, str(first), str(second), first_s, second_s, None, None)
     multiple = float(np.exp(crossing))
     there = Scenario((Setting(parameter, "times", multiple),))
-    return Overtaking(parameter, str(first), str(second), first_s, second_s, multiple, step_s(problem, first, there))
+    return Overtaking(
+        parameter,
+        str(first),
+        str(second),
+        first_s,
+        second_s,
+        multiple,
+        step_s(problem, first, there),
+    )
 
 
 def _bisected(difference_s, low: float, high: float) -> float:
@@ -273,7 +292,10 @@ def rank_upgrades(
     if now is None:
         name = question.problem.model.name
         raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
-    problem, before_s = question.step_problem, step_s(question.step_problem, now.layout, Scenario())
+    problem, before_s = (
+        question.step_problem,
+        step_s(question.step_problem, now.layout, Scenario()),
+    )
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
     upgrades = []
     for done, name in enumerate(PARAMETERS):
@@ -303,7 +325,12 @@ def rank_upgrades(
             )
         )
     key = (lambda u: (-(u.gain_per_price or 0.0), -u.gain)) if prices else (lambda u: (-u.gain,))
-    return Upgrades(question.problem.notation(now.layout), before_s, share, tuple(sorted(upgrades, key=key)))
+    return Upgrades(
+        question.problem.notation(now.layout),
+        before_s,
+        share,
+        tuple(sorted(upgrades, key=key)),
+    )
 
 
 shorten_reprs(__name__)

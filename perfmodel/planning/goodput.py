@@ -72,7 +72,8 @@ class Reliability:
         if self.restart_s:
             positive("restart_s", self.restart_s)
         for name in ("storage_bytes_per_s", "interval_s"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 positive(name, value)
 
 
@@ -123,7 +124,12 @@ class StageCheckpoint:
     """For which the stage stands still at it."""
 
 
-def goodput(problem: Problem, layout: Layout, step_time_s: float, reliability: Reliability | None = None) -> Goodput:
+def goodput(
+    problem: Problem,
+    layout: Layout,
+    step_time_s: float,
+    reliability: Reliability | None = None,
+) -> Goodput:
     """The goodput of a run on the devices of a layout, of which any failure stops it.
 
     Args:
@@ -141,19 +147,22 @@ def goodput(problem: Problem, layout: Layout, step_time_s: float, reliability: R
     refill_s = (under_way - 1) * step_time_s
     if assumed.by_stage:
         stages = stage_checkpoints(problem, layout, assumed)
-        write_s, stall_s = (max(getattr(stage, name) for stage in stages) for name in ("write_s", "stall_s"))
-        # all go back to the same version: on the stages that did not fail it is in host memory, if it was copied there
+        write_s = max(stage.write_s for stage in stages)
+        stall_s = max(stage.stall_s for stage in stages)
+        # All go back to the same version: on the stages that did not fail it is in host memory, if it was copied there.
         reload_s = fmean(stage.write_s for stage in stages) if assumed.asynchronous else write_s
     else:
         rate = assumed.storage_bytes_per_s or devices * STORAGE_BYTES_PER_S_PER_DEVICE
         kinds = problem.cluster.kinds or (problem.cluster,)
         write_s = reload_s = n_bytes / rate
         stall_s = max(_stall_s(n_bytes / devices, write_s, kind.device, assumed) for kind in kinds) + refill_s
-        write_s += refill_s  # training stands still for it before anything is written
+        # Training stands still for a refill of the pipeline before anything is written.
+        write_s += refill_s
     mtbf_s = assumed.device_mtbf_s / devices
     # A checkpoint is read as fast as it was written.
     restart_s = assumed.restart_s + reload_s + refill_s
-    least_s = max(step_time_s, write_s - stall_s)  # one checkpoint is written at a time
+    # One checkpoint is written at a time.
+    least_s = max(step_time_s, write_s - stall_s)
     interval_s = max(least_s, assumed.interval_s or best_interval_s(stall_s, mtbf_s))
     hidden_s = write_s - stall_s
     fraction = goodput_fraction(interval_s, stall_s, hidden_s, restart_s, mtbf_s)
@@ -174,7 +183,7 @@ def goodput(problem: Problem, layout: Layout, step_time_s: float, reliability: R
         stall_s=stall_s,
         restart_s=restart_s,
         reload_s=reload_s,
-        # of the time between two failures in which nothing is kept, a restart takes min(X, R)
+        # Of the time between two failures in which nothing is kept, a restart takes min(X, R).
         lost_steps=max(0.0, mtbf_s * (failing + expm1(-restart_s / mtbf_s))) / step_time_s,
         under_way=under_way,
         stages=stages,

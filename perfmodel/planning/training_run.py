@@ -49,7 +49,10 @@ class TrainingRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"goodput": self.goodput.to_dict(), "energy_mwh": self.energy_mwh}
+        return asdict(self) | {
+            "goodput": self.goodput.to_dict(),
+            "energy_mwh": self.energy_mwh,
+        }
 
 
 def training_run(
@@ -80,7 +83,11 @@ def training_run(
     stated = tariff or Tariff()
     known = stated.completed(step_problem)
     is_bound = known.power_w is not None and known.idle_power_w is None
-    priced = replace(known, tokens=MILLION, idle_power_w=known.power_w if is_bound else known.idle_power_w)
+    priced = replace(
+        known,
+        tokens=MILLION,
+        idle_power_w=known.power_w if is_bound else known.idle_power_w,
+    )
     step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
     quantity = Goal(step_problem, tariff=priced).of([prediction], Interval.exactly(np.array(step_s)))
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
@@ -131,19 +138,19 @@ def run_lines(run: TrainingRun) -> list[str]:
 
 
 def failures(goodput: Goodput) -> str:
-    """What interrupts a run, in one line."""
-    told = (
+    """One line on how often a run fails and on its checkpoints."""
+    interruptions = (
         f"expect a failure every {long_duration(goodput.mtbf_s)}; each costs {long_duration(goodput.restart_s)} to "
         "restart"
     )
     if not goodput.checkpoint_bytes:
-        return told
+        return interruptions
     by_stage = ""
     if goodput.stages:
-        sizes = [scaled(end(stage.bytes for stage in goodput.stages), "B") for end in (min, max)]
-        by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
+        stage_bytes = [stage.bytes for stage in goodput.stages]
+        by_stage = f" by stage ({scaled(min(stage_bytes), 'B')} to {scaled(max(stage_bytes), 'B')})"
     size = scaled(goodput.checkpoint_bytes, "B")
     return (
-        f"{told} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "
+        f"{interruptions} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "
         f"{long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )

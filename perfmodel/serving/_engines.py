@@ -8,7 +8,12 @@ from perfmodel.serving._serving import Serving
 
 _WIDTH: Final = 78
 _VLLM_WEIGHTS: Final = {"fp8": "fp8", "int4": "awq", "fp4": "modelopt_fp4"}
-_SGLANG_WEIGHTS: Final = {"fp8": "fp8", "int8": "w8a8_int8", "int4": "awq", "fp4": "modelopt_fp4"}
+_SGLANG_WEIGHTS: Final = {
+    "fp8": "fp8",
+    "int8": "w8a8_int8",
+    "int4": "awq",
+    "fp4": "modelopt_fp4",
+}
 _TORCH_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -24,7 +29,11 @@ def engine_commands(serving: Serving, model: str = "MODEL") -> dict[str, str]:
     """
     commands = {
         "vllm": ["vllm serve", model, *_vllm(serving)],
-        "sglang": ["python -m sglang.launch_server", f"--model-path {model}", *_sglang(serving)],
+        "sglang": [
+            "python -m sglang.launch_server",
+            f"--model-path {model}",
+            *_sglang(serving),
+        ],
         "tensorrt-llm": ["trtllm-serve", model, *_tensorrt_llm(serving)],
     }
     return {engine: " ".join(parts) for engine, parts in commands.items()}

@@ -93,12 +93,12 @@ class ServingKeywords(TypedDict, total=False):
     dtype: str
 
 
-SERVING_KEYS: Final = tuple(one.name for one in fields(ServingWords) if one.name != "dtype")
-"""What `[serving]` of a job file may say: the type of products is the job's."""
+SERVING_KEYS: Final = tuple(field.name for field in fields(ServingWords) if field.name != "dtype")
+"""Keys of `[serving]` of a job file; the element type of products is the job's."""
 
 
 def serving_words(file: JobFile) -> dict[str, Any]:
-    """What `[serving]` of a job file says.
+    """Values of `[serving]` of a job file.
 
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.
@@ -166,28 +166,42 @@ class ServingQuestion:
 def serving_question(
     model: Model | JobFile | str,
     cluster: Cluster | str | None,
-    words: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     *,
     calibration: Path | str | None,
     framework: Framework | None,
 ) -> ServingQuestion:
-    """What `serve` is asked; words go before those of a job file, and those that are None or empty are not said.
+    """Model, cluster and requests of a server; `keywords` go before a job file.
+
+    Keywords that are None or empty are not stated.
 
     Raises:
         UnknownNameError: a name that no catalog has, a word that there is not.
         PerfModelError: no cluster.
     """
-    said, layout = {word: value for word, value in words.items() if value not in (None, "")}, ""
-    known = {one.name for one in fields(ServingWords)}
-    if unknown := next((word for word in said if word not in known), None):
+    stated, layout = (
+        {word: value for word, value in keywords.items() if value not in (None, "")},
+        "",
+    )
+    known = {field.name for field in fields(ServingWords)}
+    unknown = next((name for name in stated if name not in known), None)
+    if unknown:
         raise UnknownNameError("word of a server", unknown, known)
     named: Any = model
-    if (file := catalog.unfiled(model)) is not None:
-        said = serving_words(file) | {word: file.words[word] for word in ("dtype",) if word in file.words} | said
-        named, cluster, layout = file.words.get("model", ""), cluster or file.words.get("cluster"), file.layout
+    file = catalog.unfiled(model)
+    if file is not None:
+        of_file = serving_words(file)
+        if "dtype" in file.words:
+            of_file["dtype"] = file.words["dtype"]
+        stated = of_file | stated
+        named, cluster, layout = (
+            file.words.get("model", ""),
+            cluster or file.words.get("cluster"),
+            file.layout,
+        )
     if cluster is None:
         raise PerfModelError(NEEDED)
-    asked = ServingWords(**said)
+    asked = ServingWords(**stated)
     return ServingQuestion(
         model=catalog.model(named) if isinstance(named, str) else named,
         cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,

@@ -22,7 +22,13 @@ from perfmodel.prediction import (
     shard_events,
     stage_blocks,
 )
-from perfmodel.serving._request import MEMORY_SHARE, PAGE_TOKENS, PREFILL_TOKENS, WEIGHT_BYTES, Requests
+from perfmodel.serving._request import (
+    MEMORY_SHARE,
+    PAGE_TOKENS,
+    PREFILL_TOKENS,
+    WEIGHT_BYTES,
+    Requests,
+)
 from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import layer_cache_bytes, storage_dtype
@@ -48,10 +54,14 @@ class Cost:
         return float(self.parts_s.sum())
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.parts_s + other.parts_s, self.uncertain_s + other.uncertain_s, self.shaky_s + other.shaky_s)
+        return Cost(
+            self.parts_s + other.parts_s,
+            self.uncertain_s + other.uncertain_s,
+            self.shaky_s + other.shaky_s,
+        )
 
-    def __mul__(self, by: float) -> "Cost":
-        return Cost(self.parts_s * by, self.uncertain_s * by, self.shaky_s * by)
+    def __mul__(self, factor: float) -> "Cost":
+        return Cost(self.parts_s * factor, self.uncertain_s * factor, self.shaky_s * factor)
 
     @property
     def through(self) -> "Cost":
@@ -212,7 +222,11 @@ def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarr
     beyond = np.isin(times.provenance, ("extrapolated", "analytical"))
     between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool)
     time_s = times.time_s[:, None]
-    return part * time_s, part * half[:, None] * time_s, np.stack([beyond, between], axis=1) * time_s
+    return (
+        part * time_s,
+        part * half[:, None] * time_s,
+        np.stack([beyond, between], axis=1) * time_s,
+    )
 
 
 def _is_fused(op: Op) -> bool:
@@ -254,9 +268,9 @@ def serving_memory(server: Server) -> ServingMemory:
     largest = shard_events(server.setting(size, 0, prompts), layout.replace(micro_batch=prompts))
     counts = stage_blocks(largest.kinds, layout.pp, 1, layout.partition)[:, 0]
     wide = dtype_bytes(storage_dtype(requests.dtype))
-    held = largest.dense_params(layout.pp > 1) + largest.expert_params
-    weights = counts @ (held * np.where(largest.layers, requests.weight_bytes, wide))
-    # the head works on the last token of every prompt alone
+    params = largest.dense_params(layout.pp > 1) + largest.expert_params
+    weights = counts @ (params * np.where(largest.layers, requests.weight_bytes, wide))
+    # The head works on the last token of every prompt alone.
     workspace = float(largest.workspace_bytes[largest.layers].max()) + server.framework.context_bytes
     a_sequence = _cache_of_sequence(server, counts[:, largest.layers].sum(axis=1).astype(int))
     available = MEMORY_SHARE * server.cluster.device.memory_bytes

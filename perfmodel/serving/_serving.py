@@ -180,7 +180,10 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
 
 def served(server: Server) -> Serving:
     """The prediction of a server."""
-    requests, belief = server.requests, Site().belief(server.framework, server.cluster.device)
+    requests, belief = (
+        server.requests,
+        Site().belief(server.framework, server.cluster.device),
+    )
     sequences, more = server.sequences, requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
     if requests.batching == "static":
@@ -234,25 +237,29 @@ def _ends(cost: Cost, belief: Belief) -> Interval:
     return cost.total_s * low, cost.total_s * high
 
 
-def largest(server: Server, words: ServingWords) -> Serving:
-    """The server with as many requests in flight as fit and hold the limits of `words`: all that fit, or by bisection,
+def largest(server: Server, limits: ServingWords) -> Serving:
+    """The server with as many requests in flight as fit and keep the `limits`: all that fit, or by bisection,
     as more take longer.
 
     Raises:
         PerfModelError: a limit that is none; not even one request a replica does; says by how much.
     """
-    for name, limit_s in (("time to first token", words.ttft_limit_s), ("time per output token", words.tpot_limit_s)):
+    for name, limit_s in (
+        ("time to first token", limits.ttft_limit_s),
+        ("time per output token", limits.tpot_limit_s),
+    ):
         if limit_s is not None:
             positive(f"serve: limit of the {name} in seconds", limit_s)
     step = server.layout.dp
     smallest_batch = served_with(server, step)
-    if reason := _exceeded(smallest_batch, words):
+    reason = _exceeded(smallest_batch, limits)
+    if reason:
         raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
     low, high = 1, max(1, smallest_batch.memory.most_requests // step)
     best, tried = smallest_batch, high
     while low < high:
         tried_batch = served_with(server, tried * step)
-        if _exceeded(tried_batch, words):
+        if _exceeded(tried_batch, limits):
             high = tried - 1
         else:
             low, best = tried, tried_batch
@@ -260,7 +267,7 @@ def largest(server: Server, words: ServingWords) -> Serving:
     return best
 
 
-def _exceeded(serving: Serving, words: ServingWords) -> str:
+def _exceeded(serving: Serving, limits: ServingWords) -> str:
     """Why a server does not do, with the remedy; empty if it does."""
     batch, memory = serving.requests.batch, serving.memory
     if not serving.fits:
@@ -269,8 +276,8 @@ def _exceeded(serving: Serving, words: ServingWords) -> str:
             f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
         )
     for name, found_s, limit_s in (
-        ("time to first token", serving.ttft_s, words.ttft_limit_s),
-        ("time per output token", serving.tpot_s, words.tpot_limit_s),
+        ("time to first token", serving.ttft_s, limits.ttft_limit_s),
+        ("time per output token", serving.tpot_s, limits.tpot_limit_s),
     ):
         if limit_s is not None and found_s > limit_s:
             return f"{name} is {found_s:.4g} s at batch {batch}, above the limit of {limit_s:g} s"

@@ -55,7 +55,10 @@ def starting_point(
         chosen.append(f"layout {layout.label}: the smallest with room for {_ROOM} requests")
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     if question.words.batch is not None:
-        return StartingPoint(serving=served(server_of(question, laid_out, question.words.batch)), chosen=tuple(chosen))
+        return StartingPoint(
+            serving=served(server_of(question, laid_out, question.words.batch)),
+            chosen=tuple(chosen),
+        )
 
     server = server_of(question, laid_out, laid_out.dp)
     if question.words.ttft_limit_s is not None or question.words.tpot_limit_s is not None:
@@ -63,14 +66,14 @@ def starting_point(
     usual = replace(question.words, ttft_limit_s=USUAL_TTFT_S, tpot_limit_s=USUAL_TPOT_S)
     limits = f"{duration(USUAL_TTFT_S)} to the first token and {duration(USUAL_TPOT_S)} for each after it"
     try:
-        found = largest(server, usual)
+        serving = largest(server, usual)
     except PerfModelError:
         # Long prompts, or a small layout, are slower than that with a single request: then all that fit.
-        found = largest(server, question.words)
+        serving = largest(server, question.words)
         chosen.append(f"batch: all that fit, as no batch holds {limits}")
     else:
         chosen.append(f"batch: the most that hold {limits}")
-    return StartingPoint(serving=found, chosen=tuple(chosen))
+    return StartingPoint(serving=serving, chosen=tuple(chosen))
 
 
 def _smallest(question: ServingQuestion) -> Layout:

@@ -29,9 +29,12 @@ class ServingSweep:
         """Servers that no other beats both in tokens per second and user, and per second and device; fastest for users
         first."""
         front: list[Serving] = []
-        for one in sorted(self.servings, key=lambda s: (-s.tokens_per_s_per_user, -s.tokens_per_s_per_device)):
-            if not front or one.tokens_per_s_per_device > front[-1].tokens_per_s_per_device:
-                front.append(one)
+        for serving in sorted(
+            self.servings,
+            key=lambda s: (-s.tokens_per_s_per_user, -s.tokens_per_s_per_device),
+        ):
+            if not front or serving.tokens_per_s_per_device > front[-1].tokens_per_s_per_device:
+                front.append(serving)
         return tuple(front)
 
     @property
@@ -43,7 +46,7 @@ class ServingSweep:
         """Plain values, as `perfmodel serve --sweep --json` prints them."""
         return {
             "evaluated": len(self.servings),
-            "pareto": [one.to_dict() for one in self.pareto],
+            "pareto": [serving.to_dict() for serving in self.pareto],
             "rejected": self.rejected,
         }
 
@@ -51,7 +54,7 @@ class ServingSweep:
         """A row per server."""
         import pandas as pd
 
-        return pd.DataFrame([one.to_dict() for one in self.servings])
+        return pd.DataFrame([serving.to_dict() for serving in self.servings])
 
 
 def serve_sweep(
@@ -81,7 +84,7 @@ def serve_sweep(
         whole("serve", {"devices": devices})
         question.cluster.require(int(devices or 0), "the sweep")
         layouts = _layouts(question, int(devices or 0))
-    tried = [Layout.parse(one) if isinstance(one, str) else one for one in layouts]
+    tried = [Layout.parse(layout) if isinstance(layout, str) else layout for layout in layouts]
     servings: list[Serving] = []
     rejected: dict[str, str] = {}
     for layout in tried:

@@ -32,7 +32,14 @@ LAUNCHED: Final = 20
 """Layouts, the first, whose launch files are in the page."""
 MOST_OPS: Final = 60_000
 """Of a timeline in the page: about 40 bytes each."""
-_CALIBRATE: Final = ("--from", "--model", "--cluster", "--seq-len", "--dtype", "--framework")
+_CALIBRATE: Final = (
+    "--from",
+    "--model",
+    "--cluster",
+    "--seq-len",
+    "--dtype",
+    "--framework",
+)
 HEIGHT_PX: Final = 900
 """Of the page in a notebook."""
 
@@ -114,6 +121,7 @@ def report(
     tell = progress or (lambda *_: None)
     options, space, of_problem = worded(fields, options or SearchOptions(top=TOP), space)
     if isinstance(global_batch, Sequence) and global_batch:
+        # A search ranks layouts of several batches together; the first stands for the job.
         options = replace(options, batches=tuple(global_batch))
         global_batch = global_batch[0]
     of_problem |= {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
@@ -125,12 +133,19 @@ def report(
         best: list[float] = []
         recommended = 0
     else:
-        result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
+        result = search(
+            problem,
+            space=space,
+            options=options,
+            calibration=calibration,
+            progress=progress,
+        )
         if not result.layouts:
             raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
         predictions, about = result.layouts, _account(result)
         best = result.robustness.best.tolist() if result.robustness else []
-        if result.first_to_try not in predictions:  # slower than all of them, but likelier to fit
+        # The recommended layout may be slower than all of them, but likelier to fit.
+        if result.first_to_try not in predictions:
             predictions = (*predictions, result.first_to_try)
             best += [0.0] * bool(best)
         recommended = predictions.index(result.first_to_try)
@@ -243,7 +258,11 @@ def _flags(problem: Problem) -> list[str]:
 
     # What else the job says, as far as it differs from what the framework fills in.
     usual = framework.job(
-        problem.model, problem.cluster.device, global_batch=job.global_batch, seq_len=job.seq_len, dtype=job.dtype
+        problem.model,
+        problem.cluster.device,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        dtype=job.dtype,
     )
     for name in catalog.JOB_WORDS:
         value = getattr(job, name)
@@ -296,6 +315,9 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
             files.append({"name": form.name, "text": text})
         except LaunchFileError as error:
             files.append(
-                {"name": form.name, "why": str(error).removeprefix(f"{form.name} cannot run {layout.label}: ")}
+                {
+                    "name": form.name,
+                    "why": str(error).removeprefix(f"{form.name} cannot run {layout.label}: "),
+                }
             )
     return sorted(files, key=lambda one: "why" in one)

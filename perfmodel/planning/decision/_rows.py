@@ -1,6 +1,6 @@
 """Predicted layouts as the rows of the page: plain values, names once for all rows, six significant figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -15,7 +15,14 @@ MOST_EVENTS: Final = 12
 """Of the critical path of a layout."""
 MOST_SOURCES: Final = 6
 """Of the error of a layout."""
-_SETTINGS: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "schedule", "zero", "recompute")
+_SETTINGS: Final = (
+    *(d.key for d in DIMENSIONS),
+    "vpp",
+    "micro_batch",
+    "schedule",
+    "zero",
+    "recompute",
+)
 """Fields of layouts that may have a column."""
 _QUANTITIES: Final = {
     "step_s": ("step", "s", "low"),
@@ -37,7 +44,10 @@ _QUANTITIES: Final = {
 
 
 def rows(
-    predictions: Sequence[Prediction], runs: Sequence[TrainingRun], turned: Turned, best: Sequence[float] = ()
+    predictions: Sequence[Prediction],
+    runs: Sequence[TrainingRun],
+    turned: Turned,
+    best: Sequence[float] = (),
 ) -> dict[str, Any]:
     """`rows`, and the names that their lists follow: `parts` of the step, `categories` of memory, `origins` of times,
     `events` of critical paths, `quantities` and `settings` with a column.
@@ -55,44 +65,51 @@ def rows(
         seen.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
     parts = [name for name in looks if name in seen]
     origins = list(dict.fromkeys(chain.from_iterable(p.provenance for p in predictions)))
-    made = []
+    records = []
     for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
-        made.append(
-            _quantities(p, run)
-            | ({"best": _short(best[i])} if len(best) else {})
-            | {
-                "layout": p.layout_notation,
-                "settings": [_setting(p.layout, name) for name in _SETTINGS],
-                "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
-                "memory": [[_short(getattr(stage, name)) for name in CATEGORIES] for stage in p.memory_per_stage],
-                "capacity_bytes": p.memory_capacity_bytes,
-                "origins": [_short(p.provenance.get(name, 0.0)) for name in origins],
-                "sources": _sources(p),
-                "path": [
-                    [events.setdefault(e.event, len(events)), _short(e.count), _short(e.time_s)]
-                    for e in p.critical_path[:MOST_EVENTS]
-                ],
-                "fit_words": fit_words(p.fits_probability),
-                "notes": [*p.reasons, *p.warnings],
-                "elasticity": [_short(v) for v in turned.elasticity[i].tolist()],
-                "ratio": [[_short(v) for v in of_knob] for of_knob in turned.ratio[i].tolist()],
-            }
-        )
+        record = _quantities(p, run)
+        if len(best):
+            record["best"] = _short(best[i])
+        path = []
+        for event in p.critical_path[:MOST_EVENTS]:
+            number = events.setdefault(event.event, len(events))
+            path.append([number, _short(event.count), _short(event.time_s)])
+        record |= {
+            "layout": p.layout_notation,
+            "settings": [_setting(p.layout, name) for name in _SETTINGS],
+            "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
+            "memory": [_stage_memory(stage) for stage in p.memory_per_stage],
+            "capacity_bytes": p.memory_capacity_bytes,
+            "origins": [_short(p.provenance.get(name, 0.0)) for name in origins],
+            "sources": _sources(p),
+            "path": path,
+            "fit_words": fit_words(p.fits_probability),
+            "notes": [*p.reasons, *p.warnings],
+            "elasticity": _short_figures(turned.elasticity[i].tolist()),
+            "ratio": [_short_figures(ratios) for ratios in turned.ratio[i].tolist()],
+        }
+        records.append(record)
     unit = "tokens" if predictions[0].seq_len > 1 else "samples"
-    known = [name for name in _QUANTITIES if name in made[0] and not (name == "global_batch" and _same(made, name))]
+    known = [
+        name for name in _QUANTITIES if name in records[0] and not (name == "global_batch" and _same(records, name))
+    ]
     folded = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
-    varied = [i for i, name in enumerate(_SETTINGS) if len({row["settings"][i] for row in made}) > 1]
-    varied = [i for i in varied if folded or _SETTINGS[i] != "etp"]
+    varied = []
+    for i, name in enumerate(_SETTINGS):
+        values = {row["settings"][i] for row in records}
+        # Without folded experts their degree of tensor parallelism is but that of the layers.
+        if len(values) > 1 and (folded or name != "etp"):
+            varied.append(i)
     return {
-        "rows": made,
+        "rows": records,
         "unit": unit,
         "parts": [{"label": looks[name].label, "colour": looks[name].colour} for name in parts],
         "categories": list(CATEGORIES),
         "origins": origins,
         "events": list(events),
         "quantities": [
-            {"key": name, "label": head.format(unit), "unit": of, "better": better}
-            for name, (head, of, better) in _QUANTITIES.items()
+            {"key": name, "label": head.format(unit), "unit": figure_unit, "better": better}
+            for name, (head, figure_unit, better) in _QUANTITIES.items()
             if name in known
         ],
         "settings": [{"key": _SETTINGS[i], "at": i} for i in varied],
@@ -100,7 +117,10 @@ def rows(
 
 
 def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
-    priced = {"usd": run.usd_per_million_tokens, "energy_j": run.energy_per_million_tokens_j}
+    priced = {
+        "usd": run.usd_per_million_tokens,
+        "energy_j": run.energy_per_million_tokens_j,
+    }
     return {name: _short(value) for name, value in priced.items() if value is not None} | {
         "step_s": _short(p.step_time_s),
         "lo_s": _short(p.step_time_lo_s),
@@ -133,3 +153,12 @@ def _same(made: Sequence[dict[str, Any]], name: str) -> bool:
 
 def _short(value: float) -> float:
     return float(f"{value:.6g}")
+
+
+def _short_figures(values: Iterable[float]) -> list[float]:
+    return [_short(value) for value in values]
+
+
+def _stage_memory(stage: Any) -> list[float]:
+    """Bytes of a stage by category."""
+    return _short_figures(getattr(stage, name) for name in CATEGORIES)

@@ -24,7 +24,7 @@ SKIPPED_STEPS: Final = "skipped_steps"
 class Severity:
     """A fault of one severity."""
 
-    words: str
+    description: str
     """Such as `at 25 % of its bandwidth`."""
     weight: float
     """How likely this severity is where the fault is there."""
@@ -59,7 +59,7 @@ class _MachineFault:
     settings: Callable[[StepProblem, Layout, float], Sequence[Setting]]
     values: Mapping[float, float]
     """Weight of every value of the settings."""
-    words: str
+    description: str
     """Of a severity, with the value in place of `{}`."""
     remedy: str
     applies: Callable[[StepProblem, Layout], bool] = lambda problem, layout: True
@@ -71,7 +71,10 @@ def _times(name: str) -> Callable[[StepProblem, Layout, float], Sequence[Setting
 
 def _slow_rank(problem: StepProblem, layout: Layout, value: float) -> Sequence[Setting]:
     # A device fails on any stage alike; one in the middle stands for all.
-    return [Setting("slow_rank", "to", float(layout.pp // 2)), Setting("slow_factor", "times", value)]
+    return [
+        Setting("slow_rank", "to", float(layout.pp // 2)),
+        Setting("slow_factor", "times", value),
+    ]
 
 
 def _low_clocks(problem: StepProblem, layout: Layout, value: float) -> Sequence[Setting]:
@@ -92,7 +95,7 @@ _MACHINE_FAULTS: Final = (
         prior=1.0,
         settings=_times("inter_node_bandwidth"),
         values={0.7: 1, 0.5: 1, 0.35: 1, 0.25: 1, 0.12: 1, 0.05: 1},
-        words="at {:.0%} of its bandwidth",
+        description="at {:.0%} of its bandwidth",
         remedy="check link errors and rates (ibstat, NCCL_DEBUG=INFO for the adapters in use), and GPUDirect RDMA",
         applies=lambda problem, layout: layout.devices > problem.cluster.devices_per_node,
     ),
@@ -102,7 +105,7 @@ _MACHINE_FAULTS: Final = (
         prior=0.4,
         settings=_times("intra_node_bandwidth"),
         values={0.5: 1, 0.25: 1, 0.1: 1},
-        words="at {:.0%} of their bandwidth",
+        description="at {:.0%} of their bandwidth",
         remedy="check nvidia-smi topo -m and nvlink --status: a link that is down falls back to PCIe",
         applies=lambda problem, layout: min(layout.devices, problem.cluster.devices_per_node) > 1,
     ),
@@ -112,7 +115,7 @@ _MACHINE_FAULTS: Final = (
         prior=1.0,
         settings=_slow_rank,
         values={1.1: 7, 1.2: 6, 1.35: 4, 1.6: 2, 2.0: 1},
-        words="it takes {:.2g} times as long as the others",
+        description="it takes {:.2g} times as long as the others",
         remedy="drain the node of that rank; look for thermal throttling, ECC errors or another process on it",
         applies=lambda problem, layout: layout.devices > 1,
     ),
@@ -122,7 +125,7 @@ _MACHINE_FAULTS: Final = (
         prior=0.3,
         settings=_low_clocks,
         values={0.85: 2, 0.7: 2, 0.55: 1},
-        words="at {:.0%} of their rate and power limit",
+        description="at {:.0%} of their rate and power limit",
         remedy="check power limits and throttle reasons (nvidia-smi -q -d POWER,CLOCK,PERFORMANCE)",
     ),
     _MachineFault(
@@ -131,7 +134,7 @@ _MACHINE_FAULTS: Final = (
         prior=0.8,
         settings=_times("host_op_s"),
         values={1.5: 2, 2.0: 2, 3.0: 2, 5.0: 1},
-        words="{:.2g} times as long for each operator",
+        description="{:.2g} times as long for each operator",
         remedy="unset CUDA_LAUNCH_BLOCKING and debug switches, pin processes to cores, use CUDA graphs or compile",
     ),
 )
@@ -189,16 +192,16 @@ def sync_seconds(prediction: Prediction) -> float:
 
 def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Fault]:
     """Faults that could make this layout's step longer than expected, with the step at each severity."""
-    found = [_machine_fault(problem, layout, fault) for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
+    candidates = [_machine_fault(problem, layout, fault) for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
     for name, title, prior, fields, remedy in _LAYOUT_SETTINGS:
         if any(getattr(layout, field) != value for field, value in fields.items()):
-            found.append(_setting_fault(problem, replace(layout, **fields), name, title, prior, fields, remedy))
+            candidates.append(_setting_fault(problem, replace(layout, **fields), name, title, prior, fields, remedy))
     for name, title, prior, fields, remedy in _JOB_SETTINGS:
         if any(getattr(problem.job, field) != value for field, value in fields.items()):
             changed = replace(problem, job=replace(problem.job, **fields))
-            found.append(_setting_fault(changed, layout, name, title, prior, fields, remedy))
-    found.append(_data_loading(expected_s))
-    return [fault for fault in found if fault is not None and _has_effect(fault, expected_s)]
+            candidates.append(_setting_fault(changed, layout, name, title, prior, fields, remedy))
+    candidates.append(_data_loading(expected_s))
+    return [fault for fault in candidates if fault is not None and _has_effect(fault, expected_s)]
 
 
 def _has_effect(fault: Fault, expected_s: float) -> bool:
@@ -216,8 +219,15 @@ def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -
             return None
         changes_links = fault.name.endswith("_link")
         sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout)) if changes_links else None
-        words = fault.words.format(value)
-        severities.append(Severity(words=words, weight=weight, step_s=seconds, gradient_sync_s=sync_s))
+        description = fault.description.format(value)
+        severities.append(
+            Severity(
+                description=description,
+                weight=weight,
+                step_s=seconds,
+                gradient_sync_s=sync_s,
+            )
+        )
     return Fault(
         name=fault.name,
         title=fault.title,
@@ -243,7 +253,7 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
                 sync_s = (1 - at) * low.gradient_sync_s + at * high.gradient_sync_s
             refined.append(
                 Severity(
-                    words=fault.words.format(value),
+                    description=fault.description.format(value),
                     weight=(1 - at) * low.weight + at * high.weight,
                     step_s=_between(low.step_s, high.step_s, at),
                     gradient_sync_s=sync_s,
@@ -259,7 +269,13 @@ def _between(low: float, high: float, at: float) -> float:
 
 
 def _setting_fault(
-    problem: StepProblem, layout: Layout, name: str, title: str, prior: float, fields: dict[str, Any], remedy: str
+    problem: StepProblem,
+    layout: Layout,
+    name: str,
+    title: str,
+    prior: float,
+    fields: dict[str, Any],
+    remedy: str,
 ) -> Fault | None:
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout)
@@ -268,20 +284,27 @@ def _setting_fault(
         # A setting that this layout cannot have is not the cause.
         return None
     severity = Severity(
-        words="",
+        description="",
         weight=1.0,
         step_s=changed.step_time_s,
         gradient_sync_s=sync_seconds(changed),
         peak_bytes=changed.memory_counted_bytes,
     )
-    return Fault(name=name, title=title, prior=prior, severities=(severity,), remedy=remedy, setting=", ".join(fields))
+    return Fault(
+        name=name,
+        title=title,
+        prior=prior,
+        severities=(severity,),
+        remedy=remedy,
+        setting=", ".join(fields),
+    )
 
 
 def _data_loading(expected_s: float) -> Fault:
     """A loader that every step waits for; how long, nothing in the script tells."""
     shares = {0.1: 3, 0.25: 2, 0.5: 1, 1.0: 1}
     severities = tuple(
-        Severity(words="", weight=weight / 7, step_s=expected_s * (1 + share)) for share, weight in shares.items()
+        Severity(description="", weight=weight / 7, step_s=expected_s * (1 + share)) for share, weight in shares.items()
     )
     return Fault(
         name=DATA_LOADING,

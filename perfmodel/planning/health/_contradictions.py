@@ -12,7 +12,13 @@ _OF_JOB: Final = ("global_batch", "seq_len")
 _DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")
 _STRUCTURE: Final = ("devices", *_OF_JOB, *_DEGREES, "micro_batch")
 """Settings that make another job: what the log says of them is predicted."""
-_OPTIONS: Final = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_overlap", "recompute")
+_OPTIONS: Final = (
+    "sequence_parallel",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "tp_overlap",
+    "recompute",
+)
 """Settings of the same job: what they cost is reported as a cause."""
 _SHARDED: Final = ("overlap_param_gather",)
 _FLOPS_RANGE: Final = (0.65, 1.55)
@@ -75,7 +81,12 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
             continue
         is_option = name in _OPTIONS
         contradictions.append(
-            Contradiction(setting=name, script=written(script[name]), log=written(value), is_option=is_option)
+            Contradiction(
+                setting=name,
+                script=written(script[name]),
+                log=written(value),
+                is_option=is_option,
+            )
         )
         if is_option:
             options[name] = value
@@ -105,7 +116,7 @@ def _with_batch(problem: Problem, stated: Mapping[str, Any]) -> Problem:
     return replace(problem, job=replace(problem.job, **changes), devices=devices)
 
 
-def _with_structure(layout: Layout, stated: Mapping[str, Any], where: str) -> Layout:
+def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> Layout:
     """The layout with the degrees that ran; the replicas follow from the devices where the log does not say them."""
     changes = {name: stated[name] for name in (*_DEGREES, "micro_batch") if name in stated}
     changes = {name: value for name, value in changes.items() if value != getattr(layout, name)}
@@ -115,7 +126,7 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], where: str) -> La
         group *= changes.get(name, getattr(layout, name))
     if devices % group:
         raise PerfModelError(
-            f"{where}: {devices} devices are no multiple of tp*pp*cp = {group}; is it the log of this script?"
+            f"{place}: {devices} devices are no multiple of tp*pp*cp = {group}; is it the log of this script?"
         )
     changes["dp"] = changes.get("dp", devices // group)
     if changes["dp"] == layout.dp:
@@ -123,7 +134,7 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], where: str) -> La
     try:
         return replace(layout, **changes) if changes else layout
     except PerfModelError as error:
-        raise PerfModelError(f"{where}: the log states another job than the script: {error}") from None
+        raise PerfModelError(f"{place}: the log states another job than the script: {error}") from None
 
 
 def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices: int) -> str:

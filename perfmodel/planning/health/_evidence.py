@@ -69,30 +69,30 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
     total = none + sum(sum(by_severity) for _, by_severity in weights)
     likely = []
     for fault, by_severity in weights:
-        own = sum(by_severity)
-        if own <= 0:
+        fault_weight = sum(by_severity)
+        if fault_weight <= 0:
             continue
         best = max(range(len(by_severity)), key=lambda i, by_severity=by_severity: by_severity[i])
         gains_s = [max(0.0, severity.step_s - observed.expected_s) for severity in fault.severities]
-        mean_gain_s = sum(weight * gain for weight, gain in zip(by_severity, gains_s, strict=True)) / own
+        mean_gain_s = sum(weight * gain for weight, gain in zip(by_severity, gains_s, strict=True)) / fault_weight
         likely.append(
             Likely(
                 fault=fault,
-                probability=own / total,
+                probability=fault_weight / total,
                 severity=fault.severities[best],
                 explains_s=min(mean_gain_s, observed.excess_s),
             )
         )
-    return sorted(likely, key=lambda one: -one.probability), none / total
+    return sorted(likely, key=lambda cause: -cause.probability), none / total
 
 
 def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     step_s = observed.expected_s if severity is None else severity.step_s
     deviation = max(observed.deviation, _LEAST_DEVIATION)
-    found = _normal(log(observed.steady_s / step_s), deviation)
-    found *= _of_compute_spread(observed, fault, severity)
-    found *= _of_timer_shares(observed, fault, severity)
-    return found * _of_memory(observed, severity)
+    likelihood = _normal(log(observed.steady_s / step_s), deviation)
+    likelihood *= _of_compute_spread(observed, fault, severity)
+    likelihood *= _of_timer_shares(observed, fault, severity)
+    return likelihood * _of_memory(observed, severity)
 
 
 def _normal(distance: float, deviation: float) -> float:
@@ -115,7 +115,7 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
     if excess_s < 0.05 * observed.expected_s:
         return 1.0
     name = fault.name if fault else ""
-    found = 1.0
+    likelihood = 1.0
     sync = observed.timers.get("gradient_sync")
     if sync is not None:
         gather = observed.timers.get("weight_gather")
@@ -128,13 +128,13 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
         one_rank = sync.least_s == sync.most_s
         if one_rank and name == SLOW_RANK:
             in_sync = 1.0
-        found *= _of_share((own_s - observed.expected_sync_s) / excess_s, in_sync)
+        likelihood *= _of_share((own_s - observed.expected_sync_s) / excess_s, in_sync)
         if not one_rank:
-            found *= _of_share((sync.most_s - sync.least_s) / excess_s, 1.0 if name == SLOW_RANK else 0.0)
+            likelihood *= _of_share((sync.most_s - sync.least_s) / excess_s, 1.0 if name == SLOW_RANK else 0.0)
     data = observed.timers.get("data")
     if data is not None:
-        found *= _of_share(data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0)
-    return found
+        likelihood *= _of_share(data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0)
+    return likelihood
 
 
 def _of_share(share: float, expected: float) -> float:

@@ -26,7 +26,14 @@ from perfmodel.planning.health._evidence import Observed, weigh
 from perfmodel.planning.health._measurements import most_telling
 from perfmodel.planning.health._series import Stalls, StepSeries, step_series
 from perfmodel.planning.what_if import Scenario, step_s
-from perfmodel.prediction import GAUSS_90, Prediction, StepProblem, explain, layout_of, step_problem_of
+from perfmodel.prediction import (
+    GAUSS_90,
+    Prediction,
+    StepProblem,
+    explain,
+    layout_of,
+    step_problem_of,
+)
 from perfmodel.spec import Problem
 from perfmodel.units import GIB, duration
 
@@ -208,7 +215,7 @@ def check_run(
             title=likely.fault.title,
             explains_s=min(likely.explains_s, left_s),
             probability=likely.probability,
-            evidence=f"fits best: {likely.severity.words}" if likely.severity.words else "",
+            evidence=f"fits best: {likely.severity.description}" if likely.severity.description else "",
             remedy=likely.fault.remedy,
         )
         for likely in hidden
@@ -234,7 +241,7 @@ def check_run(
         next_measurement=most_telling(probability).text if causes else "",
         typical_site_s=expected.step_time_s,
         good_site_s=expected.step_time_s * exp(-_GOOD_SITE * deviation),
-        contradictions=tuple(one.sentence for one in job.contradictions),
+        contradictions=tuple(contradiction.sentence for contradiction in job.contradictions),
         remarks=_remarks(job, log, series, expected, step_problem.flops),
         peak_bytes=observed.peak_bytes,
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
@@ -252,7 +259,13 @@ def log_ratio(measured_s: float, predicted_s: float) -> float:
     return log(measured_s / predicted_s)
 
 
-def _observed(log: TrainingLog, series: StepSeries, expected: Prediction, deviation: float, job: WhatRan) -> Observed:
+def _observed(
+    log: TrainingLog,
+    series: StepSeries,
+    expected: Prediction,
+    deviation: float,
+    job: WhatRan,
+) -> Observed:
     counter = "reserved" if log.reserved_bytes is not None else "allocated"
     return Observed(
         # What slows down later on is a cause of its own.
@@ -271,8 +284,16 @@ def _observed(log: TrainingLog, series: StepSeries, expected: Prediction, deviat
 # ---- causes that the log shows by itself ----
 
 _STALL_CAUSES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "checkpoint": (CHECKPOINTS, "checkpoints stop the training", "save less often, or asynchronously"),
-    "evaluation": (EVALUATIONS, "evaluations stop the training", "evaluate less often, or on fewer batches"),
+    "checkpoint": (
+        CHECKPOINTS,
+        "checkpoints stop the training",
+        "save less often, or asynchronously",
+    ),
+    "evaluation": (
+        EVALUATIONS,
+        "evaluations stop the training",
+        "evaluate less often, or on fewer batches",
+    ),
     "periodic": (
         PERIODIC_STALLS,
         "the job stalls at regular steps, as it does where a data loader runs dry",
@@ -362,14 +383,14 @@ def _option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> 
     if gain_s <= 0:
         return []
     first = next(iter(job.options))
-    said = "; ".join(one.sentence for one in job.contradictions if one.is_option)
+    evidence = "; ".join(contradiction.sentence for contradiction in job.contradictions if contradiction.is_option)
     return [
         Cause(
             name=_OPTION_CAUSES.get(first, first),
             title="the run has other options than the script",
             explains_s=gain_s,
             probability=1.0,
-            evidence=said,
+            evidence=evidence,
             remedy="make the script's flags reach the run: a later flag or a default of the launcher overrides them",
         )
     ]
@@ -380,21 +401,25 @@ def _is_certain(cause: Cause, step_s: float) -> bool:
 
 
 def _remarks(
-    job: WhatRan, log: TrainingLog, series: StepSeries, expected: Prediction, model_flops: float
+    job: WhatRan,
+    log: TrainingLog,
+    series: StepSeries,
+    expected: Prediction,
+    model_flops: float,
 ) -> tuple[str, ...]:
-    """What else an engineer should know of the log."""
-    found = [flops_remark(job.problem, log, model_flops, expected.devices)]
+    """Further facts of the log that an engineer should know."""
+    remarks = [flops_remark(job.problem, log, model_flops, expected.devices)]
     peak = log.reserved_bytes
     if peak is not None and peak > _FULL * expected.memory_capacity_bytes:
-        found.append(
+        remarks.append(
             f"the allocator holds {peak / GIB:.1f} of {expected.memory_capacity_bytes / GIB:.1f} GiB: it may have to "
             "free memory in the middle of a step; use expandable segments or a smaller micro-batch"
         )
     if log.count("allocator_retry"):
-        found.append("the log reports that the allocator had to flush its cache: free some memory")
+        remarks.append("the log reports that the allocator had to flush its cache: free some memory")
     if series.restarts:
-        found.append(f"the run was restarted {series.restarts} times")
-    return tuple(filter(None, found))
+        remarks.append(f"the run was restarted {series.restarts} times")
+    return tuple(filter(None, remarks))
 
 
 def _verdict(health: RunHealth) -> str:

@@ -76,12 +76,19 @@ MEASUREMENTS: Final = (
     Measurement(
         name="no_checkpoints",
         text="run across two checkpoints with checkpoints switched off",
-        outcomes={"checkpoints": "no stalls", "periodic_stalls": "the stalls stay, or do not"},
+        outcomes={
+            "checkpoints": "no stalls",
+            "periodic_stalls": "the stalls stay, or do not",
+        },
     ),
     Measurement(
         name="watch_clocks",
         text="record clocks, temperatures and throttle reasons of all devices over the run (nvidia-smi dmon)",
-        outcomes={"slows_down": "clocks that fall", "slow_rank": "one device low", "low_clocks": "all devices low"},
+        outcomes={
+            "slows_down": "clocks that fall",
+            "slow_rank": "one device low",
+            "low_clocks": "all devices low",
+        },
     ),
 )
 
@@ -96,7 +103,10 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
         (cause,) = weight
         confirming = [measurement for measurement in MEASUREMENTS if cause in measurement.outcomes]
         return min(confirming or MEASUREMENTS, key=lambda measurement: measurement.effort_bits)
-    return max(MEASUREMENTS, key=lambda measurement: _bits(measurement, weight) - measurement.effort_bits)
+    return max(
+        MEASUREMENTS,
+        key=lambda measurement: _bits(measurement, weight) - measurement.effort_bits,
+    )
 
 
 def _bits(measurement: Measurement, weight: Mapping[str, float]) -> float:

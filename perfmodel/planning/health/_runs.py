@@ -14,7 +14,10 @@ from perfmodel.spec import Cluster
 
 
 def runs_of_logs(
-    pairs: Sequence[tuple[Path | str, Path | str]], cluster: Cluster | str, *, devices: int | None = None
+    pairs: Sequence[tuple[Path | str, Path | str]],
+    cluster: Cluster | str,
+    *,
+    devices: int | None = None,
 ) -> list[Run]:
     """One measured run for each launch script and its log: the usual step, without warm-up and stalls.
 

@@ -93,7 +93,11 @@ class StepSeries:
 
 
 def step_series(
-    log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int, save_every: int | None = None
+    log: TrainingLog,
+    tokens_per_step: float,
+    devices: int,
+    global_batch: int,
+    save_every: int | None = None,
 ) -> StepSeries:
     """The step times of a log, taken apart.
 
@@ -108,12 +112,11 @@ def step_series(
     # A batch that is ramped up makes steps longer: only those at the final batch are of the job.
     batches = [step.global_batch for step in log.steps if step.global_batch]
     final_batch = batches[-1] if batches else None
-    timed = [
-        (step, seconds)
-        for step in log.steps
-        if (seconds := step.seconds_of(tokens_per_step, devices, global_batch)) is not None
-        and step.global_batch in (None, final_batch)
-    ]
+    timed = []
+    for step in log.steps:
+        step_s = step.seconds_of(tokens_per_step, devices, global_batch)
+        if step_s is not None and step.global_batch in (None, final_batch):
+            timed.append((step, step_s))
     if len(timed) < LEAST_STEPS + 1:
         raise PerfModelError(
             f"{log.path}: {len(timed)} lines give the time of a step; a check needs at least {LEAST_STEPS + 1}. Give a "
@@ -124,7 +127,11 @@ def step_series(
     covered = _covered(steps)
 
     warm = min(_warm_up(seconds), len(seconds) - LEAST_STEPS)
-    pauses_s = _pauses(np.array([np.nan if s.clock_s is None else s.clock_s for s, _ in timed]), seconds, covered)
+    pauses_s = _pauses(
+        np.array([np.nan if s.clock_s is None else s.clock_s for s, _ in timed]),
+        seconds,
+        covered,
+    )
     if log.format in ("hf-trainer", "levanter"):
         # Their clock is the progress bar's own, of which the step time is already a moving mean.
         pauses_s = np.zeros_like(pauses_s)
@@ -174,7 +181,9 @@ def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:
 
 
 def _pauses(
-    clock_s: Float[np.ndarray, " lines"], seconds: Float[np.ndarray, " lines"], covered: Float[np.ndarray, " lines"]
+    clock_s: Float[np.ndarray, " lines"],
+    seconds: Float[np.ndarray, " lines"],
+    covered: Float[np.ndarray, " lines"],
 ) -> Float[np.ndarray, " lines"]:
     """Seconds before each line that its steps do not account for, by the clock of the log; 0 without a clock."""
     elapsed_s = np.diff(clock_s, prepend=clock_s[:1])
@@ -202,26 +211,29 @@ def _stalls(
 ) -> tuple[Stalls, ...]:
     """Stalls by what the log reports beside them; what it does not explain is periodic or irregular."""
     stalled = lost_s > 0
-    found: list[Stalls] = []
+    stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
         beside = _beside(log, kind, steps, covered)
-        found += _kind_of_stalls(kind, steps, lost_s, stalled & beside, total_steps)
+        stalls_by_kind += _kind_of_stalls(kind, steps, lost_s, stalled & beside, total_steps)
         stalled &= ~beside
 
     # A script that saves every N steps explains stalls at multiples of N in logs that do not report checkpoints.
     if save_every and stalled.any():
         after_save = (steps // save_every > (steps - covered) // save_every) | ((steps - 1) % save_every == 0)
         if after_save[stalled].mean() > 0.8:
-            found += _kind_of_stalls("checkpoint", steps, lost_s, stalled, total_steps)
+            stalls_by_kind += _kind_of_stalls("checkpoint", steps, lost_s, stalled, total_steps)
             stalled = np.zeros_like(stalled)
 
     kind = "periodic" if _period(steps[stalled]) else "irregular"
-    found += _kind_of_stalls(kind, steps, lost_s, stalled, total_steps)
-    return tuple(sorted(found, key=lambda stalls: -stalls.seconds_per_step))
+    stalls_by_kind += _kind_of_stalls(kind, steps, lost_s, stalled, total_steps)
+    return tuple(sorted(stalls_by_kind, key=lambda stalls: -stalls.seconds_per_step))
 
 
 def _beside(
-    log: TrainingLog, kind: StallKind, steps: np.ndarray, covered: Float[np.ndarray, " lines"]
+    log: TrainingLog,
+    kind: StallKind,
+    steps: np.ndarray,
+    covered: Float[np.ndarray, " lines"],
 ) -> Bool[np.ndarray, " lines"]:
     """Lines between which and the line before them the log reports an event of a kind.
 
@@ -277,10 +289,15 @@ def _drift(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> Drift | N
         return None
     trend = _trend(steps, seconds)
     jump = _jump(steps, seconds)
-    candidates = [one for one in (trend, jump) if one is not None and abs(one[0].change) > _LEAST_DRIFT]
+    candidates = []
+    for candidate in (trend, jump):
+        if candidate is not None and abs(candidate[0].change) > _LEAST_DRIFT:
+            candidates.append(candidate)
     if not candidates:
         return None
-    return min(candidates, key=lambda one: one[1])[0]
+    # Each comes with the residual that it leaves: the one that explains more counts.
+    drift, _ = min(candidates, key=lambda candidate: candidate[1])
+    return drift
 
 
 def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:

@@ -80,8 +80,8 @@ def _over_the_run(health: "RunHealth") -> list[str]:
             f"{figure(100 * stalls.seconds_per_step / series.mean_s, 2)} % of the run"
         )
     if series.drift is not None:
-        where = f" at step {series.drift.at_step:,}" if series.drift.kind == "jump" else ""
-        lines.append(f"drift: steps change by {series.drift.change:+.1%} over the run{where}")
+        at_step = f" at step {series.drift.at_step:,}" if series.drift.kind == "jump" else ""
+        lines.append(f"drift: steps change by {series.drift.change:+.1%} over the run{at_step}")
     if series.skipped_steps:
         lines.append(f"skipped updates: {series.skipped_steps}")
     return lines

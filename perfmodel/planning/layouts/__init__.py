@@ -25,7 +25,13 @@ from perfmodel.planning.layouts._question import (
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import Robustness, robustness, square_root
 from perfmodel.planning.layouts._search import search
-from perfmodel.planning.layouts._space import SearchSpace, default_space, restrict, with_options, with_schedules
+from perfmodel.planning.layouts._space import (
+    SearchSpace,
+    default_space,
+    restrict,
+    with_options,
+    with_schedules,
+)
 from perfmodel.planning.layouts._telling import (
     Evidence,
     Telling,
@@ -35,6 +41,11 @@ from perfmodel.planning.layouts._telling import (
     telling,
     weighed,
 )
-from perfmodel.planning.layouts._text import interval, layout_last, print_pareto, print_search
+from perfmodel.planning.layouts._text import (
+    interval,
+    layout_last,
+    print_pareto,
+    print_search,
+)
 
 shorten_reprs(__name__)

@@ -62,7 +62,13 @@ class Candidates:
             degrees = choices.degrees
             if degrees.kinds is not None:  # orders of the kinds and cuts are grids of their own
                 kinds = tuple(sorted(degrees.kinds))
-                home = *degrees.degrees, degrees.micro_batch, kinds, choices.pipelines, choices.shards
+                home = (
+                    *degrees.degrees,
+                    degrees.micro_batch,
+                    kinds,
+                    choices.pipelines,
+                    choices.shards,
+                )
             elif degrees.pp == 1:  # layers are offloaded in a grid of their own
                 home = degrees, choices.pipelines, choices.shards
             keys = {(home, p, s, choices.states[z].resident), (home, p, price)}
@@ -124,7 +130,9 @@ class Candidates:
         return pd.concat(frames, ignore_index=True).assign(number=numbers) if frames else pd.DataFrame()
 
 
-def _recomputes_no_more(choices: Sequence[RecomputeChoice]) -> Bool[np.ndarray, "choices choices"]:
+def _recomputes_no_more(
+    choices: Sequence[RecomputeChoice],
+) -> Bool[np.ndarray, "choices choices"]:
     """Whether the choice of the column recomputes nothing that the choice of the row does not."""
     mode = np.array([("none", "selective", "full").index(choice.recompute) for choice in choices])
     full = np.array([sum(c.recompute_full_layers or ()) if c.recompute != "full" else np.inf for c in choices])
@@ -148,8 +156,9 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
             peak = _spread(cost, np.where(cost.grid.valid, cost.peak_bytes, np.inf))
             if smallest is None or peak.min() < smallest[1]:
                 smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
-        if number := int((fits * cost.multiplicity).sum()):
-            feasible += number
+        n_fitting = int((fits * cost.multiplicity).sum())
+        if n_fitting:
+            feasible += n_fitting
             possible.append(cost)
             bounds.append(np.where(_spread(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
     if smallest is None:

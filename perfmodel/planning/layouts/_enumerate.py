@@ -49,7 +49,12 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         space, problem: what to lay out.
         rejected: gets the number of combinations that are not possible, by reason.
     """
-    model, cluster, job, devices = problem.model, problem.cluster, problem.job, problem.require_devices()
+    model, cluster, job, devices = (
+        problem.model,
+        problem.cluster,
+        problem.job,
+        problem.require_devices(),
+    )
     check_machine(cluster, job, devices, f"a search over {devices} devices")
     setting = Setting(model=model, cluster=cluster, job=job, framework=problem.framework)
     divided = cache(lambda shard: _divided(setting, shard))
@@ -82,7 +87,14 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
             yield LayoutGrid(degrees, pipelines, shards, recomputes, resident, valid[:, None, :, None])
         offloaded = tuple(state for state in states if state.offload_layers)
         if offloaded and PLAIN_RECOMPUTE in recomputes and pipelines == (PipelineChoice("1f1b", 1),):
-            yield LayoutGrid(degrees, pipelines, shards, (PLAIN_RECOMPUTE,), offloaded, np.ones((1, 1, 1, 1), bool))
+            yield LayoutGrid(
+                degrees,
+                pipelines,
+                shards,
+                (PLAIN_RECOMPUTE,),
+                offloaded,
+                np.ones((1, 1, 1, 1), bool),
+            )
 
 
 class _Runnable:
@@ -90,7 +102,11 @@ class _Runnable:
     cannot run depends on no others but whether a degree is above one."""
 
     def __init__(self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]) -> None:
-        self._framework, self._everything, self._rejected = framework, space.any_framework, rejected
+        self._framework, self._everything, self._rejected = (
+            framework,
+            space.any_framework,
+            rejected,
+        )
         self._refused: dict[Hashable, str] = {}
 
     def degrees(self, candidates: Iterable[Layout]) -> Iterator[Layout]:
@@ -116,9 +132,10 @@ class _Runnable:
         if key not in self._refused:
             refused = self._framework.refused(layout)
             self._refused[key] = next((refused[name] for name in names if name in refused), "")
-        if what := self._refused[key]:
-            self._rejected[Rejection(Reason.FRAMEWORK, self._framework.refuses(what))] += 1
-        return not what
+        setting = self._refused[key]
+        if setting:
+            self._rejected[Rejection(Reason.FRAMEWORK, self._framework.refuses(setting))] += 1
+        return not setting
 
 
 def _above_one(degrees: Layout) -> tuple[bool, ...]:
@@ -144,7 +161,16 @@ def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Count
                 rejected[Rejection(Reason.BATCH)] += 1
             else:
                 defaults = framework.degree_defaults(cp, ep)
-                yield Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch, **defaults)
+                yield Layout(
+                    tp=tp,
+                    cp=cp,
+                    pp=pp,
+                    dp=dp,
+                    ep=ep,
+                    etp=etp,
+                    micro_batch=micro_batch,
+                    **defaults,
+                )
 
 
 def _pipelines(
@@ -156,7 +182,7 @@ def _pipelines(
 ) -> Iterator[PipelineChoice]:
     pp, layers = degrees.pp, cut.layers
     if pp == 1:
-        # one stage runs micro-batches one after the other whatever the schedule's name
+        # One stage runs micro-batches one after the other whatever the schedule's name.
         yield PipelineChoice("gpipe" if space.schedule == ("gpipe",) else "1f1b", 1)
         return
     if pp > layers + cut.riders:
@@ -168,12 +194,19 @@ def _pipelines(
         if vpp > 1 and layers % (pp * vpp):
             rejected[Rejection(Reason.UNEVEN_CHUNKS)] += 1
         elif vpp == 1 and name == "breadth-first" and "gpipe" in space.schedule:
-            continue  # the same with one chunk
+            # With one chunk it is GPipe.
+            continue
         else:
             schedule = name if vpp == 1 else LOOPED[name]
-            # of all degrees only these matter to a schedule
-            alike = Layout(pp=pp, micro_batch=degrees.dp * degrees.micro_batch, schedule=schedule, vpp=vpp)
-            if reason := unschedulable(alike, layers, cut.riders):
+            # Of all degrees only these matter to a schedule.
+            alike = Layout(
+                pp=pp,
+                micro_batch=degrees.dp * degrees.micro_batch,
+                schedule=schedule,
+                vpp=vpp,
+            )
+            reason = unschedulable(alike, layers, cut.riders)
+            if reason:
                 rejected[reason] += 1
             else:
                 yield PipelineChoice(schedule, vpp)
@@ -210,8 +243,9 @@ def _shards(
     reasons: dict[Rejection, None] = {}
     for sequence_parallel in _sequence_parallel(space, degrees, divided) if split else (False,):
         shard = Shard.of(degrees.replace(sequence_parallel=sequence_parallel))
-        if isinstance(reason := divided(shard), Rejection):
-            reasons[reason] = None
+        division = divided(shard)
+        if isinstance(division, Rejection):
+            reasons[division] = None
             continue
         for tp_overlap, order in product(space.tp_overlap if split else space.tp_overlap[:1], orders):
             yield ShardChoice(sequence_parallel, tp_overlap, order)
@@ -228,7 +262,11 @@ def _sequence_parallel(
 
 
 def _states(
-    space: SearchSpace, degrees: Layout, problem: Problem, layers: int, rejected: Counter[Rejection]
+    space: SearchSpace,
+    degrees: Layout,
+    problem: Problem,
+    layers: int,
+    rejected: Counter[Rejection],
 ) -> Iterator[StateChoice]:
     """Those with offloaded layers where there is no pipeline, nor recompute for the caller to combine them with."""
     job = problem.job
@@ -253,7 +291,10 @@ def _states(
 
 
 def _few_enough(
-    pipelines: tuple[PipelineChoice, ...], recomputes: tuple[RecomputeChoice, ...], pp: int, layers: int
+    pipelines: tuple[PipelineChoice, ...],
+    recomputes: tuple[RecomputeChoice, ...],
+    pp: int,
+    layers: int,
 ) -> Bool[np.ndarray, "pipelines recomputes"]:
     """Whether a choice recomputes fewer layers than the fullest stage has (all of them is a choice of its own)."""
     chunks = [get_schedule(p.schedule).chunks_for(p.vpp) for p in pipelines]
@@ -286,7 +327,14 @@ def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:
     kinds = [block for block, _ in blocks]
     modes = {
         "none": [((), (), block.activation_bytes.none) for block in kinds],
-        "selective": [(b.recompute_selective, b.recompute_selective_comm, b.activation_bytes.selective) for b in kinds],
+        "selective": [
+            (
+                b.recompute_selective,
+                b.recompute_selective_comm,
+                b.activation_bytes.selective,
+            )
+            for b in kinds
+        ],
         "full": [(b.recompute_full, b.recompute_full_comm, b.activation_bytes.full) for b in kinds],
     }
 

@@ -68,7 +68,10 @@ class Evaluations:
         if self.path is None:
             return
         buffer = io.BytesIO()
-        number, step_s = np.array(list(self.step_s), np.int64), np.array(list(self.step_s.values()), np.float64)
+        number, step_s = (
+            np.array(list(self.step_s), np.int64),
+            np.array(list(self.step_s.values()), np.float64),
+        )
         np.savez(buffer, search=np.array(self.search), number=number, step_s=step_s)
         write_bytes(self.path, buffer.getvalue())
 
@@ -182,7 +185,11 @@ def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLa
     evaluated = evaluate(score, 1, question.context, executor, Evaluations(), lambda *_: None)
     if not len(evaluated.value) or not np.isfinite(evaluated.value[0]):
         return None
-    return BestLayout(priced.layouts(evaluated.number[:1])[0], float(evaluated.value[0]), float(evaluated.step_s[0]))
+    return BestLayout(
+        priced.layouts(evaluated.number[:1])[0],
+        float(evaluated.value[0]),
+        float(evaluated.step_s[0]),
+    )
 
 
 def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:

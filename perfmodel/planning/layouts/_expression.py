@@ -4,6 +4,7 @@ between which values the quantities lie: arithmetic on intervals."""
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -40,14 +41,22 @@ class Interval:
         return self + (-other)
 
     def __mul__(self, other: "Interval") -> "Interval":
-        ends = np.broadcast_arrays(*(_times(a, b) for a in (self.lo, self.hi) for b in (other.lo, other.hi)))
+        # The extremes of a product lie at the ends of both factors.
+        products = [_times(a, b) for a, b in product((self.lo, self.hi), (other.lo, other.hi))]
+        ends = np.broadcast_arrays(*products)
         return Interval(np.minimum.reduce(ends), np.maximum.reduce(ends))
 
     def __truediv__(self, other: "Interval") -> "Interval":
         holds_zero = (other.lo <= 0) & (other.hi >= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            quotient = self * Interval(1 / np.where(holds_zero, 1.0, other.hi), 1 / np.where(holds_zero, 1.0, other.lo))
-        return Interval(np.where(holds_zero, -np.inf, quotient.lo), np.where(holds_zero, np.inf, quotient.hi))
+            quotient = self * Interval(
+                1 / np.where(holds_zero, 1.0, other.hi),
+                1 / np.where(holds_zero, 1.0, other.lo),
+            )
+        return Interval(
+            np.where(holds_zero, -np.inf, quotient.lo),
+            np.where(holds_zero, np.inf, quotient.hi),
+        )
 
     def __pow__(self, power: float) -> "Interval":
         """A constant power: of anything if it is a whole number, else of values from 0."""
@@ -120,9 +129,9 @@ class Constraint:
     """A comparison that layouts have to satisfy, such as `memory_bytes < 70e9`."""
 
     text: str
-    left: Expression
+    lhs: Expression
     sign: str
-    right: Expression
+    rhs: Expression
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Constraint":
@@ -137,18 +146,19 @@ class Constraint:
                 f"constraint {text!r} is not one comparison; write it like 'step_time_s < 2' (signs: < <= > >= ==), "
                 "and several as several constraints"
             )
-        left, right = (_checked(side, text, known) for side in (tree.left, tree.comparators[0]))
+        lhs = _checked(tree.left, text, known)
+        rhs = _checked(tree.comparators[0], text, known)
         return cls(
             " ".join(text.split()),
-            Expression(ast.unparse(left), left),
+            Expression(ast.unparse(lhs), lhs),
             _SIGNS[type(tree.ops[0])],
-            Expression(ast.unparse(right), right),
+            Expression(ast.unparse(rhs), rhs),
         )
 
     @property
     def names(self) -> frozenset[str]:
         """Quantities that the comparison needs."""
-        return self.left.names | self.right.names
+        return self.lhs.names | self.rhs.names
 
     def __str__(self) -> str:
         return plain_text(self.text)
@@ -221,8 +231,8 @@ def _value(node: ast.expr, quantity: Quantity) -> Interval:
             return a / b
         case ast.Call(func=ast.Name(id=name), args=arguments):
             first, *rest = (_value(argument, quantity) for argument in arguments)
-            for other in rest:
-                first = first.least(other) if name == "min" else first.most(other)
+            for argument in rest:
+                first = first.least(argument) if name == "min" else first.most(argument)
             return first
     raise AssertionError(ast.dump(node))  # `_checked` lets nothing else pass
 

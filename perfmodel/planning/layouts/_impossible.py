@@ -56,7 +56,10 @@ class Impossible:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"binding": self.binding, "changes": [{"what": c.what, "to": c.to} for c in self.changes]}
+        return {
+            "binding": self.binding,
+            "changes": [{"what": c.what, "to": c.to} for c in self.changes],
+        }
 
 
 def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[Rejection]) -> Impossible:
@@ -151,9 +154,13 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         default = default_space(question.problem, fewer_devices=True)
         degrees = {"tp": default.tp, "pp": default.pp, "ep": default.ep}
         free = replace(question, space=replace(question.space, fewer_devices=True, **degrees))
-        if possible := fastest(free, goal, executor):
+        possible = fastest(free, goal, executor)
+        if possible:
             changes.append(
-                Change(f"--fewer-devices, by {question.problem.notation(possible.layout)}", {"fewer_devices": True})
+                Change(
+                    f"--fewer-devices, by {question.problem.notation(possible.layout)}",
+                    {"fewer_devices": True},
+                )
             )
     for k in MULTIPLES[:5]:
         n = k * question.devices
@@ -164,7 +171,12 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         except LayoutError:
             continue
         if possible:
-            changes.append(Change(f"{n} devices, by {question.problem.notation(possible.layout)}", {"devices": n}))
+            changes.append(
+                Change(
+                    f"{n} devices, by {question.problem.notation(possible.layout)}",
+                    {"devices": n},
+                )
+            )
             break
     verb = "cannot be satisfied" if len(together) == 1 else "cannot be satisfied together"
     return Impossible(f"layouts fit, but {' and '.join(together)} {verb}", tuple(changes))
@@ -172,22 +184,22 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 
 def _violation(constraint: Constraint) -> Objective:
     """By how much a constraint is not satisfied, as an objective."""
-    left, right = constraint.left.text, constraint.right.text
-    over, under = f"({left}) - ({right})", f"({right}) - ({left})"
+    lhs, rhs = constraint.lhs.text, constraint.rhs.text
+    over, under = f"({lhs}) - ({rhs})", f"({rhs}) - ({lhs})"
     text = {"<": over, ">": under}.get(constraint.sign[0], f"max({over}, {under})")
     return Objective(text, Expression.parse(text, NAMES))
 
 
 def _loosened(constraint: Constraint, violation: float) -> str:
     """The constraint with a threshold that the least violation satisfies."""
-    left, sign, right = constraint.left, constraint.sign, constraint.right
+    lhs, sign, rhs = constraint.lhs, constraint.sign, constraint.rhs
     if sign == "==":
-        return f"max({left.text} - {right.text}, {right.text} - {left.text}) <= {_up(violation)!r}"
-    if not right.names:
-        threshold = float(right(_none).lo)
+        return f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_up(violation)!r}"
+    if not rhs.names:
+        threshold = float(rhs(_none).lo)
         moved = _up(threshold + violation) if sign[0] == "<" else _down(threshold - violation)
-        return f"{left.text} {sign} {moved:.12g}"
-    return f"{left.text} {sign} {right.text} {'+' if sign[0] == '<' else '-'} {_up(violation)!r}"
+        return f"{lhs.text} {sign} {moved:.12g}"
+    return f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_up(violation)!r}"
 
 
 def _none(name: str) -> Any:
@@ -231,7 +243,10 @@ def _with_default(question: Question, name: str) -> Question:
 
 def _freed(question: Question, name: str) -> Change:
     """The change of a field's values back to the default ones."""
-    return Change(f"{name} other than {', '.join(map(str, getattr(question.space, name)))}", {"free": name})
+    return Change(
+        f"{name} other than {', '.join(map(str, getattr(question.space, name)))}",
+        {"free": name},
+    )
 
 
 def _moved(question: Question, target: Question) -> Question:

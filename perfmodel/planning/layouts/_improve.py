@@ -111,7 +111,12 @@ class Improved:
 
 
 def improve(
-    goal: Goal, method: str, evaluated: int, best: Sequence[Prediction], pool: Sequence[Layout], report: Report
+    goal: Goal,
+    method: str,
+    evaluated: int,
+    best: Sequence[Prediction],
+    pool: Sequence[Layout],
+    report: Report,
 ) -> Improved:
     """Cut the stages of the layouts anew that can gain most by it.
 
@@ -172,7 +177,11 @@ def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranki
         for improvement in improved.improvements
         if not within or _launchable(framework, improvement.result.layout)
     ]
-    return ranking(goal, [r.prediction for r in results], [r.certificate.lower_bound_s for r in results])
+    return ranking(
+        goal,
+        [r.prediction for r in results],
+        [r.certificate.lower_bound_s for r in results],
+    )
 
 
 def _launchable(framework: Framework, layout: Layout) -> bool:
@@ -193,7 +202,9 @@ def _bases(layouts: Sequence[Layout]) -> list[Layout]:
     return list(bases.values())
 
 
-def _one_of_each_schedule(promising: Sequence[tuple[float, Layout]]) -> list[tuple[float, Layout]]:
+def _one_of_each_schedule(
+    promising: Sequence[tuple[float, Layout]],
+) -> list[tuple[float, Layout]]:
     """Ordered by bounds, but those of different schedules in turn: bounds of some schedules are looser."""
     turn: Counter[str] = Counter()
     ranked = []

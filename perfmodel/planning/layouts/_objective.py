@@ -11,7 +11,12 @@ from jaxtyping import Float, Int
 
 from perfmodel.errors import Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._expression import Constraint, Expression, Interval, Quantity
+from perfmodel.planning.layouts._expression import (
+    Constraint,
+    Expression,
+    Interval,
+    Quantity,
+)
 from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
 from perfmodel.prediction import (
     Prediction,
@@ -123,13 +128,21 @@ class Goal:
 
     def before(self, candidates: Candidates) -> Quantity:
         """Quantities of all candidates before any is evaluated."""
-        step_s = Interval(candidates.bound_s.astype(float) * (1 - ROUNDING), np.full(len(candidates.bound_s), np.inf))
+        step_s = Interval(
+            candidates.bound_s.astype(float) * (1 - ROUNDING),
+            np.full(len(candidates.bound_s), np.inf),
+        )
         return self._quantities(
-            candidates.column, step_s, lambda: Interval(busy_bound_s(self.step_problem, candidates), np.array(np.inf))
+            candidates.column,
+            step_s,
+            lambda: Interval(busy_bound_s(self.step_problem, candidates), np.array(np.inf)),
         )
 
     def after(
-        self, candidates: Candidates, numbers: Int[np.ndarray, " some"], step_s: Float[np.ndarray, " some"]
+        self,
+        candidates: Candidates,
+        numbers: Int[np.ndarray, " some"],
+        step_s: Float[np.ndarray, " some"],
     ) -> Quantity:
         """Quantities of candidates that were evaluated."""
         return self._quantities(
@@ -159,7 +172,7 @@ class Goal:
 
     def can_hold(self, constraint: Constraint, quantity: Quantity) -> np.ndarray:
         """For which layouts a constraint can hold."""
-        return constraint.left(quantity).can_be(constraint.sign, constraint.right(quantity))
+        return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named(self, prediction: Prediction) -> dict[str, float]:
         """What objective and constraints name of a layout, and its money and energy where the tariff tells them."""
@@ -186,7 +199,10 @@ class Score:
         """What no layout's value is below; infinite where it does not fit or a constraint cannot hold."""
         if self.goal.plain:
             return self.candidates.bound_s
-        value = np.broadcast_to(self.goal.value(self.goal.before(self.candidates)), self.candidates.bound_s.shape)
+        value = np.broadcast_to(
+            self.goal.value(self.goal.before(self.candidates)),
+            self.candidates.bound_s.shape,
+        )
         return np.where(np.isfinite(self.candidates.bound_s), value, np.inf)
 
     def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
@@ -202,8 +218,9 @@ class Score:
         undecided = np.isfinite(self.candidates.bound_s)
         for constraint in self.goal.constraints:
             possible = undecided & self.goal.can_hold(constraint, self.goal.before(self.candidates))
-            if lost := int((undecided & ~possible).sum()):
-                rejected[Rejection(Reason.CONSTRAINT, str(constraint))] += lost
+            n_lost = int((undecided & ~possible).sum())
+            if n_lost:
+                rejected[Rejection(Reason.CONSTRAINT, str(constraint))] += n_lost
             undecided = possible
 
     def value(

@@ -111,7 +111,8 @@ def pareto(
     candidates = price(question, rejected, report)
     with open_executor(workers, dask) as executor:
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
-    if dominated := candidates.feasible - evaluated:
+    dominated = candidates.feasible - evaluated
+    if dominated:
         rejected[Rejection(Reason.DOMINATED)] += dominated
     layouts = [explain(question.step_problem, layout) for layout in candidates.layouts(numbers)]
     shown = np.empty((len(values), len(goals)))
@@ -129,7 +130,11 @@ def pareto(
 
 
 def _front(
-    question: Question, goals: Sequence[Goal], candidates: Candidates, executor: Executor, report: Report
+    question: Question,
+    goals: Sequence[Goal],
+    candidates: Candidates,
+    executor: Executor,
+    report: Report,
 ) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape
@@ -149,7 +154,10 @@ def _front(
         after = goals[0].after(candidates, evaluating, step_s)
         new = np.stack([np.broadcast_to(goal.value(after), step_s.shape) for goal in goals], axis=1)
         holds = np.isfinite(new).all(axis=1)
-        numbers, values = np.concatenate([numbers, evaluating[holds]]), np.concatenate([values, new[holds]])
+        numbers, values = (
+            np.concatenate([numbers, evaluating[holds]]),
+            np.concatenate([values, new[holds]]),
+        )
         on_front = non_dominated(values)
         numbers, values = numbers[on_front], values[on_front]
         for point in values:

@@ -66,7 +66,11 @@ def price(
             report("price", done, len(grids))
             yield cost
 
-    return gather(reported(price_grids(question.step_problem, grids, usable_bytes)), usable_bytes, rejected)
+    return gather(
+        reported(price_grids(question.step_problem, grids, usable_bytes)),
+        usable_bytes,
+        rejected,
+    )
 
 
 def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Report, wanted: int | None) -> Candidates:
@@ -154,7 +158,10 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
             if value not in values:
                 rejected[Rejection(Reason.ONE_KIND, f"{name}={str(value).lower()}")] += 1
         if not values:
-            raise LayoutError(f"search: no {name} of the space is searched over several kinds of nodes", Reason.KINDS)
+            raise LayoutError(
+                f"search: no {name} of the space is searched over several kinds of nodes",
+                Reason.KINDS,
+            )
     recompute = tuple(mode for mode in space.recompute if mode != "full") or space.recompute
     return replace(space, **searched, recompute=recompute, recompute_full_layers=(None,))
 
@@ -182,9 +189,19 @@ def _candidates(problem: StepProblem, priced: list[tuple[Layout, float]], bases:
     costs = []
     for (layout, least_s), n_bytes in zip(priced, peak.tolist(), strict=True):
         grid = LayoutGrid.one(layout)
-        empty_axes = np.full((1, 1, 1, 1), n_bytes), np.zeros((1, 1, 1, 1), int), np.zeros(1, int), np.zeros(1, int)
+        empty_axes = (
+            np.full((1, 1, 1, 1), n_bytes),
+            np.zeros((1, 1, 1, 1), int),
+            np.zeros(1, int),
+            np.zeros(1, int),
+        )
         costs.append(
-            GridCosts(grid, *empty_axes, np.full((1, 1, 1, 1), least_s, np.float32), np.zeros(len(CATEGORIES), int))
+            GridCosts(
+                grid,
+                *empty_axes,
+                np.full((1, 1, 1, 1), least_s, np.float32),
+                np.zeros(len(CATEGORIES), int),
+            )
         )
     bounds = np.array([least_s for _, least_s in priced], np.float32)
     if not layouts:

@@ -116,7 +116,11 @@ class Quantities:
                 peak = self.step_problem.cluster.device.flops_per_s(self.step_problem.job.dtype)
                 return exactly(flops / peak) / (self.step_s * devices)
             case "cost":
-                price = self._needed("price_per_device_hour", "a price per device and hour", "--price (price=)")
+                price = self._needed(
+                    "price_per_device_hour",
+                    "a price per device and hour",
+                    "--price (price=)",
+                )
                 return self.step_s * devices * exactly(price / 3600 * self._share)
             case "energy_j":
                 return self._drawn_j() * exactly(self._share)
@@ -127,7 +131,11 @@ class Quantities:
     def _drawn_j(self) -> Interval:
         """Energy of all devices in a step: devices * (idle power * step time + (power - idle power) * busy time)."""
         power = self._needed("power_w", "the power of a busy device in watts", "--power (power_w=)")
-        idle = self._needed("idle_power_w", "the power of an idle device in watts", "--idle-power (idle_power_w=)")
+        idle = self._needed(
+            "idle_power_w",
+            "the power of an idle device in watts",
+            "--idle-power (idle_power_w=)",
+        )
         if power < idle:
             raise PerfModelError(f"a busy device draws {power:g} W and a waiting one {idle:g} W: give --power above it")
         exactly = Interval.exactly

@@ -13,7 +13,13 @@ from perfmodel.cost import PricesKernels
 from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.planning.layouts._quantities import Tariff
-from perfmodel.planning.layouts._space import SearchSpace, default_space, restrict, with_options, with_schedules
+from perfmodel.planning.layouts._space import (
+    SearchSpace,
+    default_space,
+    restrict,
+    with_options,
+    with_schedules,
+)
 from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
@@ -126,7 +132,13 @@ class Question:
     @property
     def context(self) -> Context:
         """What the step model follows from; picklable."""
-        return self.problem, self.calibration, self.scenario, self.kernels, self.weights.digest
+        return (
+            self.problem,
+            self.calibration,
+            self.scenario,
+            self.kernels,
+            self.weights.digest,
+        )
 
     @cached_property
     def weights(self) -> WeightFiles:
@@ -279,9 +291,17 @@ def _listed(names: str | Sequence[str]) -> str:
     return names if isinstance(names, str) else ",".join(names)
 
 
-SEARCH_WORDS: Final = MappingProxyType(
-    {f.name: home for home in (SpaceWords, SearchOptions, Tariff) for f in fields(home) if f.name != "tariff"}
-)
+def _search_words() -> dict[str, type]:
+    """Names of the fields of a search, and the record that has each."""
+    homes = {}
+    for record in (SpaceWords, SearchOptions, Tariff):
+        for name in [item.name for item in fields(record)]:
+            if name != "tariff":
+                homes[name] = record
+    return homes
+
+
+SEARCH_WORDS: Final = MappingProxyType(_search_words())
 """Everything that can be said of a search, and the record that has it as a field."""
 
 
@@ -298,24 +318,34 @@ def file_words(file: catalog.JobFile) -> dict[str, Any]:
 
 
 def worded(
-    words: Mapping[str, Any], options: SearchOptions | None, space: Space | None
+    keywords: Mapping[str, Any], options: SearchOptions | None, space: Space | None
 ) -> tuple[SearchOptions, Space | None, dict[str, Any]]:
-    """Options and space with what `words` say of them, and the other words.
+    """Options and space with the fields that `keywords` set, and the keywords that are left for the problem.
 
     Raises:
-        PerfModelError: a space beside words for one, or what the records refuse.
+        PerfModelError: a space beside keywords of one, or what the records refuse.
     """
-    said: dict[type, dict[str, Any]] = {home: {} for home in SEARCH_WORDS.values()}
-    for word, value in words.items():
+    by_record: dict[type, dict[str, Any]] = {home: {} for home in SEARCH_WORDS.values()}
+    for word, value in keywords.items():
         if word in SEARCH_WORDS:
-            said[SEARCH_WORDS[word]][word] = value
-    words, options = dict(words), replace(options or SearchOptions(), **said[SearchOptions])
-    if "tariff" in words:  # a whole one, of which other words change fields
-        options = replace(options, tariff=words.pop("tariff"))
-    if said[Tariff]:
-        options = replace(options, tariff=replace(options.tariff or Tariff(), **said[Tariff]))
-    if said[SpaceWords]:
+            by_record[SEARCH_WORDS[word]][word] = value
+    keywords, options = (
+        dict(keywords),
+        replace(options or SearchOptions(), **by_record[SearchOptions]),
+    )
+    # Words of a tariff change fields of one that is given as a record.
+    if "tariff" in keywords:
+        options = replace(options, tariff=keywords.pop("tariff"))
+    if by_record[Tariff]:
+        options = replace(options, tariff=replace(options.tariff or Tariff(), **by_record[Tariff]))
+    if by_record[SpaceWords]:
         if space is not None:
-            raise PerfModelError(f"search: a space is whole: leave out {', '.join(said[SpaceWords])}, or the space")
-        space = SpaceWords(**said[SpaceWords])
-    return options, space, {word: value for word, value in words.items() if word not in SEARCH_WORDS}
+            raise PerfModelError(
+                f"search: a space is whole: leave out {', '.join(by_record[SpaceWords])}, or the space"
+            )
+        space = SpaceWords(**by_record[SpaceWords])
+    return (
+        options,
+        space,
+        {word: value for word, value in keywords.items() if word not in SEARCH_WORDS},
+    )

@@ -99,7 +99,10 @@ def _best_safe(
 
 
 def _first_safe(
-    question: Question, options: SearchOptions, candidates: Candidates, numbers: Int[np.ndarray, " some"]
+    question: Question,
+    options: SearchOptions,
+    candidates: Candidates,
+    numbers: Int[np.ndarray, " some"],
 ) -> Prediction | None:
     """The first of some layouts that fits with a probability of at least `options.min_fit`."""
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
@@ -110,7 +113,11 @@ def _first_safe(
 
 
 def _likeliest(
-    question: Question, goal: Goal, options: SearchOptions, candidates: Candidates | None, ranked: Ranking
+    question: Question,
+    goal: Goal,
+    options: SearchOptions,
+    candidates: Candidates | None,
+    ranked: Ranking,
 ) -> Prediction | None:
     """The layout that fits most likely, of those that were ranked and of the candidates that need least memory."""
     likeliest = max(ranked.predictions, key=lambda prediction: prediction.fits_probability, default=None)

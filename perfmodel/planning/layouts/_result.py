@@ -162,10 +162,11 @@ class SearchResult:
             if np.isinf(self.gap):
                 return "the best orders of kinds and cuts found; how much better others may be is not known"
             return f"within {self.gap:.2%} of the best order of kinds and cut of any layout"
-        if cut := next(
-            (i for i in self.improvements if self.layouts and i.result.layout == self.layouts[0].layout), None
-        ):
-            return f"exact for even stages; the cut within {cut.result.gap:.2%} of the best cut of its layout"
+        best = self.layouts[0].layout if self.layouts else None
+        for improvement in self.improvements:
+            if improvement.result.layout == best:
+                gap = improvement.result.gap
+                return f"exact for even stages; the cut within {gap:.2%} of the best cut of its layout"
         if self.layouts and self.layouts[0].layout.partition is not None:
             return (
                 f"exact for even stages; timed with the stages that {self.framework} cuts, of which nothing is proved"
@@ -264,19 +265,23 @@ class SearchResult:
         and `peak_memory_bytes`."""
         import pandas as pd
 
-        figures = (
-            *("devices", "global_batch", "step_time_s", "step_time_lo_s", "step_time_hi_s", "mfu"),
-            *("bubble_fraction", "tokens_per_s_per_device", "fits_probability"),
-        )
-        return pd.DataFrame(
-            {
+        rows = []
+        for p in self.layouts:
+            row = {
                 "layout": p.layout_notation,
-                **{name: getattr(p, name) for name in figures},
+                "devices": p.devices,
+                "global_batch": p.global_batch,
+                "step_time_s": p.step_time_s,
+                "step_time_lo_s": p.step_time_lo_s,
+                "step_time_hi_s": p.step_time_hi_s,
+                "mfu": p.mfu,
+                "bubble_fraction": p.bubble_fraction,
+                "tokens_per_s_per_device": p.tokens_per_s_per_device,
+                "fits_probability": p.fits_probability,
                 "peak_memory_bytes": p.memory_needed_bytes,
-                **p.layout.columns,
             }
-            for p in self.layouts
-        )
+            rows.append(row | p.layout.columns)
+        return pd.DataFrame(rows)
 
     def ranking(self) -> list[tuple[Layout, float]]:
         """Every evaluated layout with its step time, in the order of `step_time_s`; of even stages."""
@@ -304,9 +309,17 @@ def _recommended_of_batches(results: Sequence[SearchResult], objective: Objectiv
     def order(result: SearchResult) -> tuple[bool, float, float]:
         probability = result.first_to_try.fits_probability
         fits = probability >= result.min_fit
-        return not fits, 0.0 if fits else -probability, objective.shown(result.recommended_value)
+        return (
+            not fits,
+            0.0 if fits else -probability,
+            objective.shown(result.recommended_value),
+        )
 
-    return min((result for result in results if result.recommended is not None), key=order, default=None)
+    return min(
+        (result for result in results if result.recommended is not None),
+        key=order,
+        default=None,
+    )
 
 
 def best_of_batches(
@@ -316,18 +329,17 @@ def best_of_batches(
 
     Batches after the last one found were not searched.
     """
-    rows = [
-        (objective.shown(result.values[i]), result.layouts[i].step_time_s, which, i)
-        for which, result in enumerate(results)
-        for i in range(len(result.layouts))
-    ]
+    rows = []
+    for which, result in enumerate(results):
+        for i, layout in enumerate(result.layouts):
+            rows.append((objective.shown(result.values[i]), layout.step_time_s, which, i))
     rows = sorted(rows)[:top]
     recommended = _recommended_of_batches(results, objective)
     rejections: Counter[Rejection] = Counter()
     for result in results:
         rejections.update(result.rejections)
 
-    def of(name: str) -> tuple:
+    def ranked(name: str) -> tuple:
         return tuple(getattr(results[which], name)[i] for *_, which, i in rows)
 
     bounds = [objective.shown(result.lower_bound) for result in results]
@@ -336,10 +348,10 @@ def best_of_batches(
         evaluated=sum(result.evaluated for result in results),
         feasible=sum(result.feasible for result in results),
         seconds=sum(result.seconds for result in results),
-        layouts=of("layouts"),
-        values=of("values"),
-        quantities=of("quantities"),
-        bounds_s=of("bounds_s"),
+        layouts=ranked("layouts"),
+        values=ranked("values"),
+        quantities=ranked("quantities"),
+        bounds_s=ranked("bounds_s"),
         rejections=dict(rejections.most_common()),
         lower_bound=objective.shown(min(bounds)),
         lower_bound_s=min(result.lower_bound_s for result in results),

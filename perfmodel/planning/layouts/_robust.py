@@ -34,9 +34,9 @@ class Robustness:
     upper: Float[np.ndarray, " layouts"]
     """The objective at the upper end of the layout's 90 % interval."""
 
-    def order(self, by: str) -> list[int]:
+    def order(self, criterion: str) -> list[int]:
         """Places by one of `ORDERS`, ties as ranked before."""
-        key = {"regret": self.regret, "upper": self.upper, "best": -self.best}[by]
+        key = {"regret": self.regret, "upper": self.upper, "best": -self.best}[criterion]
         return np.argsort(key, kind="stable").tolist()
 
     @property
@@ -52,7 +52,10 @@ class Robustness:
         """The same figures (against all) for some of the layouts."""
         chosen = np.array(places)
         return Robustness(
-            self.better[np.ix_(chosen, chosen)], self.best[chosen], self.regret[chosen], self.upper[chosen]
+            self.better[np.ix_(chosen, chosen)],
+            self.best[chosen],
+            self.regret[chosen],
+            self.upper[chosen],
         )
 
     def of(self, place: int) -> dict[str, float | int | bool]:
@@ -90,7 +93,9 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     return Robustness(better, best, loss.mean(axis=0), upper)
 
 
-def square_root(covariance: Float[np.ndarray, "*nodes rows rows"]) -> Float[np.ndarray, "*nodes rows rows"]:
+def square_root(
+    covariance: Float[np.ndarray, "*nodes rows rows"],
+) -> Float[np.ndarray, "*nodes rows rows"]:
     """Of covariances that may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
@@ -124,7 +129,9 @@ def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
 
 
 def _values(
-    goal: Goal, predictions: Sequence[Prediction], step_s: Float[np.ndarray, "draws layouts"]
+    goal: Goal,
+    predictions: Sequence[Prediction],
+    step_s: Float[np.ndarray, "draws layouts"],
 ) -> Float[np.ndarray, "draws layouts"]:
     """The objective of layouts whose steps take otherwise; constraints are held by the predictions."""
     formula = goal.objective.formula(goal.of(predictions, Interval.exactly(step_s)))

@@ -13,12 +13,34 @@ from jaxtyping import Float, Int
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
 from perfmodel.display import Report, shows_progress
-from perfmodel.errors import LayoutError, PerfModelError, Reason, Rejection, UnknownNameError
+from perfmodel.errors import (
+    LayoutError,
+    PerfModelError,
+    Reason,
+    Rejection,
+    UnknownNameError,
+)
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fastest, fingerprint
+from perfmodel.planning.layouts._evaluate import (
+    Evaluated,
+    Evaluations,
+    evaluate,
+    fastest,
+    fingerprint,
+)
 from perfmodel.planning.layouts._executor import Executor, open_executor
-from perfmodel.planning.layouts._impossible import nothing_divides, nothing_fits, nothing_satisfies
-from perfmodel.planning.layouts._improve import Improved, Ranking, improve, launchable_cuts, ranking
+from perfmodel.planning.layouts._impossible import (
+    nothing_divides,
+    nothing_fits,
+    nothing_satisfies,
+)
+from perfmodel.planning.layouts._improve import (
+    Improved,
+    Ranking,
+    improve,
+    launchable_cuts,
+    ranking,
+)
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import (
@@ -94,21 +116,32 @@ def search(
         PerfModelError: no devices, no layouts to rank or no batch; a formula that is none; a price that nothing tells;
             a `resume` file of another search; no Dask, or no scheduler at the address.
     """
-    words: dict[str, Any] = {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
-    words |= {"job": job, "framework": framework}
-    words = {word: value for word, value in words.items() if value is not None} | {**fields}
-    if (file := catalog.unfiled(model)) is not None:
-        of_file = file_words(file)
-        words = {w: v for w, v in of_file.items() if space is None or SEARCH_WORDS[w] is not SpaceWords} | words
+    stated: dict[str, Any] = {
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "dtype": dtype,
+        "devices": devices,
+    }
+    stated |= {"job": job, "framework": framework}
+    stated = {name: value for name, value in stated.items() if value is not None} | {**fields}
+
+    # A job file's [search] table comes behind what the caller states; a space of the caller replaces its own.
+    file = catalog.unfiled(model)
+    if file is not None:
+        for name, value in file_words(file).items():
+            if name not in stated and (space is None or SEARCH_WORDS[name] is not SpaceWords):
+                stated[name] = value
     named: Any = file or model
-    if isinstance(batches := words.get("global_batch"), Sequence):
+    batches = stated.get("global_batch")
+    if isinstance(batches, Sequence):
         if not batches:
             raise PerfModelError("search: there is no global batch to try; give at least one")
-        words |= {"batches": batches, "global_batch": batches[0]}
-    options, space, words = worded(words, options, space)
-    if unknown := next((word for word in words if word not in catalog.PROBLEM_WORDS), None):
+        stated |= {"batches": batches, "global_batch": batches[0]}
+    options, space, stated = worded(stated, options, space)
+    unknown = next((name for name in stated if name not in catalog.PROBLEM_WORDS), None)
+    if unknown:
         raise UnknownNameError("argument of search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
-    problem, several = catalog.problem(named, cluster, **words), bool(options.batches)
+    problem, several = catalog.problem(named, cluster, **stated), bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [
         ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels) for each in problems
@@ -128,10 +161,26 @@ def search(
     results: list[SearchResult] = []
     with open_executor(options.workers, options.dask) as executor:
         for question, goal, file in zip(questions, goals, files, strict=True):
-            values = sorted(map(goal.objective.shown, chain.from_iterable(result.values for result in results)))
+            # What the batches before reached spares the evaluation of layouts that cannot be among the best.
+            values = sorted(
+                map(
+                    goal.objective.shown,
+                    chain.from_iterable(result.values for result in results),
+                )
+            )
             cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
             try:
-                results.append(_search(question, goal, options, cutoff, executor, file, progress or (lambda *_: None)))
+                results.append(
+                    _search(
+                        question,
+                        goal,
+                        options,
+                        cutoff,
+                        executor,
+                        file,
+                        progress or (lambda *_: None),
+                    )
+                )
             except KeyboardInterrupt:
                 if not results:
                     raise
@@ -175,7 +224,14 @@ def _search(
     satisfying = int(np.isfinite(evaluated.value).sum())
     distinct = evaluated.distinct[evaluated.distinct < satisfying]
 
-    even = _explained(question, goal, candidates, evaluated.number[distinct[:wanted]], options.strict, report)
+    even = _explained(
+        question,
+        goal,
+        candidates,
+        evaluated.number[distinct[:wanted]],
+        options.strict,
+        report,
+    )
     improved = _improved(question, goal, candidates, evaluated, even, options.method, report)
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
     lower_bound, lower_bound_s, open_bounds = _certain(question, score, evaluated, ranked)
@@ -186,7 +242,17 @@ def _search(
         sure = robustness(goal, ranked.predictions)
         places = sure.order(options.robust) if options.robust else range(len(ranked.predictions))
         sure, ranked = sure.kept(places), ranked.at(places)
-    recommended = recommend(question, goal, options, candidates, ranked, known, executor, report, complete=complete)
+    recommended = recommend(
+        question,
+        goal,
+        options,
+        candidates,
+        ranked,
+        known,
+        executor,
+        report,
+        complete=complete,
+    )
     if sure is not None:
         shown_places = range(min(options.top, len(ranked.predictions)))
         sure, ranked = sure.kept(shown_places), ranked.at(shown_places)
@@ -237,7 +303,12 @@ def _search(
 
 
 def _candidates(
-    question: Question, goal: Goal, options: SearchOptions, wanted: int, rejected: Counter[Rejection], report: Report
+    question: Question,
+    goal: Goal,
+    options: SearchOptions,
+    wanted: int,
+    rejected: Counter[Rejection],
+    report: Report,
 ) -> Candidates:
     """Every possible layout with its memory and bound; where the step time alone ranks, those among the best."""
     every = options.every or not goal.plain or question.space.fewer_devices
@@ -283,7 +354,11 @@ def _improved(
     try:
         return improve(goal, method, len(evaluated.number), even.predictions, pool, report)
     except KeyboardInterrupt:
-        return Improved("enumerate", "interrupted before all promising stages were cut anew", complete=False)
+        return Improved(
+            "enumerate",
+            "interrupted before all promising stages were cut anew",
+            complete=False,
+        )
 
 
 def _certain(
@@ -299,7 +374,11 @@ def _certain(
     if question.step_problem.kinds:  # those evaluated too have orders of the kinds and cuts that were not
         bound, bound_s = score.bound, score.candidates.bound_s
     value = float(min(ranked.value.min(initial=np.inf), bound.min(initial=np.inf)))
-    return value, float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))), open_bounds
+    return (
+        value,
+        float(min(ranked.step_s.min(initial=np.inf), bound_s.min(initial=np.inf))),
+        open_bounds,
+    )
 
 
 def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, evaluated: Evaluated) -> None:

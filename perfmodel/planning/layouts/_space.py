@@ -7,7 +7,15 @@ from typing import Any, Final
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.prediction import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, ConvNet, Layout, PerStage, Problem, Transformer, schedule_name
+from perfmodel.spec import (
+    Cluster,
+    ConvNet,
+    Layout,
+    PerStage,
+    Problem,
+    Transformer,
+    schedule_name,
+)
 from perfmodel.units import divisors
 from perfmodel.workload import Shard, blocks
 
@@ -104,7 +112,12 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     may also be powers of two and divisors of the layers. A framework's own schedules are tried besides the usual ones
     (what it cannot run is left out where layouts are enumerated).
     """
-    model, cluster, job, devices = problem.model, problem.cluster, problem.job, problem.require_devices()
+    model, cluster, job, devices = (
+        problem.model,
+        problem.cluster,
+        problem.job,
+        problem.require_devices(),
+    )
     transformer = isinstance(model, Transformer)
     layers = layer_count(blocks(model, job, Shard()))
     degrees = stages = divisors(devices)
@@ -114,7 +127,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     experts = model.experts.count if transformer and model.experts else 1
     training = job.mode == "train"
     flushing = (name for name in problem.framework.schedules if not get_schedule(name).asynchronous)
-    own = tuple("1f1b" if name == "interleaved" else name for name in flushing)
+    framework_schedules = tuple("1f1b" if name == "interleaved" else name for name in flushing)
     return SearchSpace(
         tp=tuple(d for d in degrees if d <= 2 * cluster.devices_per_node) if not isinstance(model, ConvNet) else (1,),
         pp=tuple(d for d in stages if d <= min(layers, devices)),
@@ -122,7 +135,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
         ep=tuple(d for d in divisors(experts) if fewer_devices or devices % d == 0),
         vpp=tuple(d for d in range(1, 13) if layers % d == 0),
         micro_batch=divisors(job.global_batch),
-        schedule=tuple(dict.fromkeys(("1f1b", "gpipe", *own))) if training else ("gpipe",),
+        schedule=tuple(dict.fromkeys(("1f1b", "gpipe", *framework_schedules))) if training else ("gpipe",),
         zero=(0, 1, 2, 3) if training else (0,),
         recompute=("none", "selective", "full") if training else ("none",),
         fewer_devices=fewer_devices,

@@ -82,25 +82,34 @@ class Telling:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; regrets in seconds per step."""
         step_s = min((p.step_time_s for p in self.layouts), default=0.0)
-        rows = [
-            {
-                "measure": one.kind,
-                "ranks": [place + 1 for place in one.places],
-                "layouts": [self.layouts[place].layout_notation for place in one.places],
+        rows = []
+        for measurement in self.worth:
+            instead = measurement.instead
+            row = {
+                "measure": measurement.kind,
+                "ranks": [place + 1 for place in measurement.places],
+                "layouts": [self.layouts[place].layout_notation for place in measurement.places],
                 "regret_now_s": self.regret * step_s,
-                "regret_after_s": one.regret * step_s,
-                "saved_s": (self.regret - one.regret) * step_s,
-                "choice_moves": one.moves,
-                "mostly_to_rank": None if one.instead is None else one.instead + 1,
-                "mostly_to": None if one.instead is None else self.layouts[one.instead].layout_notation,
+                "regret_after_s": measurement.regret * step_s,
+                "saved_s": (self.regret - measurement.regret) * step_s,
+                "choice_moves": measurement.moves,
+                "mostly_to_rank": None if instead is None else instead + 1,
+                "mostly_to": None if instead is None else self.layouts[instead].layout_notation,
             }
-            for one in self.worth
-        ]
+            rows.append(row)
         ranked = [
-            {"layout": p.layout_notation, "step_time_s": p.step_time_s, "probability_best": best}
+            {
+                "layout": p.layout_notation,
+                "step_time_s": p.step_time_s,
+                "probability_best": best,
+            }
             for p, best in zip(self.layouts, self.best.tolist(), strict=True)
         ]
-        return {"regret_now_s": self.regret * step_s, "measurements": rows, "layouts": ranked}
+        return {
+            "regret_now_s": self.regret * step_s,
+            "measurements": rows,
+            "layouts": ranked,
+        }
 
 
 def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
@@ -126,7 +135,9 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
 
 
 def runs_and_pairs(
-    loads: Float[np.ndarray, "nodes layouts sources"], noise: Float[np.ndarray, "nodes layouts"], first: int
+    loads: Float[np.ndarray, "nodes layouts sources"],
+    noise: Float[np.ndarray, "nodes layouts"],
+    first: int,
 ) -> list[Evidence]:
     """A run of each layout, then one of each other beside one of the first."""
     each = range(loads.shape[1])
@@ -135,7 +146,9 @@ def runs_and_pairs(
 
 
 def _loads(
-    problem: StepProblem, predictions: Sequence[Prediction], signal: Float[np.ndarray, "nodes layouts layouts"]
+    problem: StepProblem,
+    predictions: Sequence[Prediction],
+    signal: Float[np.ndarray, "nodes layouts layouts"],
 ) -> Float[np.ndarray, "nodes layouts sources"]:
     """A root of what no noise is, the sources of error that layouts share first."""
     names, shared, _ = shared_errors(predictions)
@@ -189,7 +202,13 @@ def weighed(
         instead = int(chosen.argmax()) if moves > 0 else None
         regret = max(min(expected, now) - truth_least, 0.0)
         worths.append(
-            Worth(kind=layout_evidence.kind, places=layout_evidence.places, regret=regret, moves=moves, instead=instead)
+            Worth(
+                kind=layout_evidence.kind,
+                places=layout_evidence.places,
+                regret=regret,
+                moves=moves,
+                instead=instead,
+            )
         )
     regret = max(now - truth_least, 0.0)
     alike = max(_ALIKE * regret, TINY)

@@ -34,9 +34,14 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
 
 
 def print_search(
-    console: "Console", result: "SearchResult", command: str = "", run: Sequence[str] = (), *, verbose: bool = False
+    console: "Console",
+    result: "SearchResult",
+    command: str = "",
+    run: Sequence[str] = (),
+    *,
+    verbose: bool = False,
 ) -> None:
-    """The ranked table, the winner and the next command; `verbose`: also how it was found and why others were not.
+    """Print the ranking, the winner and the next command; `verbose`: also how it was searched and why others lost.
 
     Args:
         command: makes the winner's prediction again; empty where none does.
@@ -46,7 +51,8 @@ def print_search(
         _heading(console, result)
         _ranking(console, result)
         _winner(console, result, command, run)
-    if beyond := result.beyond:
+    beyond = result.beyond
+    if beyond:
         gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
         console.print(f"if {result.framework} could run every layout: {duration(beyond.step_time_s)}{gain}")
         console.print(f"  {beyond.notation}", soft_wrap=True, markup=False)
@@ -62,10 +68,10 @@ def print_search(
 
 def print_pareto(console: "Console", front: "ParetoFront") -> None:
     """A row per layout, by the first objective."""
-    rows = [
-        (*(_quantity(name)[1](value) for name, value in zip(front.objectives, row, strict=True)), p.layout_notation)
-        for row, p in zip(front.values.tolist(), front.layouts, strict=True)
-    ]
+    rows = []
+    for values, p in zip(front.values.tolist(), front.layouts, strict=True):
+        cells = [_quantity(name)[1](value) for name, value in zip(front.objectives, values, strict=True)]
+        rows.append((*cells, p.layout_notation))
     console.print("layouts that no other beats in everything")
     layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
     console.print(
@@ -107,15 +113,18 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
     if console.width >= NARROW:
         columns["bubble"] = lambda _, p: f"{p.bubble_fraction:.1%}"
     columns |= _asked_for(result)
-    if sure := result.robustness:
-        columns["1st faster" if result.objective == "step_time" else "1st better"] = lambda i, _: (
-            f"{sure.better[0, i]:.0%}" if i else ""
-        )
+    robustness = result.robustness
+    if robustness:
+        head = "1st faster" if result.objective == "step_time" else "1st better"
+        columns[head] = lambda i, _: f"{robustness.better[0, i]:.0%}" if i else ""
         if result.robust == "best":
-            columns["is best"] = lambda i, _: f"{sure.best[i]:.0%}"
+            columns["is best"] = lambda i, _: f"{robustness.best[i]:.0%}"
         elif result.robust:
-            columns["regret"] = lambda i, _: f"{sure.regret[i]:.1%}"
-    rows = [(*(cell(i, p) for cell in columns.values()), p.layout_notation) for i, p in enumerate(result.layouts)]
+            columns["regret"] = lambda i, _: f"{robustness.regret[i]:.1%}"
+    rows = []
+    for i, p in enumerate(result.layouts):
+        cells = [cell(i, p) for cell in columns.values()]
+        rows.append((*cells, p.layout_notation))
     layout_last(console, list(columns), rows)
     if len({*ranks}) < len(ranks):
         console.print("=: too close to the first of its rank to tell which is faster (45 to 55 %)")
@@ -137,7 +146,14 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
     for name in result.quantities[0] if result.quantities else ():
         head, said = _quantity(name)
         wanted = name in ("train_time_s", "cost") or name.rsplit("_", 1)[0] in named
-        if wanted and name not in ("step_time_s", "memory_bytes", "memory_gib", "mfu", "devices", "global_batch"):
+        if wanted and name not in (
+            "step_time_s",
+            "memory_bytes",
+            "memory_gib",
+            "mfu",
+            "devices",
+            "global_batch",
+        ):
             more[head] = lambda i, _, name=name, said=said: said(result.quantities[i][name])
     if result.objective not in OBJECTIVES and result.objective not in more:
         more["objective"] = lambda i, _: figure(result.values[i])
@@ -160,7 +176,11 @@ def _winner(console: "Console", result: "SearchResult", command: str, run: Seque
         console.print(f"  {line}", markup=False)
     if riskier is not None:
         better = "faster" if result.objective == "step_time" else f"better {result.objective}"
-        console.print(f"{better}, but riskier: {riskier.layout_notation}", soft_wrap=True, markup=False)
+        console.print(
+            f"{better}, but riskier: {riskier.layout_notation}",
+            soft_wrap=True,
+            markup=False,
+        )
         for line in _facts(riskier):
             console.print(f"  {line}", markup=False)
     if command:
@@ -170,19 +190,22 @@ def _winner(console: "Console", result: "SearchResult", command: str, run: Seque
 def _facts(p: "Prediction") -> tuple[str, str]:
     """Lines on step time and throughput, and on the memory of a layout, as `predict` has them."""
     tokens_per_s = p.tokens_per_s_per_device * p.devices
-    return f"{duration(p.step_time_s)} per step, {tokens_per_s:,.0f} tokens/s", memory_words(p)
+    return (
+        f"{duration(p.step_time_s)} per step, {tokens_per_s:,.0f} tokens/s",
+        memory_words(p),
+    )
 
 
 def _account(console: "Console", result: "SearchResult") -> None:
-    """How it was searched, and why other layouts are not ranked."""
-    for one in result.improvements:
-        if one.result.gain > 1e-3:
-            gain = "not fitting with even stages" if one.result.given_s is None else f"{one.result.gain:.1%} faster"
-            console.print(
-                f"stages cut anew: {one.result.prediction.layout_notation}: {duration(one.result.step_time_s)}, {gain}"
-            )
-    if even := sum(one.result.gain <= 1e-3 for one in result.improvements):
-        console.print(f"stages of {even} layouts cut anew: no faster than even ones")
+    """Print how it was searched, and why other layouts are not ranked."""
+    cuts = [improvement.result for improvement in result.improvements]
+    for cut in cuts:
+        if cut.gain > 1e-3:
+            gain = "not fitting with even stages" if cut.given_s is None else f"{cut.gain:.1%} faster"
+            console.print(f"stages cut anew: {cut.prediction.layout_notation}: {duration(cut.step_time_s)}, {gain}")
+    n_even = sum(cut.gain <= 1e-3 for cut in cuts)
+    if n_even:
+        console.print(f"stages of {n_even} layouts cut anew: no faster than even ones")
     console.print(f"method {result.method}: {result.why}")
     console.print(f"space: {result.space}")
     if result.beyond:
@@ -190,13 +213,23 @@ def _account(console: "Console", result: "SearchResult") -> None:
     if result.alike:
         console.print(f"{result.alike:,} layouts are variants of better ones in what they recompute or offload")
     if result.rejected:
-        console.print(table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))
+        console.print(
+            table(
+                "rejected",
+                ("why", "layouts"),
+                [(k, f"{v:,}") for k, v in result.rejected.items()],
+            )
+        )
 
 
 def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print figures on the right of their columns, then the layout, whole and without spaces, so that it can be copied:
-    in a line of its own where the terminal is too narrow for both."""
-    widths = [max(map(len, column)) for column in zip(heads, *(row[:-1] for row in rows), strict=True)]
+    """Print figures on the right of their columns, then the layout.
+
+    The layout has no spaces and is not broken, so that it can be copied; it has a line of its own if the terminal is
+    too narrow for both.
+    """
+    figure_rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *figure_rows, strict=True)]
     longest = max(len(row[-1]) for row in rows)
     beside = sum(widths) + 2 * len(widths) + longest <= console.width
     for *figures, layout in [(*heads, "layout" * beside), *rows]:

@@ -2,9 +2,18 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.optimise._assign import Assignment, assign
-from perfmodel.planning.optimise._bandwidth import BandwidthResult, bandwidth_problem, split_bandwidth
+from perfmodel.planning.optimise._bandwidth import (
+    BandwidthResult,
+    bandwidth_problem,
+    split_bandwidth,
+)
 from perfmodel.planning.optimise._choose import Chosen, choose_method, refine
-from perfmodel.planning.optimise._contiguous import Cuts, NothingFitsError, least_critical_path, least_sum_plus_max
+from perfmodel.planning.optimise._contiguous import (
+    Cuts,
+    NothingFitsError,
+    least_critical_path,
+    least_sum_plus_max,
+)
 from perfmodel.planning.optimise._cutting_planes import Bounded, convex_bound
 from perfmodel.planning.optimise._hardware import Design, Run, design_hardware
 from perfmodel.planning.optimise._partition import (
@@ -15,7 +24,12 @@ from perfmodel.planning.optimise._partition import (
     partition_stages,
 )
 from perfmodel.planning.optimise._pipeline import Certificate, spread_bound_s
-from perfmodel.planning.optimise._relax import Relaxation, Relaxed, relax, relaxed_partitions
+from perfmodel.planning.optimise._relax import (
+    Relaxation,
+    Relaxed,
+    relax,
+    relaxed_partitions,
+)
 from perfmodel.planning.optimise._sizes import (
     BucketResult,
     MicroBatchResult,

@@ -66,7 +66,10 @@ def assign(
         ),
         shape=(devices, n + 1),
     )
-    constraints = [LinearConstraint(once.tocsr(), 1, 1), LinearConstraint(load.tocsr(), -np.inf, 0)]
+    constraints = [
+        LinearConstraint(once.tocsr(), 1, 1),
+        LinearConstraint(load.tocsr(), -np.inf, 0),
+    ]
     if n_bytes is not None and capacity_bytes is not None:
         share = n_bytes[item] / capacity_bytes[device]
         device_memory = coo_array((share, (device, np.arange(n))), shape=(devices, n + 1))

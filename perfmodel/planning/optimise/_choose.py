@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise._partition import PartitionResult, partition_bound_s, partition_stages
+from perfmodel.planning.optimise._partition import (
+    PartitionResult,
+    partition_bound_s,
+    partition_stages,
+)
 from perfmodel.prediction import StepProblem
 from perfmodel.spec import Layout
 

@@ -94,30 +94,33 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
     return sorted(front.values(), key=lambda cuts: cuts.value)
 
 
-def least_critical_path(own: Table, passed: Table, supply: Sequence[int] | None = None) -> float:
-    """Minimise over cuts the max over stages r of own[r] + sum over stages s < r of passed[s].
+def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int] | None = None) -> float:
+    """Minimise over cuts the max over stages r of stage_costs[r] + sum over stages s < r of passed[s].
 
-    With own = m (F + B) and passed = F + B (and transfers) this is the least, over all partitions, of the bound
+    With stage_costs = m (F + B) and passed = F + B (and transfers) this is the least, over all partitions, of the bound
     that `prediction.lower_bounds_s` gives for one: no partition's step is shorter under any order of passes.
     """
-    supply = _checked(own, supply)
-    empty = np.full(own.shape[-1], np.inf)
+    supply = _checked(stage_costs, supply)
+    empty = np.full(stage_costs.shape[-1], np.inf)
     end = empty.copy()
     end[-1] = _NOTHING
     # from the last stage back to the first: value of the layers from i on, by devices of each kind left for them
     values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): end}
-    for stage in reversed(range(own.shape[1])):
+    for stage in reversed(range(stage_costs.shape[1])):
         longer: dict[tuple[int, ...], np.ndarray] = {}
         for used, rest in values.items():
             for kind, state in _one_more(used, supply):
-                value = np.maximum(own[kind, stage], passed[kind, stage] + rest).min(axis=-1)
+                value = np.maximum(stage_costs[kind, stage], passed[kind, stage] + rest).min(axis=-1)
                 longer[state] = np.minimum(longer.get(state, empty), value)
         values = longer
     return float(values[supply][0])
 
 
 def _least_sums(
-    added: Table, largest: Table, thresholds: Float[np.ndarray, " thresholds"], supply: tuple[int, ...]
+    added: Table,
+    largest: Table,
+    thresholds: Float[np.ndarray, " thresholds"],
+    supply: tuple[int, ...],
 ) -> list[Cuts | None]:
     """For each threshold the cuts of least sum whose maximum is no larger; None where there are none."""
     _, stages, cuts, _ = added.shape
@@ -140,7 +143,10 @@ def _least_sums(
                     continue
                 better = least < longer[state]
                 longer[state] = np.where(better, least, longer[state])
-                origin[state] = np.where(better, first, origin[state][0]), np.where(better, kind, origin[state][1])
+                origin[state] = (
+                    np.where(better, first, origin[state][0]),
+                    np.where(better, kind, origin[state][1]),
+                )
         values = longer
         came_from.append(origin)
     sums = values[supply][:, -1]
@@ -151,7 +157,12 @@ def _least_sums(
 
 
 def _traced(
-    came_from: list[dict[tuple[int, ...], tuple[Int[np.ndarray, "lanes cuts"], Int[np.ndarray, "lanes cuts"]]]],
+    came_from: list[
+        dict[
+            tuple[int, ...],
+            tuple[Int[np.ndarray, "lanes cuts"], Int[np.ndarray, "lanes cuts"]],
+        ]
+    ],
     lane: int,
     supply: tuple[int, ...],
     total: float,

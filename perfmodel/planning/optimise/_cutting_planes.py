@@ -60,8 +60,9 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
         planes.append(_planes(problem, at, rng))
         bound, lowest = _least_of_planes(problem, polytopes, np.concatenate(planes))
         at = {name: (best[name] + lowest[name]) / 2 for name in best}
-        if (at_value := objective_at(problem, at)) < value:
-            best, value = at, at_value
+        midway_value = objective_at(problem, at)
+        if midway_value < value:
+            best, value = at, midway_value
         if value <= bound * (1 + _GAP):
             break
     return Bounded(bound * (1 - _SAFE), best)
@@ -99,7 +100,9 @@ def _gradients(
 
 
 def _least_of_planes(
-    problem: Relaxation, polytopes: Sequence[Polytope], planes: Float[np.ndarray, "planes 1+unknowns"]
+    problem: Relaxation,
+    polytopes: Sequence[Polytope],
+    planes: Float[np.ndarray, "planes 1+unknowns"],
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Minimise the largest plane: a variable per unknown, and one above all planes."""
     from scipy.optimize import linprog
@@ -107,10 +110,10 @@ def _least_of_planes(
 
     n = planes.shape[1] - 1
     shapes = {name: variable.free_shape for name, variable in problem.variables.items()}
-    of = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])  # variable of each unknown
-    bounds = [(polytopes[i].low, polytopes[i].high) for i in of.tolist()]
-    totals = {i: one.total for i, one in enumerate(polytopes) if one.total is not None}
-    sums = np.array([np.append(of == i, 0.0) for i in totals])
+    variable_of_unknown = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])
+    bounds = [(polytopes[i].low, polytopes[i].high) for i in variable_of_unknown.tolist()]
+    totals = {i: polytope.total for i, polytope in enumerate(polytopes) if polytope.total is not None}
+    sums = np.array([np.append(variable_of_unknown == i, 0.0) for i in totals])
     solved = linprog(
         np.append(np.zeros(n), 1.0),
         A_ub=csr_array(np.column_stack([planes[:, 1:], -np.ones(len(planes))])),
@@ -121,6 +124,7 @@ def _least_of_planes(
     )
     if solved.status != 0:
         return 0.0, {}
-    return float(solved.fun), {
-        name: solved.x[:n][of == i].reshape(shape) for i, (name, shape) in enumerate(shapes.items())
-    }
+    lowest = {}
+    for i, (name, shape) in enumerate(shapes.items()):
+        lowest[name] = solved.x[:n][variable_of_unknown == i].reshape(shape)
+    return float(solved.fun), lowest

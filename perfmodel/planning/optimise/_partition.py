@@ -123,7 +123,11 @@ def partition(
 
 
 def partition_stages(
-    problem: StepProblem, layout: Layout, *, recompute: bool = True, cuts: Sequence[tuple[int, ...]] | None = None
+    problem: StepProblem,
+    layout: Layout,
+    *,
+    recompute: bool = True,
+    cuts: Sequence[tuple[int, ...]] | None = None,
 ) -> PartitionResult:
     """The fastest contiguous partition of the layers into the layout's stages that fits into memory.
 
@@ -145,9 +149,9 @@ def partition_stages(
         LayoutError: nothing to cut, or no partition fits into memory.
     """
     started = time.perf_counter()
-    given, bases, costs = _space(problem, layout, recompute)
-    (bundle,) = bundles(problem, [given])
-    start = [given, *bases]
+    partitioned, bases, costs = _space(problem, layout, recompute)
+    (bundle,) = bundles(problem, [partitioned])
+    start = [partitioned, *bases]
     for base in bases:
         of_base = costs.get(base.recompute)
         if of_base is None:
@@ -175,15 +179,15 @@ def partition_stages(
             yield from (at.replace(partition=moved, kinds=on) for moved, on in near)
 
     try:
-        best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda some: _step_s(problem, some))
+        best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda layouts: _step_s(problem, layouts))
     except NothingFitsError:
         raise LayoutError(
             f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"
         ) from None
-    (given_s,) = _step_s(problem, [given]).tolist()
+    (given_s,) = _step_s(problem, [partitioned]).tolist()
     return PartitionResult(
         prediction=explain(problem, best),
-        given_s=explain(problem, given).step_time_s if np.isfinite(given_s) else None,
+        given_s=explain(problem, partitioned).step_time_s if np.isfinite(given_s) else None,
         certificate=_certificate(problem, bases, costs),
         evaluated=evaluated,
         seconds=time.perf_counter() - started,
@@ -254,7 +258,11 @@ def balanced(
         cuts = [cut.replace(schedule=base.schedule) for cut in plain]
         cuts = [cut for cut, fits in zip(cuts, fitting(problem, cuts), strict=True) if fits]
         return cuts, spread_bound_s(problem, base) if cuts else np.inf
-    costs = _kind_costs(problem, base, recompute_to_fit=problem.job.mode == "train" and base.recompute != "full")
+    costs = _kind_costs(
+        problem,
+        base,
+        recompute_to_fit=problem.job.mode == "train" and base.recompute != "full",
+    )
     least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
     if least_s > worst_s or not np.isfinite(least_s):
         return [], least_s
@@ -267,13 +275,18 @@ def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layou
     (bundle,) = bundles(problem, [layout])
     if bundle.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
-    given = bundle.layouts[0].replace(partition=layers_per_stage(bundle))
-    bases = [given]
-    if free := recompute and problem.job.mode == "train":
-        bases = [given.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
+    partitioned = bundle.layouts[0].replace(partition=layers_per_stage(bundle))
+    bases = [partitioned]
+    free = recompute and problem.job.mode == "train"
+    if free:
+        bases = [partitioned.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
     if not one_stage_per_rank(bundle) or (layout.recompute_full_layers is not None and not free):
-        return given, bases, {}
-    return given, bases, {base.recompute: _kind_costs(problem, base, recompute_to_fit=free) for base in bases}
+        return partitioned, bases, {}
+    return (
+        partitioned,
+        bases,
+        {base.recompute: _kind_costs(problem, base, recompute_to_fit=free) for base in bases},
+    )
 
 
 def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]) -> Certificate:
@@ -301,7 +314,8 @@ def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray
     step_s = np.full(len(layouts), np.inf)
     possible = [i for i, layout in enumerate(layouts) if _is_possible(problem, layout)]
     fits = fitting(problem, [layouts[i] for i in possible])
-    if fitting_layouts := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
+    fitting_layouts = [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]
+    if fitting_layouts:
         step_s[fitting_layouts] = evaluate(problem, [layouts[i] for i in fitting_layouts]).step_time_s
     return step_s
 

@@ -14,7 +14,12 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.planning.optimise._contiguous import Cuts, NothingFitsError, least_critical_path, least_sum_plus_max
+from perfmodel.planning.optimise._contiguous import (
+    Cuts,
+    NothingFitsError,
+    least_critical_path,
+    least_sum_plus_max,
+)
 from perfmodel.prediction import (
     LiveState,
     StageCosts,
@@ -191,7 +196,9 @@ def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable
 
 
 def descend(
-    start: Sequence[T], moves: Callable[[T], Iterable[T]], evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]]
+    start: Sequence[T],
+    moves: Callable[[T], Iterable[T]],
+    evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]],
 ) -> tuple[T, float, int]:
     """Steepest descent from the best of `start`: all neighbours in one evaluation, until none is better.
 

@@ -151,20 +151,35 @@ def _evaluated_starts(
 
 @partial(jax.jit, static_argnums=0)
 def _descend(
-    form: Form, free: Values, given: Values, constants: Values, key: Array, steps: int, learning_rate: float
+    form: Form,
+    free: Values,
+    constants_of_start: Values,
+    constants: Values,
+    key: Array,
+    steps: int,
+    learning_rate: float,
 ) -> dict[str, Array]:
     """Adam on all starts; every few steps the multipliers of the limits take up what is still broken."""
     optimizer = optax.scale_by_adam(b1=0.9, b2=0.99)
 
-    def values_at(free: Values, given: Values, temperature: Array) -> dict[str, Array]:
-        return {name: v.relaxed(free[name], temperature) for name, v in form.variables} | {**given, **constants}
+    def values_at(free: Values, constants_of_start: Values, temperature: Array) -> dict[str, Array]:
+        return {name: v.relaxed(free[name], temperature) for name, v in form.variables} | {
+            **constants_of_start,
+            **constants,
+        }
 
     at_start = partial(values_at, temperature=jnp.asarray(1.0))
-    scale = _each(lambda *x: form.objective(at_start(*x)), free)(free, given).mean()
-    none = jnp.zeros_like(_each(lambda *x: form.excess(at_start(*x)), free)(free, given))
+    scale = _each(lambda *x: form.objective(at_start(*x)), free)(free, constants_of_start).mean()
+    none = jnp.zeros_like(_each(lambda *x: form.excess(at_start(*x)), free)(free, constants_of_start))
 
-    def loss(free: Values, given: Values, multipliers: Array, noise: Array, temperature: Array) -> tuple[Array, Array]:
-        values = values_at(free, given, temperature)
+    def loss(
+        free: Values,
+        constants_of_start: Values,
+        multipliers: Array,
+        noise: Array,
+        temperature: Array,
+    ) -> tuple[Array, Array]:
+        values = values_at(free, constants_of_start, temperature)
         span = makespan(form.program, form.durations(values) * noise)
         pressed = multipliers + _PENALTY * form.excess(values)
         pressed = jnp.where(pressed > 0, pressed, 0.0)
@@ -181,7 +196,7 @@ def _descend(
         rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
         key, drawn = jax.random.split(key)
         noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.program.n_classes)))
-        gradient, pressed = gradients(free, given, multipliers, noise, jnp.full(n_starts, temperature))
+        gradient, pressed = gradients(free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature))
         update, moments = optimizer.update(gradient, moments)
         free = jax.tree.map(lambda x, u: x - rate * u, free, update)
         multipliers = jnp.where(i % _MULTIPLIER_EVERY == _MULTIPLIER_EVERY - 1, pressed, multipliers)

@@ -125,7 +125,11 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
 
     def step_s(tried: Any) -> Float[np.ndarray, " n"]:
         tried = np.array(tried)
-        return np.where(tried.max(axis=1) <= sizes[-1], makespan_lanes(program, _of_sizes(constants, tried)), np.inf)
+        return np.where(
+            tried.max(axis=1) <= sizes[-1],
+            makespan_lanes(program, _of_sizes(constants, tried)),
+            np.inf,
+        )
 
     equal = (layout.micro_batch,) * spec.micro_batches
     relaxed = [tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts]
@@ -288,8 +292,11 @@ class _Grouping:
             for moved in neighbours(sizes, reach=1):
                 yield (*at[:stage], moved, *at[stage + 1 :])
 
-    def step_s(self, some: Sequence[Sizes]) -> Float[np.ndarray, " n"]:
-        return np.asarray(makespan_lanes(self.prepared.compiled, np.stack([self.durations(at) for at in some])), float)
+    def step_s(self, groupings: Sequence[Sizes]) -> Float[np.ndarray, " n"]:
+        return np.asarray(
+            makespan_lanes(self.prepared.compiled, np.stack([self.durations(at) for at in groupings])),
+            float,
+        )
 
     def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
         """Seconds of the structure's classes, priced anew for these buckets."""

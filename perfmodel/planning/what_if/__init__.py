@@ -1,7 +1,14 @@
 """What if the hardware, the network or a rank were different: before and after, sensitivities, curves."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.planning.what_if._scenario import HARDWARE, NAMES, NETWORK, Scenario, Setting, parse_setting
+from perfmodel.planning.what_if._scenario import (
+    HARDWARE,
+    NAMES,
+    NETWORK,
+    Scenario,
+    Setting,
+    parse_setting,
+)
 from perfmodel.planning.what_if._study import (
     Curve,
     WhatIf,

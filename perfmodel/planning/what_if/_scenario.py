@@ -8,14 +8,32 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, has_power_law, roofline_seconds
+from perfmodel.cost import (
+    EventTimes,
+    PricesCollectives,
+    PricesKernels,
+    has_power_law,
+    roofline_seconds,
+)
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.ops import Collective, KernelOp
 from perfmodel.spec import Cluster, Device, Framework
 from perfmodel.units import parse_quantity
 
-_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-NETWORK: Final = ("intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency", "inter_node_latency")
+_COLLECTIVES: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+)
+NETWORK: Final = (
+    "intra_node_bandwidth",
+    "inter_node_bandwidth",
+    "intra_node_latency",
+    "inter_node_latency",
+)
 """Parameters of the links."""
 HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
 """Parameters of the machine whose sensitivities are reported: multiples of what it is."""
@@ -177,7 +195,10 @@ class Scenario:
 
     def framework(self, framework: Framework) -> Framework:
         """Host costs as the scenario has them."""
-        return replace(framework, **{name: self._of(name, getattr(framework, name)) for name in _FRAMEWORK})
+        return replace(
+            framework,
+            **{name: self._of(name, getattr(framework, name)) for name in _FRAMEWORK},
+        )
 
     @property
     def delays_s(self) -> dict[str, float]:
@@ -214,7 +235,11 @@ class ScaledKernels:
     def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
         """Times on the variant of `device`."""
         measured = self.kernels.times(device, ops)
-        return _times(measured, roofline_seconds(self.variant, ops) / roofline_seconds(device, ops), 0.0)
+        return _times(
+            measured,
+            roofline_seconds(self.variant, ops) / roofline_seconds(device, ops),
+            0.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -231,7 +256,9 @@ class DelayedCollectives:
 
 
 def _times(
-    times: EventTimes, factor: Float[np.ndarray, " n"] | float, delay_s: Float[np.ndarray, " n"] | float
+    times: EventTimes,
+    factor: Float[np.ndarray, " n"] | float,
+    delay_s: Float[np.ndarray, " n"] | float,
 ) -> EventTimes:
     moved = {name: getattr(times, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
     return replace(times, **moved)

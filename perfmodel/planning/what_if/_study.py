@@ -93,7 +93,12 @@ class WhatIf:
         """One row per parameter: its sensitivity, largest effect first."""
         import pandas as pd
 
-        frame = pd.DataFrame({"parameter": list(self.sensitivity), "sensitivity": list(self.sensitivity.values())})
+        frame = pd.DataFrame(
+            {
+                "parameter": list(self.sensitivity),
+                "sensitivity": list(self.sensitivity.values()),
+            }
+        )
         return frame.sort_values("sensitivity", key=lambda s: -s.abs(), ignore_index=True)
 
     def _repr_html_(self) -> str:
@@ -149,7 +154,12 @@ def whatif(
             `perfmodel.predict`.
         settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
     """
-    stated = {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    stated = {
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "dtype": dtype,
+        "devices": devices,
+    }
     stated |= {"job": job, "framework": framework}
     problem, layout = catalog.problem_and_layout(model, cluster, layout, **stated, **fields)
     laid_out, _ = layout_of(problem, layout)
@@ -256,7 +266,10 @@ def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " cla
 
 def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     """The problem on the machine as the scenario has it (but for a slow rank)."""
-    device, cluster = scenario.device(problem.cluster.device), scenario.cluster(problem.cluster)
+    device, cluster = (
+        scenario.device(problem.cluster.device),
+        scenario.cluster(problem.cluster),
+    )
     kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)
     delays_s = scenario.delays_s
     return StepProblem(
