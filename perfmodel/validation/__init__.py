@@ -3,7 +3,13 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.validation._calibration_page import CalibrationReport, calibration_report
 from perfmodel.validation._case_rows import Case, read_case, read_runs
-from perfmodel.validation._cases import cases_report, measured_times_s, memory_bytes, predict_cases, validate_cases
+from perfmodel.validation._cases import (
+    cases_report,
+    measured_times_s,
+    memory_bytes,
+    predict_cases,
+    validate_cases,
+)
 from perfmodel.validation._described_run import JobRun, RowRun, described_job
 from perfmodel.validation._parity import parity_rows, validate_kernels
 from perfmodel.validation._prior_fit import fit_choice_priors
@@ -17,6 +23,10 @@ from perfmodel.validation._site_fit import fit_sites
 from perfmodel.validation._term_errors import EVERY_TERM, term_errors
 from perfmodel.validation._term_errors import MOST_ROWS as MOST_TERM_ROWS
 from perfmodel.validation._timeline_errors import TimelineErrors, compare_timelines
-from perfmodel.validation._trace_comparison import TraceComparison, compare_traces, timeline_trace
+from perfmodel.validation._trace_comparison import (
+    TraceComparison,
+    compare_traces,
+    timeline_trace,
+)
 
 shorten_reprs(__name__)

@@ -15,7 +15,16 @@ from perfmodel.calibration import Run
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name, written
+from perfmodel.spec import (
+    Cluster,
+    Framework,
+    Job,
+    Layout,
+    Model,
+    Transformer,
+    schedule_name,
+    written,
+)
 from perfmodel.units import GB
 from perfmodel.validation._own_runs import has_words_of_predict, own_run, require_words
 from perfmodel.validation._row_cells import (
@@ -170,7 +179,12 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         if name not in ("global_batch", "seq_len", "dtype"):
             job_fields[name] = value
     job = run_framework.job(
-        model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **job_fields
+        model,
+        cluster.device,
+        global_batch=spread.global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        **job_fields,
     )
     check_machine(cluster, job, layout.devices, "the run")
 
@@ -197,7 +211,10 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
 
     # Graphs count as stated only where the row or its recipe speaks of the launch at all.
     stated_job = frozenset(job_fields)
-    if not text(row, "launch_and_overlap") and "cuda_graphs" not in {**preset.job, **keys.get("job", {})}:
+    if not text(row, "launch_and_overlap") and "cuda_graphs" not in {
+        **preset.job,
+        **keys.get("job", {}),
+    }:
         stated_job -= {"cuda_graphs"}
     return Case(
         case_id=text(row, "case_id"),
@@ -254,9 +271,11 @@ def _stated_job(row: Row, preset: RowRecipe, dtype: str) -> dict[str, Any]:
     if flash is not None:
         job_fields["flash_attention"] = bool(flash)
         job_fields["fp8_attention"] = bool(flash) and job_fields.get("fp8_attention", False)
-    if modules := recompute_modules_of(row):
+    modules = recompute_modules_of(row)
+    if modules:
         job_fields["recompute_modules"] = modules
-    if (recipe := fp8_recipe_of(row)) is not None:
+    recipe = fp8_recipe_of(row)
+    if recipe is not None:
         job_fields["fp8_recipe"] = recipe
     if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
         job_fields["fp8_attention"] = True
@@ -339,25 +358,32 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     } | recipe.layout
 
     fields["ep"] = count(row, "ep", 1)
-    if getattr(model, "experts", None) and (etp := _expert_tp(row, spread, fields["ep"])) != spread.tp:
-        fields["etp"] = etp
+    if getattr(model, "experts", None):
+        etp = _expert_tp(row, spread, fields["ep"])
+        if etp != spread.tp:
+            fields["etp"] = etp
     # Several model chunks per stage only run interleaved, whatever the row calls the schedule.
-    if spread.pp > 1 and (vpp := count(row, "vpp", 1)) > 1:
+    vpp = count(row, "vpp", 1) if spread.pp > 1 else 1
+    if vpp > 1:
         fields |= {"vpp": vpp, "schedule": "interleaved"}
     elif name:
         fields["schedule"] = schedule.replace("interleaved", "1f1b")
     fields |= sharding_of(row, spread.dp, spread.pp)
-    if (sequence := number(row, "sequence_parallel")) is not None:
-        fields["sequence_parallel"] = bool(sequence)
-    if recompute := recompute_of(row):
+    sequence_parallel = number(row, "sequence_parallel")
+    if sequence_parallel is not None:
+        fields["sequence_parallel"] = bool(sequence_parallel)
+    recompute = recompute_of(row)
+    if recompute:
         fields["recompute"] = recompute
     switches = launch_switches(row)
     if "tp_overlap" in switches:
         fields["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
     fields |= layout_switches(row)
-    if (layers := repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))) is not None:
+    layers = repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))
+    if layers is not None:
         fields |= {"recompute": "none", "recompute_full_layers": layers}
-    if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:
+    layers = _selected_layers(row, spread, model)
+    if layers and framework.selective_layers:
         fields |= {"recompute": "none", "recompute_full_layers": layers}
     return ",".join(f"{key}={str(value).lower()}" for key, value in fields.items())
 
@@ -394,7 +420,8 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
     in_words = has_words_of_predict(table)
     if in_words:
         require_words(table, name)
-    elif missing := missing_columns(table):
+    missing = [] if in_words else missing_columns(table)
+    if missing:
         columns = "columns" if len(missing) > 1 else "column"
         raise TableError(
             f"{name}: not a table of runs (no {columns} {', '.join(missing)}); give the columns of validate cases, or "

@@ -54,7 +54,13 @@ _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
     ("allocated", r"allocated|\btorch\b"),
 )
 """Memory counters by words of a table that name them; the first that matches counts."""
-_SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
+_SETTINGS = (
+    "recompute",
+    "zero_stage",
+    "sequence_parallel",
+    "flash_attention",
+    "micro_batch",
+)
 
 
 @shows_progress("cases")
@@ -198,7 +204,10 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     peak_bytes = np.asarray(predicted["predicted_peak_memory_bytes"], float)
 
     def figures(chosen: np.ndarray) -> dict[str, Any]:
-        t, w = chosen & usable & ~np.isnan(measured_s), chosen & usable & ~np.isnan(measured_bytes)
+        t, w = (
+            chosen & usable & ~np.isnan(measured_s),
+            chosen & usable & ~np.isnan(measured_bytes),
+        )
         memory = errors(measured_bytes[w], peak_bytes[w])
         return errors(measured_s[t], time_s[t], lo_s[t], hi_s[t]) | {"memory": memory}
 
@@ -216,8 +225,16 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         for assumption in assumptions.split(", "):
             assumed[re.split(r" \(|: ", assumption)[0]] += 1
     fits = fit_figures(runs, predicted["fits"], predicted["fits_probability"])
-    counts = {"fits": fits, "skipped": dict(skipped.most_common()), "assumed": dict(assumed.most_common())}
-    return {"over_sources": over_sources(sources), "sources": sources, "all": everything} | counts
+    counts = {
+        "fits": fits,
+        "skipped": dict(skipped.most_common()),
+        "assumed": dict(assumed.most_common()),
+    }
+    return {
+        "over_sources": over_sources(sources),
+        "sources": sources,
+        "all": everything,
+    } | counts
 
 
 def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -171,7 +171,10 @@ def _expanded(completion: Completion, choice: OpenChoice, year: int | None, prio
 
 
 def _read(
-    run: DescribedRun, framework: Framework, priors: ChoicePriors, refused: list[PerfModelError]
+    run: DescribedRun,
+    framework: Framework,
+    priors: ChoicePriors,
+    refused: list[PerfModelError],
 ) -> list[Completion]:
     """Completions of a run under one framework, with degrees and batch filled in; their priors sum to 1."""
     device, model = run.device(), run.model(framework)
@@ -235,7 +238,8 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
     features = model_features(model, run.device(), run.seq_len(model), generic, run.year)
-    if (devices := number(run.cells, "n_devices")) is not None:
+    devices = number(run.cells, "n_devices")
+    if devices is not None:
         per_node = number(run.cells, "devices_per_node") or catalog.DEVICES_PER_NODE
         features = replace(features, scale=scale_of(int(devices), int(per_node)))
     weights = priors.probabilities("framework", features.contexts(FRAMEWORK_CHAIN), tuple(names))

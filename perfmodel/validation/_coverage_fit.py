@@ -58,8 +58,10 @@ class LeftOutRuns:
     @classmethod
     def joined(cls, parts: Sequence["LeftOutRuns"]) -> "LeftOutRuns":
         """All runs of some parts."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        columns = {}
+        for field in fields(cls):
+            columns[field.name] = np.concatenate([getattr(part, field.name) for part in parts])
+        return cls(**columns)
 
     @property
     def weight(self) -> Float[np.ndarray, " runs"]:
@@ -82,7 +84,9 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     precision = np.array([0.0, *np.full(1 + len(names), _PRIOR_SD**-2)])
     weight, freedom = runs.weight, _DEGREES_OF_FREEDOM
 
-    def objective(x: Float[np.ndarray, " coefficients"]) -> tuple[float, Float[np.ndarray, " coefficients"]]:
+    def objective(
+        x: Float[np.ndarray, " coefficients"],
+    ) -> tuple[float, Float[np.ndarray, " coefficients"]]:
         """Negative log likelihood with its prior, and the gradient."""
         variance = np.exp(2 * (features @ x))
         total = variance + runs.open_deviation**2

@@ -123,7 +123,8 @@ class JobRun(DescribedRun):
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        if unknown := set(self.job) - set(JOB_WORDS):
+        unknown = set(self.job) - set(JOB_WORDS)
+        if unknown:
             raise UnknownNameError("word of a job", min(unknown), JOB_WORDS)
         if self.job.get("global_batch") is None:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")

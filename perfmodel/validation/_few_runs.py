@@ -1,4 +1,4 @@
-"""What some runs of a site say of its others, under the model of sites."""
+"""Errors of the other runs of a site once some of its runs are known, under the model of sites."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -44,8 +44,11 @@ def given(
     known: Int[np.ndarray, " known"],
     unknown: Int[np.ndarray, " others"],
 ) -> tuple[Float[np.ndarray, " others"], Float[np.ndarray, " others"]]:
-    """Condition unknown runs on known ones of their source (`known_runs`): what is left of the residuals of the unknown
-    ones, and the half-widths of their 90 % intervals."""
+    """Condition unknown runs on known ones of their source (`known_runs`).
+
+    Returns:
+        Residuals of the unknown runs less what the known ones explain, and half-widths of their 90 % intervals.
+    """
     # Their noise is inflated, as predictions inflate it, so that few known runs seldom make a site worse.
     conditioned = known_runs(
         covariances.take(known, known),
@@ -55,7 +58,10 @@ def given(
     )
     across, weight = covariances.take(known, unknown), conditioned.scales.weight
     variance = np.diagonal(conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2)
-    half = half_width(np.maximum(variance, 0.0) + conditioned.scales.own[:, None] * covariances.noise, weight)
+    half = half_width(
+        np.maximum(variance, 0.0) + conditioned.scales.own[:, None] * covariances.noise,
+        weight,
+    )
     return residual[unknown] - weight @ conditioned.shift(across), half
 
 
@@ -63,8 +69,8 @@ def given(
 class Draw:
     """A source's other runs once some are known."""
 
-    left: Float[np.ndarray, " others"]
-    """What is left of their residuals (`given`)."""
+    residual: Float[np.ndarray, " others"]
+    """Their residuals less what the known runs explain (`given`)."""
     half: Float[np.ndarray, " others"]
     """Half-widths of their 90 % intervals."""
     unknown: Int[np.ndarray, " others"]
@@ -76,10 +82,15 @@ Draws = dict[int, list[Draw]]
 
 
 def draws(
-    covariances: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
+    covariances: Covariances,
+    scales: Scales,
+    residual: Float[np.ndarray, " runs"],
+    index: Int[np.ndarray, " own"],
 ) -> Draws:
-    """Of each of `FEW` that leaves runs to predict, the known ones drawn at random, each in turn where it is one, and
-    of `OTHERS`."""
+    """Draws of known runs for each number of `FEW` that leaves runs to predict, and for `OTHERS`.
+
+    A single known run is each in turn; several are drawn at random.
+    """
     rng, draws_by_known, size = np.random.default_rng(0), {}, len(index)
     turns = [np.roll(np.arange(size), -at) for at in range(size)]
 
@@ -98,7 +109,7 @@ def draws(
 
 def mean_error(draws: list[Draw]) -> float:
     """Mean relative error over draws."""
-    return float(np.mean([np.abs(np.expm1(-draw.left)).mean() for draw in draws]))
+    return float(np.mean([np.abs(np.expm1(-draw.residual)).mean() for draw in draws]))
 
 
 def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float) -> dict[int, FewRuns]:
@@ -116,7 +127,7 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
         for draw in draws_of_k:
             half_before = before[draw.unknown]
             half = widened(draw.half, held_given, half_before) if k else half_before
-            inside_and_width.append(((np.abs(draw.left) <= half).mean(), np.median(np.exp(2 * half))))
+            inside_and_width.append(((np.abs(draw.residual) <= half).mean(), np.median(np.exp(2 * half))))
         inside, width = np.mean(inside_and_width, axis=0).tolist()
         figures[k] = FewRuns(error=mean_error(draws_of_k), inside=inside, width=width)
     return figures

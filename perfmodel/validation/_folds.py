@@ -27,7 +27,9 @@ class Folds:
         fold = [self.names.index(name)]
         return Folds((name,), self.left_out[fold], self.predicted[fold])
 
-    def padded(self) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
+    def padded(
+        self,
+    ) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
         """Places of the runs left out in rows of one length, which of them are there, and which are predicted."""
         places = [np.flatnonzero(left_out) for left_out in self.left_out]
         index = np.zeros((len(places), max(map(len, places))), int)
@@ -73,6 +75,6 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
 
 
 def folds_of(labels: Mapping[str, np.ndarray]) -> dict[str, Folds]:
-    """Folds by the kind of group that each leaves out whole; labels of runs as `SiteRuns.words` has them."""
+    """Folds by the kind of group that each leaves out whole; labels of runs as `SiteRuns.labels` has them."""
     folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), labels["source"].tolist()) for kind in WHOLE_GROUPS}
     return {kind: folds for kind, folds in folds_by_kind.items() if folds.names}

@@ -12,7 +12,15 @@ import pandas as pd
 from perfmodel.calibration import model_plan
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import read_table, table_kind
-from perfmodel.measure import INTERCONNECT, MEASURED_FAMILIES, Plan, StoppingRule, check_kernel, plan_text, present
+from perfmodel.measure import (
+    INTERCONNECT,
+    MEASURED_FAMILIES,
+    Plan,
+    StoppingRule,
+    check_kernel,
+    plan_text,
+    present,
+)
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import event_shares, layout_of, priced_events, step_problem_of
 from perfmodel.spec import Layout, Problem
@@ -197,13 +205,14 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
     """The rows of the first one's device as a plan; empty where no collector measures any."""
-    of_device = [record for record in rows if record["device"] == rows[0]["device"]] if rows else []
-    ops = [op for record in of_device if (op := _op_of(record)) is not None]
+    of_device = [record for record in rows if record["device"] == rows[0]["device"]]
+    ops = [op for op in map(_op_of, of_device) if op is not None]
     if not ops:
         return ""
     rule = StoppingRule()
     links = next(
-        (str(record["interconnect"]) for record in of_device if present(record.get("interconnect"))), INTERCONNECT
+        (str(record["interconnect"]) for record in of_device if present(record.get("interconnect"))),
+        INTERCONNECT,
     )
     return plan_text(
         Plan(

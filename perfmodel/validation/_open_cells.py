@@ -22,7 +22,12 @@ MOST_CHUNKS: Final = 16
 MOST_MICRO_BATCH: Final = 1024
 
 DEGREE_CHAIN: Final = (("kind",), ("size",), ("framework",))
-MICRO_BATCH_CHAIN: Final = (("kind", "length"), ("size", "length"), ("stages", "size"), ("framework",))
+MICRO_BATCH_CHAIN: Final = (
+    ("kind", "length"),
+    ("size", "length"),
+    ("stages", "size"),
+    ("framework",),
+)
 CHUNKS_CHAIN: Final = (("framework",),)
 DTYPE_CHAIN: Final = (("architecture",), ("framework",))
 
@@ -43,7 +48,11 @@ class FilledRow:
 
 
 def filled_rows(
-    row: Row, features: RunFeatures, priors: ChoicePriors, micro_batch: int | None, narrow: str | None
+    row: Row,
+    features: RunFeatures,
+    priors: ChoicePriors,
+    micro_batch: int | None,
+    narrow: str | None,
 ) -> list[FilledRow]:
     """The row with what it leaves open of degrees, micro-batch, chunks and element type filled in, in every plausible
     way; the row itself where nothing is open.
@@ -93,7 +102,11 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
     devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
     # Tensor parallelism stays within a node, whose links are fast enough for its collectives.
     inside = min(devices, count(row, "devices_per_node", 8))
-    usual = {"tp": powers_of_two(inside), "pp": powers_of_two(MOST_STAGES), "cp": powers_of_two(MOST_CONTEXT)}
+    usual = {
+        "tp": powers_of_two(inside),
+        "pp": powers_of_two(MOST_STAGES),
+        "cp": powers_of_two(MOST_CONTEXT),
+    }
     contexts = features.contexts(DEGREE_CHAIN)
     possible, chances = [], []
     for name, values in usual.items():
@@ -114,9 +127,17 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
     row = before.cells
     if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
         return
-    devices, devices_per_replica = count(row, "n_devices"), count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    devices, devices_per_replica = (
+        count(row, "n_devices"),
+        count(row, "tp") * count(row, "pp") * count(row, "cp", 1),
+    )
     if devices_per_replica * count(row, "dp") != devices and devices % devices_per_replica == 0:
-        yield before.filled("dp", str(devices // devices_per_replica), 1.0, dp=devices // devices_per_replica)
+        yield before.filled(
+            "dp",
+            str(devices // devices_per_replica),
+            1.0,
+            dp=devices // devices_per_replica,
+        )
 
 
 def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
@@ -127,14 +148,23 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
         count(row, "global_batch", 0),
         count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1),
     )
-    dp = count(row, "dp", max(1, count(row, "n_devices", devices_per_replica) // devices_per_replica))
+    dp = count(
+        row,
+        "dp",
+        max(1, count(row, "n_devices", devices_per_replica) // devices_per_replica),
+    )
     share = batch // dp if batch and batch % dp == 0 else 1
     sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
     stages = "pipeline" if count(row, "pp", 1) > 1 else "one stage"
     contexts = replace(features, stages=stages).contexts(MICRO_BATCH_CHAIN)
     chances = priors.probabilities("micro_batch", contexts, tuple(map(str, powers_of_two(MOST_MICRO_BATCH))))
     for size in sizes:
-        yield before.filled("micro_batch", str(size), float(chances[size.bit_length() - 1]), micro_batch=size)
+        yield before.filled(
+            "micro_batch",
+            str(size),
+            float(chances[size.bit_length() - 1]),
+            micro_batch=size,
+        )
 
 
 def nearest_power_of_two(value: float) -> int:
@@ -174,7 +204,12 @@ def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
     groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]
     for size in groups:
-        yield before.filled("replicate", str(dp // size), 1 / len(groups), sharding=f"FSDP over {size} devices")
+        yield before.filled(
+            "replicate",
+            str(dp // size),
+            1 / len(groups),
+            sharding=f"FSDP over {size} devices",
+        )
 
 
 def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str) -> Iterator[FilledRow]:

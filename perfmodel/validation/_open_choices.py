@@ -10,7 +10,12 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, Final
 
-from perfmodel.catalog import ADAPTERS_NOT_STATED, REFERENCE_NETWORK, cluster_for, devices_of_adapters
+from perfmodel.catalog import (
+    ADAPTERS_NOT_STATED,
+    REFERENCE_NETWORK,
+    cluster_for,
+    devices_of_adapters,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, RecomputeModule, Transformer
 from perfmodel.validation._case_rows import COPIES_TO_HOST, Case
@@ -236,7 +241,10 @@ class ExpertTensorParallel(OpenChoice):
         return "tp" if case.layout.expert_tp == case.layout.tp else "1"
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value="tp", layout={"etp": case.layout.tp}), Variant(value="1", layout={"etp": 1})]
+        return [
+            Variant(value="tp", layout={"etp": case.layout.tp}),
+            Variant(value="1", layout={"etp": 1}),
+        ]
 
 
 class ExpertDispatcher(OpenChoice):
@@ -380,7 +388,11 @@ class EncoderHead(OpenChoice):
         labels = Variant(value="labels", job={"head": "token_labels"})
         if case.job.seq_len in _LENGTHS_OF_TASKS:
             return [labels]
-        return [Variant(value="all tokens"), Variant(value="masked tokens", job={"masked_head": True}), labels]
+        return [
+            Variant(value="all tokens"),
+            Variant(value="masked tokens", job={"masked_head": True}),
+            labels,
+        ]
 
     def usual(self, case: Case) -> str | None:
         return None
@@ -538,7 +550,10 @@ class Network(OpenChoice):
         return len(levels) > 1 and not case.cluster.kinds and case.layout.devices > levels[0].size
 
     def stated(self, case: Case) -> bool:
-        return case.cluster.levels[-1].source not in (REFERENCE_NETWORK, ADAPTERS_NOT_STATED)
+        return case.cluster.levels[-1].source not in (
+            REFERENCE_NETWORK,
+            ADAPTERS_NOT_STATED,
+        )
 
     def value(self, case: Case) -> str:
         """The nearest of `_RATES`."""

@@ -45,7 +45,8 @@ def require_words(table: pd.DataFrame, name: str) -> None:
             f"{name}: no {columns} {', '.join(missing)}; a run is a row of {', '.join(_NEEDED)} and {STEP_COLUMNS[0]}"
         )
     known = (*_NEEDED, *STEP_COLUMNS, *_OPTIONAL, *_REMARKS)
-    if unknown := next((str(column) for column in table if column not in known), None):
+    unknown = next((str(column) for column in table if column not in known), None)
+    if unknown:
         raise TableError(f"{name}: {UnknownNameError('column', unknown, known)}")
 
 

@@ -1,6 +1,6 @@
 """The card of the model of sites: what all have in common, how far they lie apart, and what each source taught."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import expm1
 from typing import Any
 
@@ -15,7 +15,11 @@ from perfmodel.validation._population_score import LEVELS
 
 def population_card(fit: PopulationFit) -> str:
     """Markdown, written beside the parameters by `perfmodel fit --sites`."""
-    hyper, of, common = fit.hyperparameters, fit.parameters[""]["of"], fit.parameters[""]["common"]
+    hyper, posteriors, common = (
+        fit.hyperparameters,
+        fit.parameters[""]["of"],
+        fit.parameters[""]["common"],
+    )
     runs = fit.score.runs
     sections = [
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
@@ -26,15 +30,15 @@ def population_card(fit: PopulationFit) -> str:
         "## What events take beyond the physics\n\nThe median site of all, of a framework on any architecture, and of "
         "an architecture under any framework; of both, their logs add, less that of all. The last column: half-width "
         "of the 90 % interval of one site's factor, averaged over the classes.\n\n"
-        + _table(("median site of", *CLASSES, "site"), (_factors(name, of[name]) for name in _not_both(of))),
+        + _table(
+            ("median site of", *CLASSES, "site"),
+            (_factors(name, posteriors[name]) for name in _not_both(posteriors)),
+        ),
         "## How far apart\n\n"
         "Standard deviations by level, of a factor that all classes share and of a class's own.\n\n"
         + _table(
             ("level", "all classes", *CLASSES),
-            (
-                (level, _percent(hyper["constant"][at]), *map(_percent, hyper["spread"][at] * hyper["relative"]))
-                for at, level in enumerate(LEVELS)
-            ),
+            (_level_spreads(hyper, place) for place in range(len(LEVELS))),
         ),
         "A site's own, beyond its factors: "
         + "; ".join(
@@ -60,13 +64,19 @@ def population_card(fit: PopulationFit) -> str:
         "teams' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
         "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
         "other sources of its teams.\n\n"
-        + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
+        + _table(
+            ("source", "runs", "off", "left out", "scatter", "far off", "moves"),
+            _sources(fit),
+        ),
         "## What a few runs are worth\n\nEvery source left out with its teams, then given some of its own runs: mean "
         "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
         "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
         "predicted. What bounds it: the error with all other runs of the source known, and, in the last column, with "
         "the one factor known by which the median of its runs is off.\n\n"
-        + _table(("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"), _few(fit)),
+        + _table(
+            ("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"),
+            _few(fit),
+        ),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -106,45 +116,83 @@ def _not_both(names: Iterable[str]) -> list[str]:
     return sorted(alone, key=lambda name: (name != "|", name.startswith("|"), name))
 
 
-def _factors(name: str, one: dict[str, Any]) -> tuple[str, ...]:
+def _level_spreads(hyper: Mapping[str, Any], place: int) -> tuple[str, ...]:
+    """Name of a level, and its standard deviations: of all classes together and of each."""
+    spreads = hyper["spread"][place] * hyper["relative"]
+    return LEVELS[place], _percent(hyper["constant"][place]), *map(_percent, spreads)
+
+
+def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
     size = len(CLASSES)
-    at = [i * (i + 3) // 2 for i in range(size)]
-    half = GAUSS_90 * float(np.sqrt(np.array(one["covariance"])[at]).mean())
-    return name.strip("|") or "all", *(_signed(log) for log in one["mean"]), f"±{_percent(half)}"
+    diagonal = [i * (i + 3) // 2 for i in range(size)]
+    half = GAUSS_90 * float(np.sqrt(np.array(posterior["covariance"])[diagonal]).mean())
+    return (
+        name.strip("|") or "all",
+        *(_signed(log) for log in posterior["mean"]),
+        f"±{_percent(half)}",
+    )
 
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     runs, everything = fit.score.runs, np.mean(fit.parameters[""]["of"]["|"]["mean"])
-    for at, source in enumerate(fit.score.sources.tolist()):
-        own = np.flatnonzero(runs.words["source"] == source)
-        without = fit.everywhere[str(runs.words["group"][own[0]])]
+    for place, source in enumerate(fit.score.sources.tolist()):
+        runs_of_source = np.flatnonzero(runs.labels["source"] == source)
+        without = fit.everywhere[str(runs.labels["group"][runs_of_source[0]])]
         yield (
-            source, str(len(own)), _signed(np.median(runs.log[own])), _signed(np.median(fit.left_out[own])),
-            f"{fit.state.scale[at]:.1f}", str(int((fit.state.weight[own] < 0.5).sum())),
+            source,
+            str(len(runs_of_source)),
+            _signed(np.median(runs.log[runs_of_source])),
+            _signed(np.median(fit.left_out[runs_of_source])),
+            f"{fit.state.scale[place]:.1f}",
+            str(int((fit.state.weight[runs_of_source] < 0.5).sum())),
             _signed(float(everything - without)),
-        )  # fmt: skip
+        )
 
 
 def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
-    log, source = fit.score.runs.log, fit.score.runs.words["source"]
+    log, source = fit.score.runs.log, fit.score.runs.labels["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
-    left = {name: fit.left_out[source == name] for name in fit.few}
-    factor = {name: float(np.abs(np.expm1(np.median(own) - own)).mean()) for name, own in left.items()}
+    residuals = {name: fit.left_out[source == name] for name in fit.few}
+    error_of_one_factor = {}
+    for name, log_errors in residuals.items():
+        error_of_one_factor[name] = float(np.abs(np.expm1(np.median(log_errors) - log_errors)).mean())
     columns = (*FEW, OTHERS)
 
-    def cell(one: FewRuns | None) -> str:
-        return "-" if one is None else f"{100 * one.error:.1f} % ({100 * one.inside:.0f} %, {one.width:.2f})"
+    def cell(worth: FewRuns | None) -> str:
+        if worth is None:
+            return "-"
+        return f"{100 * worth.error:.1f} % ({100 * worth.inside:.0f} %, {worth.width:.2f})"
 
     means = []
     for k in columns:
-        told = [of[k] for of in fit.few.values() if k in of]
-        of_all = {name: [getattr(of, name) for of in told] for name in ("error", "inside", "width")}
-        means.append(cell(FewRuns(**{name: float(np.mean(of)) for name, of in of_all.items()}) if told else None))
-    several = [factor[name] for name, of in fit.few.items() if OTHERS in of]
-    yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means, f"{100 * np.mean(several):.1f} %"
-    for name, of in fit.few.items():
-        one = f"{100 * factor[name]:.1f} %" if OTHERS in of else "-"
-        yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in columns), one
+        worths = [by_count[k] for by_count in fit.few.values() if k in by_count]
+        means.append(cell(_mean_worth(worths)))
+    several = [error_of_one_factor[name] for name, by_count in fit.few.items() if OTHERS in by_count]
+    yield (
+        "mean over sources",
+        f"{100 * np.mean([*physics.values()]):.1f} %",
+        *means,
+        f"{100 * np.mean(several):.1f} %",
+    )
+    for name, by_count in fit.few.items():
+        one_factor = f"{100 * error_of_one_factor[name]:.1f} %" if OTHERS in by_count else "-"
+        yield (
+            name,
+            f"{100 * physics[name]:.1f} %",
+            *(cell(by_count.get(k)) for k in columns),
+            one_factor,
+        )
+
+
+def _mean_worth(worths: Sequence[FewRuns]) -> FewRuns | None:
+    """Means over sources; None of no source."""
+    if not worths:
+        return None
+    return FewRuns(
+        error=float(np.mean([worth.error for worth in worths])),
+        inside=float(np.mean([worth.inside for worth in worths])),
+        width=float(np.mean([worth.width for worth in worths])),
+    )
 
 
 def _percent(log: float) -> str:

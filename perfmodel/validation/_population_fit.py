@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +24,33 @@ from perfmodel.prediction import (
     reports_a_problem,
     scales,
 )
-from perfmodel.validation._coverage_fit import TEAM, LeftOutRuns, conformal_scale, covered_half_widths, fit_coverage
-from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, mean_error
+from perfmodel.validation._coverage_fit import (
+    TEAM,
+    LeftOutRuns,
+    conformal_scale,
+    covered_half_widths,
+    fit_coverage,
+)
+from perfmodel.validation._few_runs import (
+    Covariances,
+    Draw,
+    Draws,
+    FewRuns,
+    draws,
+    few_runs,
+    mean_error,
+)
 from perfmodel.validation._folds import Folds, folds_of
-from perfmodel.validation._population_score import LEVELS, SHARED, Score, SiteRuns, State, factors, own_parts, unpack
+from perfmodel.validation._population_score import (
+    LEVELS,
+    SHARED,
+    Score,
+    SiteRuns,
+    State,
+    factors,
+    own_parts,
+    unpack,
+)
 
 _ROUNDS: Final = 2
 """After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
@@ -73,21 +97,20 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         if progress:
             progress("variances", 0, 1)
         # Reports of problems tell how far off a run can be, not how typical runs are.
-        typical = np.array([not reports_a_problem(source) for source in runs.words["source"].tolist()])
+        typical = np.array([not reports_a_problem(source) for source in runs.labels["source"].tolist()])
         typical |= not typical.any()
         state = _fitted(compiled, score, typical)
         parameters = {"": posterior(runs, score, state, typical, None)}
-        left_out_runs = [left_out_of(runs, score, state, kind, folds) for kind, folds in folds_of(runs.words).items()]
+        left_out_runs = [left_out_of(runs, score, state, kind, folds) for kind, folds in folds_of(runs.labels).items()]
         everywhere: dict[str, float] = {}
         drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
         for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
             if progress:
                 progress("teams left out", done, len(score.teams.names))
-            kept, of_team = ~left_out & typical, runs.words["group"] == team
-            own = set(zip(*(runs.words[name][of_team].tolist() for name in SHARED[1:]), strict=True)) | {("", "")}
-            own |= {("", architecture) for _, architecture in own}  # where no framework is named
-            without = _fitted(compiled, score, kept)
-            parameters[team] = posterior(runs, score, without, kept, own)
+            chosen = ~left_out & typical
+            site_pairs = _pairs_of_team(runs.labels, team)
+            without = _fitted(compiled, score, chosen)
+            parameters[team] = posterior(runs, score, without, chosen, site_pairs)
             everywhere[team] = float(np.mean(parameters[team]["of"][key("", "")]["mean"]))
             _draw(score, without, team, drawn)
             left_out_runs.append(left_out_of(runs, score, without, TEAM, score.teams, team))
@@ -97,21 +120,42 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
     return PopulationFit(parameters, score, state, residual, everywhere, few, coverage)
 
 
+def _pairs_of_team(labels: Mapping[str, np.ndarray], team: str) -> set[tuple[str, str]]:
+    """Pairs of framework and architecture that a team's runs have, with those that leave the framework open."""
+    of_team = labels["group"] == team
+    frameworks = labels["framework"][of_team].tolist()
+    architectures = labels["architecture"][of_team].tolist()
+    pairs = set(zip(frameworks, architectures, strict=True))
+    return pairs | {("", architecture) for architecture in ("", *architectures)}
+
+
 def _with_teams_left_out(
     score: Score,
     coverage: LeftOutRuns,
     drawn: Mapping[float, Mapping[str, Draws]],
     parameters: dict[str, dict[str, Any]],
 ) -> dict[str, dict[int, FewRuns]]:
-    """Put what makes intervals cover 90 % into every fit's parameters, learned from the runs of other teams; what some
-    runs of every source then say of its others."""
-    team_of = dict(zip(score.runs.words["source"].tolist(), score.runs.words["group"].tolist(), strict=True))
+    """Errors of every source's other runs once some are known.
+
+    What makes intervals cover 90 % is learned from the runs of other teams and put into every fit's parameters.
+    """
+    team_of = dict(
+        zip(
+            score.runs.labels["source"].tolist(),
+            score.runs.labels["group"].tolist(),
+            strict=True,
+        )
+    )
     few: dict[str, dict[int, FewRuns]] = {}
     for team, numbers in parameters.items():
-        others = [source for source in team_of if not keys_share_a_team(team_of[source], team)]
-        known = coverage.take(np.isin(coverage.source, others))
-        fitted, (doubt, held_given) = fit_coverage(known), _given(drawn, others)
-        numbers["common"] |= {"coverage": fitted.to_dict(), "doubt": doubt, "held_given": held_given}
+        other_teams = [source for source in team_of if not keys_share_a_team(team_of[source], team)]
+        known = coverage.take(np.isin(coverage.source, other_teams))
+        fitted, (doubt, held_given) = fit_coverage(known), _given(drawn, other_teams)
+        numbers["common"] |= {
+            "coverage": fitted.to_dict(),
+            "doubt": doubt,
+            "held_given": held_given,
+        }
         for source in (name for name in team_of if team_of[name] == team):
             runs = coverage.take((coverage.source == source) & (coverage.left_out == TEAM))
             few[source] = few_runs(drawn[doubt][source], covered_half_widths(fitted, runs), held_given)
@@ -119,7 +163,12 @@ def _with_teams_left_out(
 
 
 def left_out_of(
-    runs: SiteRuns, score: Score, state: State, kind: str, folds: Folds, only: str | None = None
+    runs: SiteRuns,
+    score: Score,
+    state: State,
+    kind: str,
+    folds: Folds,
+    only: str | None = None,
 ) -> LeftOutRuns:
     """Every run that some folds are for (or only one of them), predicted without its fold.
 
@@ -139,7 +188,7 @@ def left_out_of(
     chosen = counted.predicted.any(axis=0)
     return LeftOutRuns(
         left_out=np.full(int(chosen.sum()), kind),
-        source=runs.words["source"][chosen],
+        source=runs.labels["source"][chosen],
         error=error[chosen],
         half_width=half[chosen],
         unknown=unknown_of(runs, counted)[chosen],
@@ -148,28 +197,28 @@ def left_out_of(
     )
 
 
-def seen_in(words: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"]) -> Seen:
-    """What some runs are of."""
+def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"]) -> Seen:
+    """Frameworks, architectures, years and kinds of models of the chosen runs."""
     return Seen(
-        frameworks=frozenset(words["framework"][chosen].tolist()),
-        architectures=frozenset(words["architecture"][chosen].tolist()),
-        years=frozenset(int(year) for year in words["year"][chosen].tolist()),
-        model_kinds=frozenset(words["model_kind"][chosen].tolist()),
+        frameworks=frozenset(labels["framework"][chosen].tolist()),
+        architectures=frozenset(labels["architecture"][chosen].tolist()),
+        years=frozenset(int(year) for year in labels["year"][chosen].tolist()),
+        model_kinds=frozenset(labels["model_kind"][chosen].tolist()),
     )
 
 
 def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
     """How much of each of `UNKNOWNS` every run has, its fold being left out; 0 of runs that no fold is for."""
-    names, words = list(UNKNOWNS), runs.words
+    names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
-        seen = seen_in(words, ~left_out)
+        seen = seen_in(labels, ~left_out)
         for run in np.flatnonzero(predicted):
             of_site = seen.unknown(
-                str(words["framework"][run]),
-                str(words["architecture"][run]),
-                int(words["year"][run]),
-                str(words["model_kind"][run]),
+                str(labels["framework"][run]),
+                str(labels["architecture"][run]),
+                int(labels["year"][run]),
+                str(labels["model_kind"][run]),
                 generic=GENERIC,
             )
             degrees = dict(zip(DEGREES, runs.degrees[run].tolist(), strict=True))
@@ -186,99 +235,131 @@ def parameters_text(fit: PopulationFit) -> str:
     """The parameters as JSON, a posterior per line."""
     fits = []
     for teams, numbers in fit.parameters.items():
-        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in numbers["of"].items())
+        sites = [f"  {json.dumps(name)}: {json.dumps(posterior)}" for name, posterior in numbers["of"].items()]
+        rows = ",\n".join(sites)
         common, seen = json.dumps(numbers["common"]), json.dumps(numbers["seen"])
         fits.append(f' {json.dumps(teams)}: {{"common": {common}, "seen": {seen}, "of": {{\n{rows}}}}}')
     return "{\n" + ",\n".join(fits) + "\n}\n"
 
 
 def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
-    """Of `DOUBTS` the one with which some runs of sources tell most of their others: least mean relative error plus
-    what it is worse by than without runs, where it is; and by what half-widths given runs are then multiplied
-    (`conformal_scale`). Every source counts the same."""
+    """The noise inflation of `DOUBTS` with the least error, and the conformal factor of half-widths that goes with it.
+
+    The error is the mean relative error of a source's other runs once some are known, plus what it is worse by than
+    without known runs. Every source counts the same (`conformal_scale`).
+    """
 
     def error(doubt: float) -> float:
         of_source = []
-        for told in (drawn[doubt][source] for source in sources):
-            found = np.array([mean_error(some) for k, some in told.items() if k > 0])
-            if len(found):
-                of_source.append((found + np.maximum(found - mean_error(told[0]), 0.0)).mean())
+        for source in sources:
+            draws_by_known = drawn[doubt][source]
+            errors = np.array([mean_error(draws_of_k) for k, draws_of_k in draws_by_known.items() if k > 0])
+            if len(errors):
+                of_source.append((errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean())
         return float(np.mean(of_source)) if of_source else 0.0
 
     best = min(DOUBTS, key=error)
-    over, weight = [np.zeros(0)], [np.zeros(0)]
+    off_by_interval, weight = [np.zeros(0)], [np.zeros(0)]
     for source in sources:
-        known = [draw for k, draws in drawn[best][source].items() if k > 0 for draw in draws]
+        known: list[Draw] = []
+        for k, draws_of_k in drawn[best][source].items():
+            if k > 0:
+                known += draws_of_k
         if known:
-            off = np.concatenate([np.abs(draw.left) / draw.half for draw in known])
-            over.append(off)
+            off = np.concatenate([np.abs(draw.residual) / draw.half for draw in known])
+            off_by_interval.append(off)
             weight.append(np.full(len(off), 1 / len(off)))
-    return best, conformal_scale(np.concatenate(over), np.concatenate(weight))
+    return best, conformal_scale(np.concatenate(off_by_interval), np.concatenate(weight))
 
 
 def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, Draws]]) -> None:
-    """For every source of a team that a state has not seen, what some of its runs say of the others into `drawn`."""
+    """Add to `drawn` the draws of known runs of every source of a team that the state has not seen."""
     residual, shared, parts, noise = score.left_out(without)
     of_site, within, repeats = map(np.asarray, parts)
     first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
-    nodes, left = scales((first, second)), np.asarray(residual)
+    nodes, residuals = scales((first, second)), np.asarray(residual)
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
-        if score.runs.words["group"][index[0]] != team:
+        if score.runs.labels["group"][index[0]] != team:
             continue
         for doubt in DOUBTS:
-            of = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), doubt)
-            drawn[doubt][source] = draws(of, nodes, left, index[there])
+            covariances = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), doubt)
+            drawn[doubt][source] = draws(covariances, nodes, residuals, index[there])
 
 
-def _fitted(compiled: Any, score: Score, kept: Bool[np.ndarray, " runs"]) -> State:
-    """The state that runs which are kept lead to from nothing known: the others are never seen."""
-    counted = np.array([kept[index[0]] for index in score.members], float)
+def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> State:
+    """The state that the chosen runs lead to from nothing known; the others are never seen."""
+    counted = np.array([chosen[index[0]] for index in score.members], float)
 
     def unseen(state: State) -> State:
-        return replace(state, weight=np.where(kept, state.weight, _UNSEEN))
+        return replace(state, weight=np.where(chosen, state.weight, _UNSEEN))
 
     state = unseen(score.start())
     for _ in range(_ROUNDS):
         value = partial(compiled, scale=state.scale, weight=state.weight, counted=counted)
 
         def evaluate(vector: Float[np.ndarray, " hyperparameters"], value: Any = value) -> tuple[float, np.ndarray]:
-            of, gradient = value(vector)
-            return float(of), np.asarray(gradient, float)
+            negative_score, gradient = value(vector)
+            return float(negative_score), np.asarray(gradient, float)
 
-        found = minimize(evaluate, state.vector, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS})
-        state = unseen(score.scaled(replace(state, vector=found.x)))
+        solution = minimize(
+            evaluate,
+            state.vector,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": _ITERATIONS},
+        )
+        state = unseen(score.scaled(replace(state, vector=solution.x)))
     return state
 
 
 def posterior(
-    runs: SiteRuns, score: Score, state: State, kept: np.ndarray, own: set[tuple[str, str]] | None
+    runs: SiteRuns,
+    score: Score,
+    state: State,
+    chosen: np.ndarray,
+    site_pairs: set[tuple[str, str]] | None,
 ) -> dict[str, Any]:
-    """Factors of a site of each framework and architecture given the runs that are kept (all pairs where `own` names
-    none), with what is the site's own."""
+    """Factors of a site of each framework and architecture given the chosen runs, with what is the site's own.
+
+    Pairs of framework and architecture are those of `site_pairs`, or all if there is none.
+    """
     hyper = {name: np.asarray(values) for name, values in unpack(state.vector).items()}
-    known, scale = runs.take(np.flatnonzero(kept)), state.scale[score.of_source][kept]
+    known, scale = runs.take(np.flatnonzero(chosen)), state.scale[score.of_source][chosen]
     arrays = known.arrays()
-    mine = sum(own_parts(hyper, arrays)) * scale[:, None]
-    total = factors(hyper, arrays, SHARED) + mine
-    total += np.diag(hyper["noise"][0] ** 2 * scale / state.weight[kept])
+    own_covariance = sum(own_parts(hyper, arrays)) * scale[:, None]
+    total = factors(hyper, arrays, SHARED) + own_covariance
+    total += np.diag(hyper["noise"][0] ** 2 * scale / state.weight[chosen])
     solved = np.linalg.inv(total)
-    words = {name: sorted({*known.words[name].tolist()}) for name in SHARED[1:]}
-    pairs = own or {(a, b) for a in (*words["framework"], "") for b in (*words["architecture"], "")}
-    prior = [
-        hyper["constant"][at] ** 2 + np.diag((hyper["spread"][at] * hyper["relative"]) ** 2)
-        for at in range(len(LEVELS))
-    ]
-    of = {}
+    names_by_level = {name: sorted({*known.labels[name].tolist()}) for name in SHARED[1:]}
+    pairs = site_pairs or set(product((*names_by_level["framework"], ""), (*names_by_level["architecture"], "")))
+    prior = []
+    for level in range(len(LEVELS)):
+        class_deviations = hyper["spread"][level] * hyper["relative"]
+        prior.append(hyper["constant"][level] ** 2 + np.diag(class_deviations**2))
+    posteriors = {}
     for pair in sorted(pairs):
-        told = {"framework": pair[0], "architecture": pair[1]}
-        alike = [known.words[name] == told[name] if name in told else np.ones(len(scale), bool) for name in SHARED]
-        with_runs = np.sum([prior[at] @ (known.shares * same[:, None]).T for at, same in enumerate(alike)], axis=0)
+        framework, architecture = pair
+        # A run shares the factors of a level with the pair if it has the same label there; all share the first.
+        shares_level = (
+            np.ones(len(scale), bool),
+            known.labels["framework"] == framework,
+            known.labels["architecture"] == architecture,
+        )
+        covariances = [prior[level] @ (known.shares * same[:, None]).T for level, same in enumerate(shares_level)]
+        with_runs = np.sum(covariances, axis=0)
         covariance = np.sum(prior, axis=0) - with_runs @ solved @ with_runs.T
-        of[key(*pair)] = {
+        posteriors[key(*pair)] = {
             "mean": np.round(with_runs @ solved @ known.log, 4).tolist(),
             "covariance": np.round(covariance[np.tril_indices(len(CLASSES))], 6).tolist(),
         }
     common: dict[str, Any] = {name: round(float(hyper[name][0]), 4) for name in ("events", "near", "length", "layout")}
-    common |= {"noise": round(float(hyper["noise"][0]), 4), "degrees": np.round(hyper["degrees"], 4).tolist()}
+    common |= {
+        "noise": round(float(hyper["noise"][0]), 4),
+        "degrees": np.round(hyper["degrees"], 4).tolist(),
+    }
     common |= {"scatter": np.round(hyper["scatter"], 4).tolist()}
-    return {"common": common, "seen": seen_in(runs.words, kept).to_dict(), "of": of}
+    return {
+        "common": common,
+        "seen": seen_in(runs.labels, chosen).to_dict(),
+        "of": posteriors,
+    }

@@ -22,7 +22,13 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.prediction import CLASSES, DEGREES, OUTLIERS, standard_nodes
 from perfmodel.validation._folds import Folds, team_folds
 
-LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
+LEVELS: Final[tuple[str, ...]] = (
+    "everywhere",
+    "framework",
+    "architecture",
+    "source",
+    "site",
+)
 SHARED: Final = LEVELS[:3]
 """What other sources tell of; the rest is a source's own, and of its frameworks and devices."""
 MOST: Final = 10
@@ -35,10 +41,17 @@ DEGREES_OF_FREEDOM: Final = 5.0
 """Of the one scale by which a source's own part counts for what others learn of it. Assumed: the record has too few
 sources to tell."""
 START: Final = {
-    "constant": [0.05] * len(LEVELS), "spread": [0.05] * len(LEVELS), "relative": [1.0] * len(CLASSES),
-    "degrees": [0.05] * len(DEGREES), "events": [0.5], "near": [0.05], "length": [2.0], "layout": [0.03],
-    "noise": [0.03], "scatter": [0.3, 0.5],
-}  # fmt: skip
+    "constant": [0.05] * len(LEVELS),
+    "spread": [0.05] * len(LEVELS),
+    "relative": [1.0] * len(CLASSES),
+    "degrees": [0.05] * len(DEGREES),
+    "events": [0.5],
+    "near": [0.05],
+    "length": [2.0],
+    "layout": [0.03],
+    "noise": [0.03],
+    "scatter": [0.3, 0.5],
+}
 """Standard deviations: of factors that a level gives to every class alike, and to each by itself, relative to one
 another; then as in `Belief`."""
 _LOOSE: Final = {"relative": 0.5, "events": 0.5, "length": 0.5}
@@ -68,24 +81,30 @@ class SiteRuns:
     """Standard deviation of the log step time between all that the run may have been (`RunPrediction`)."""
     contradictions: Float[np.ndarray, " runs"]
     """1 where statements about the run contradict one another, else 0."""
-    words: Mapping[str, np.ndarray]
+    labels: Mapping[str, np.ndarray]
     """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and `model_kind` of every run.
     """
 
     @cached_property
     def levels(self) -> dict[str, Int[np.ndarray, " runs"]]:
-        """By level, numbers that runs with the same factors share."""
-        said = self.words
-        site = [" ".join(parts) for parts in zip(*(said[n] for n in ("source", *SHARED[1:])), strict=True)]
-        names = {name: said[name] for name in ("framework", "architecture", "source")}
-        found = {name: np.unique(values, return_inverse=True)[1] for name, values in (names | {"site": site}).items()}
-        return {"everywhere": np.zeros(len(self.log), int)} | found
+        """Number of the group that each run belongs to, by level: runs of one group share its factors."""
+        labels = self.labels
+        source, framework, architecture = (labels[name] for name in ("source", *SHARED[1:]))
+        site = [" ".join(parts) for parts in zip(source, framework, architecture, strict=True)]
+        names = {
+            "framework": framework,
+            "architecture": architecture,
+            "source": source,
+            "site": site,
+        }
+        numbers = {name: np.unique(values, return_inverse=True)[1] for name, values in names.items()}
+        return {"everywhere": np.zeros(len(self.log), int)} | numbers
 
     def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
         """Some of the runs."""
-        words = {name: values[index] for name, values in self.words.items()}
-        names = (field.name for field in fields(self) if field.name != "words")
-        return replace(self, **{name: getattr(self, name)[index] for name in names}, words=words)
+        labels = {name: values[index] for name, values in self.labels.items()}
+        names = (field.name for field in fields(self) if field.name != "labels")
+        return replace(self, **{name: getattr(self, name)[index] for name in names}, labels=labels)
 
     def arrays(self) -> dict[str, Any]:
         """What covariances are computed from."""
@@ -104,10 +123,10 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
     """Covariance of runs by the factors of some levels."""
     total = 0.0
     for name in names:
-        at, own = LEVELS.index(name), runs["levels"][name]
-        scale = (hyper["spread"][at] * hyper["relative"]) ** 2
-        of_level = hyper["constant"][at] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
-        total = total + (own[:, None] == own) * of_level
+        level, number_of_run = LEVELS.index(name), runs["levels"][name]
+        scale = (hyper["spread"][level] * hyper["relative"]) ** 2
+        of_level = hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
+        total = total + (number_of_run[:, None] == number_of_run) * of_level
     return total
 
 
@@ -125,7 +144,11 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, A
     repeats = (runs["layout"][:, None] == runs["layout"]) * hyper["layout"] ** 2
     within = same_source * near + (site[:, None] == site) * of_site
     left_open = xp.eye(len(source)) * runs["open_deviation"] ** 2
-    return factors(hyper, runs, ("source", "site")) + left_open, within, same_source * repeats
+    return (
+        factors(hyper, runs, ("source", "site")) + left_open,
+        within,
+        same_source * repeats,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,13 +168,15 @@ class Score:
 
     def __init__(self, runs: SiteRuns) -> None:
         self.runs = runs
-        self.sources, of_source = np.unique(runs.words["source"], return_inverse=True)
+        self.sources, of_source = np.unique(runs.labels["source"], return_inverse=True)
         self.of_source = of_source
         self.members, self.there = _padded(of_source, len(self.sources))
-        self.teams = team_folds(runs.words["group"].tolist())
+        self.teams = team_folds(runs.labels["group"].tolist())
         rng, self.given = np.random.default_rng(0), {}
         for k in GIVEN:
-            drawn = [[rng.permutation(max(n, k))[:k] for _ in range(DRAWS)] for n in self.there.sum(axis=1)]
+            drawn = []
+            for n_runs in self.there.sum(axis=1):
+                drawn.append([rng.permutation(max(n_runs, k))[:k] for _ in range(DRAWS)])
             self.given[k] = np.array(drawn), self.there.sum(axis=1) > k
 
     def start(self) -> State:
@@ -209,59 +234,72 @@ class Score:
         scales = [jnp.exp(2 * hyper["scatter"][at] * node) for at, node in enumerate(nodes)]
         prior = np.log(heavy)[:, None]
 
-        def whole(index: Any, there: Any) -> Any:
-            of = [jnp.diag(part)[index] for part in (fixed, within, repeats)]
-            variance = of[0] + scales[0][:, None] * of[1] + scales[1][:, None] * (of[2] + noise)
+        def unconditional(index: Any, there: Any) -> Any:
+            """Mean log score of a source's runs while none of them is known."""
+            fixed_of, within_of, repeats_of = (jnp.diag(part)[index] for part in (fixed, within, repeats))
+            variance = fixed_of + scales[0][:, None] * within_of + scales[1][:, None] * (repeats_of + noise)
             log = logsumexp(_log_normal(residual[index], variance) + prior, axis=0)
             return jnp.where(there, log, 0.0).sum() / there.sum()
 
-        def rest(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
-            of = [part[index][:, index] for part in (fixed, within, repeats)]
+        def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
+            """Mean log score of a source's other runs once the drawn ones are known."""
+            covariances = [part[index][:, index] for part in (fixed, within, repeats)]
+            columns_of_drawn = []
+            for run in drawn:
+                columns_of_drawn.append([part[:, run] for part in covariances])
 
-            of_drawn = [[part[:, at] for part in of] for at in drawn]
+            def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
+                """Log likelihoods of the known runs, one after the other, and of the others after them.
 
-            def told(scale: Any, own: Any) -> tuple[Any, Any]:
-                """Log likelihoods of the runs that are given, one after the other, and of the others after them, by
-                their columns of the covariance's root."""
-                fixed, within, repeats = (jnp.diag(part) for part in of)
-                left, variance, log = residual[index], fixed + scale * within + own * (repeats + noise), 0.0
+                Each known run takes its column of the covariance's Cholesky root from the residuals and variances.
+                """
+                fixed, within, repeats = (jnp.diag(part) for part in covariances)
+                remainder, variance, log = (
+                    residual[index],
+                    fixed + scale * within + own_scale * (repeats + noise),
+                    0.0,
+                )
                 columns: list[Any] = []
-                for at, (fixed, within, repeats) in zip(drawn, of_drawn, strict=True):
-                    gain = fixed + scale * within + own * repeats - sum(one * one[at] for one in columns)
-                    log = log + _log_normal(left[at], variance[at])
-                    left = left - gain * left[at] / variance[at]
-                    columns.append(gain / jnp.sqrt(variance[at]))
+                for run, (fixed, within, repeats) in zip(drawn, columns_of_drawn, strict=True):
+                    gain = fixed + scale * within + own_scale * repeats - sum(root * root[run] for root in columns)
+                    log = log + _log_normal(remainder[run], variance[run])
+                    remainder = remainder - gain * remainder[run] / variance[run]
+                    columns.append(gain / jnp.sqrt(variance[run]))
                     variance = variance - columns[-1] ** 2
-                return log, _log_normal(left, variance)
+                return log, _log_normal(remainder, variance)
 
-            likely, log = jax.vmap(told)(*scales)
+            likely, log = jax.vmap(condition)(*scales)
             likely = likely[:, None] + prior
             log = logsumexp(log + likely, axis=0) - logsumexp(likely)
-            others = there.at[drawn].set(False)
-            log = jnp.where(others, log, 0.0)
-            return jnp.where(enough, log.sum() / jnp.maximum(others.sum(), 1), 0.0)
+            is_unknown = there.at[drawn].set(False)
+            log = jnp.where(is_unknown, log, 0.0)
+            return jnp.where(enough, log.sum() / jnp.maximum(is_unknown.sum(), 1), 0.0)
 
         members, there = jnp.asarray(self.members), jnp.asarray(self.there)
-        found = jax.vmap(whole)(members, there) @ counted
+        score = jax.vmap(unconditional)(members, there) @ counted
         for drawn, enough in self.given.values():
-            each = jax.vmap(jax.vmap(rest, (None, None, None, 0)))(members, there, enough, drawn)
-            found += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
+            each = jax.vmap(jax.vmap(conditional, (None, None, None, 0)))(members, there, enough, drawn)
+            score += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
         first = np.log(np.concatenate([*START.values()]))
         loose = np.concatenate([np.full(len(values), _LOOSE.get(name, 1.0)) for name, values in START.items()])
-        return -found + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
+        return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
 
     def scaled(self, state: State) -> State:
         """Scales of sources given their runs, and weights of runs by how far each lies from the others."""
         residual, shared, parts, noise = self.left_out(state)
-        residual, shared, own = np.asarray(residual), np.asarray(shared), np.asarray(sum(parts))
+        residual, shared, own_covariance = (
+            np.asarray(residual),
+            np.asarray(shared),
+            np.asarray(sum(parts)),
+        )
         scale, weight = np.ones(len(self.sources)), np.ones(len(residual))
-        for at, there in enumerate(self.there):
-            index = self.members[at][there]
-            here, error = np.ix_(index, index), residual[index]
-            mine = own[here] + np.diag(noise / state.weight[index])
-            squares = float(error @ np.linalg.solve(shared[here] + mine, error))
-            scale[at] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
-            inverse = np.linalg.inv(shared[here] + scale[at] * mine)
+        for source, there in enumerate(self.there):
+            index = self.members[source][there]
+            block, error = np.ix_(index, index), residual[index]
+            of_source = own_covariance[block] + np.diag(noise / state.weight[index])
+            squares = float(error @ np.linalg.solve(shared[block] + of_source, error))
+            scale[source] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
+            inverse = np.linalg.inv(shared[block] + scale[source] * of_source)
             weight[index] = (OUTLIERS + 1) / (OUTLIERS + (inverse @ error) ** 2 / np.diag(inverse))
         return State(state.vector, scale, weight)
 
@@ -274,8 +312,8 @@ def _log_normal(error: Any, variance: Any) -> Any:
 
 def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Runs of every code in rows of one length, and which of them are there."""
-    own = [np.flatnonzero(codes == at) for at in range(count)]
-    index = np.zeros((count, max(map(len, own))), int)
-    for row, members in zip(index, own, strict=True):
+    members_of_code = [np.flatnonzero(codes == at) for at in range(count)]
+    index = np.zeros((count, max(map(len, members_of_code))), int)
+    for row, members in zip(index, members_of_code, strict=True):
         row[: len(members)] = members
-    return index, np.arange(index.shape[1]) < np.array([len(members) for members in own])[:, None]
+    return index, np.arange(index.shape[1]) < np.array([len(members) for members in members_of_code])[:, None]

@@ -31,7 +31,13 @@ from perfmodel.validation._open_cells import (
     stated_degrees,
 )
 from perfmodel.validation._open_choices import OPEN_CHOICES, Chain, DataParallelOverlap
-from perfmodel.validation._priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
+from perfmodel.validation._priors import (
+    DEFAULT,
+    EVERYWHERE,
+    ChoicePriors,
+    Observation,
+    count_teams,
+)
 from perfmodel.validation._row_cells import Row, number, read_tables, text
 from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._row_words import framework_name, layout_switches
@@ -71,7 +77,8 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
     for file in files:
         try:
             runs, _ = read_tables([file])
-        except PerfModelError:  # another kind of table
+        except PerfModelError:
+            # Another kind of table.
             continue
         for row in rows_of(runs):
             if text(row, "status") in ("", "ok"):
@@ -82,7 +89,10 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
     counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
     choices = [choice for choice in counts if DEFAULT not in choice]
     strength = {choice: _strength(choice, counts, seen) for choice in choices}
-    teams = {choice: len({each.team for each, _ in seen if each.choice == choice}) for choice in choices}
+    teams_by_choice: dict[str, set[str]] = {choice: set() for choice in choices}
+    for observation, _ in seen:
+        if observation.choice in teams_by_choice:
+            teams_by_choice[observation.choice].add(observation.team)
     made_by = "validate/fit_priors.py, from the rows of both collections that state each choice"
     priors = ChoicePriors(counts=counts, strength=strength)
     return {
@@ -90,7 +100,7 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
         "strength": strength,
         "tunings": [[tuning.choices, tuning.sites] for tuning in TUNINGS],
         "log_likelihood": _log_likelihood(timed, priors, progress),
-        "teams": teams,
+        "teams": {choice: len(teams) for choice, teams in teams_by_choice.items()},
         "rows": dict(read),
         "counts": counts,
     }
@@ -175,9 +185,15 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
                 yield seen(choice.name, choice.chain, choice.value(case)), default
         except PerfModelError:
             continue
-    yield seen(PARALLELISM, PARALLELISM_CHAIN, parallelism_of(case.layout.tp, case.layout.pp)), None
+    yield (
+        seen(PARALLELISM, PARALLELISM_CHAIN, parallelism_of(case.layout.tp, case.layout.pp)),
+        None,
+    )
     for name, value in stated_degrees(row).items():
-        yield seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value), None
+        yield (
+            seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value),
+            None,
+        )
     if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):
         per_stage = case.model.layers // case.layout.pp
         yield seen("vpp", CHUNKS_CHAIN, chunks_of(case.layout.vpp, per_stage)), None
@@ -192,18 +208,15 @@ def _names_framework(row: Row, case: Case) -> bool:
 
 
 def _default(choice: str, case: Case) -> str | None:
-    """What the framework of a case does where nobody says anything."""
-    field = {
-        "zero": "zero", "recompute": "recompute", "sequence_parallel": "sequence_parallel", "tp_overlap": "tp_overlap",
-    }.get(choice)  # fmt: skip
-    if field is None:
+    """The default of a case's framework for a choice."""
+    if choice not in ("zero", "recompute", "sequence_parallel", "tp_overlap"):
         if choice == "flash_attention":
             return "on" if case.framework.job_defaults(case.job.dtype)["flash_attention"] else "off"
         if choice == "ep_overlap":
             return "on" if case.framework.ep_overlap else "off"
         return {"dp_overlap": "on", "cuda_graphs": "none", "etp": "tp"}.get(choice)
     degrees = {"tp": case.layout.tp, "pp": case.layout.pp, "dp": case.layout.dp}
-    value = case.framework.layout_defaults(degrees)[field]
+    value = case.framework.layout_defaults(degrees)[choice]
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
@@ -217,17 +230,20 @@ def _of_defaults(seen: Sequence[tuple[Observation, str | None]]) -> Iterator[Obs
 
 def _strength(choice: str, counts: dict[str, Any], seen: Sequence[tuple[Observation, str | None]]) -> float:
     """The strength with which the choices of teams are likeliest, each team left out of the counts in turn."""
-    own: dict[str, list[tuple[Observation, str | None]]] = {}
+    by_team: dict[str, list[tuple[Observation, str | None]]] = {}
     for observation, default in seen:
         if observation.choice == choice:
-            own.setdefault(observation.team, []).append((observation, default))
-    if len(own) < _FEWEST:
+            by_team.setdefault(observation.team, []).append((observation, default))
+    if len(by_team) < _FEWEST:
         return _USUAL
-    values = tuple(sorted({each.value for all_ in own.values() for each, _ in all_}))
+    stated_values: set[str] = set()
+    for observations in by_team.values():
+        stated_values |= {observation.value for observation, _ in observations}
+    values = tuple(sorted(stated_values))
 
     def log_likelihood(strength: float) -> float:
         total = 0.0
-        for team, observations in own.items():
+        for team, observations in by_team.items():
             priors = ChoicePriors(counts=counts, strength={choice: strength}, without=team)
             # A team counts once, however many runs it has.
             logs = []

@@ -50,7 +50,11 @@ class ChoicePriors:
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def probabilities(
-        self, choice: str, contexts: Sequence[str], values: Sequence[str], default: str | None = None
+        self,
+        choice: str,
+        contexts: Sequence[str],
+        values: Sequence[str],
+        default: str | None = None,
     ) -> Float[np.ndarray, " values"]:
         """Probabilities of values, which sum to 1.
 
@@ -67,7 +71,11 @@ class ChoicePriors:
         return self._known[key]
 
     def _smoothed(
-        self, choice: str, contexts: Sequence[str], values: Sequence[str], default: str | None
+        self,
+        choice: str,
+        contexts: Sequence[str],
+        values: Sequence[str],
+        default: str | None,
     ) -> Float[np.ndarray, " values"]:
         strength = self.strength.get(choice, 1.0)
         probability = np.full(len(values), 1.0 / len(values))
@@ -89,8 +97,8 @@ class ChoicePriors:
 
     def _usual_share(self, choice: str) -> float:
         """How often a stated choice is its framework's default; one half before any team is counted."""
-        used, other = self._counted(f"{choice}: {DEFAULT}", EVERYWHERE, ("yes", "no"))
-        return float((used + 0.5) / (used + other + 1.0))
+        used, unused = self._counted(f"{choice}: {DEFAULT}", EVERYWHERE, ("yes", "no"))
+        return float((used + 0.5) / (used + unused + 1.0))
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,9 @@ class Observation:
     value: str
 
 
-def count_teams(observations: Iterable[Observation]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def count_teams(
+    observations: Iterable[Observation],
+) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Counts of teams by choice, context and value, as `ChoicePriors` takes them."""
     runs: dict[tuple[str, str, str], dict[str, float]] = {}
     for seen in observations:
@@ -144,5 +154,7 @@ def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Seq
         log_likelihood: of what each source reports, for each of them.
         without: teams that are left out, joined by `+`.
     """
-    kept = [values for source, values in log_likelihood.items() if not keys_share_a_team(team_key(source), without)]
-    return tunings[int(np.argmax(np.sum(kept, axis=0)))] if kept else Tuning()
+    likelihoods = [
+        values for source, values in log_likelihood.items() if not keys_share_a_team(team_key(source), without)
+    ]
+    return tunings[int(np.argmax(np.sum(likelihoods, axis=0)))] if likelihoods else Tuning()

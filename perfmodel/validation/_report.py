@@ -31,7 +31,15 @@ def errors(
     y, p = np.asarray(measured, float), np.asarray(predicted, float)
     n = len(y)
     if n == 0:
-        names = ("median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
+        names = (
+            "median_ape",
+            "mean_ape",
+            "p90_ape",
+            "bias",
+            "spearman",
+            "coverage_90",
+            "width_90",
+        )
         return {"n": 0} | dict.fromkeys(names)
     relative = p / y - 1
     ape = np.abs(relative)
@@ -119,7 +127,10 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
     told_to_fit = np.asarray(pd.Series(fits).astype("boolean").fillna(False), bool)
     if np.nanmax(np.abs(likely - 0.5), initial=0.0) > 0.5:
         raise TableError("a probability to fit lies outside 0 to 1")
-    ran, known = status == "ok", np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash"))
+    ran, known = (
+        status == "ok",
+        np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash")),
+    )
     sources = {}
     for name, members in runs.reset_index(drop=True).groupby("source", sort=False).indices.items():
         chosen = members[known[members]]
@@ -156,8 +167,17 @@ def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
         # The last range includes its upper end, so that a probability of 1 counts.
         inside = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
         if inside.any():
-            mean_probability, share_that_ran = float(likely[inside].mean()), float(ran[inside].mean())
+            mean_probability, share_that_ran = (
+                float(likely[inside].mean()),
+                float(ran[inside].mean()),
+            )
             ranges.append(
-                {"from": low, "to": high, "n": int(inside.sum()), "said": mean_probability, "ran": share_that_ran}
+                {
+                    "from": low,
+                    "to": high,
+                    "n": int(inside.sum()),
+                    "said": mean_probability,
+                    "ran": share_that_ran,
+                }
             )
     return ranges

@@ -207,7 +207,11 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
         nearest = int(doublings.argmin())
         if best[2] is None or doublings[nearest] < best[2]:
             label = " ".join(f"{name}={value:g}" for name, value in zip(names, shape[nearest], strict=True))
-            best = (label, float(candidates["time_us"].iloc[nearest]), float(doublings[nearest]))
+            best = (
+                label,
+                float(candidates["time_us"].iloc[nearest]),
+                float(doublings[nearest]),
+            )
     return best
 
 

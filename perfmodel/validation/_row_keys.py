@@ -141,9 +141,11 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
     try:
         cluster = catalog.cluster(text(row, "cluster"))
     except PerfModelError:
-        return []  # `read_case` says why
+        # `read_case` says why.
+        return []
     contradictions = []
-    if stated := text(row, "device"):
+    stated = text(row, "device")
+    if stated:
         try:
             # Devices of one die differ in form or power, and sources seldom tell these apart.
             is_same = catalog.device(stated).die == cluster.device.die != "" or catalog.device(stated) == cluster.device
@@ -191,7 +193,7 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
     try:
         return Layout.values(notation)
     except PerfModelError as error:
-        raise type(error)(f"{run_name}: layout.*: {error}") if type(error) is PerfModelError else error from None
+        raise (type(error)(f"{run_name}: layout.*: {error}") if type(error) is PerfModelError else error) from None
 
 
 def job_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:

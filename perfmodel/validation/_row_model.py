@@ -26,7 +26,12 @@ _FAMILY: Final[dict[str, dict[str, Any]]] = {
     "bert": {"causal": False, "token_types": 2, "pooler_and_mlm_head": True},
     "llama": _LLAMA,
     "moe": _LLAMA,
-    "nemotron": {"positions": "rope", "tied_embeddings": False, "bias": False, "activation": "relu2"},
+    "nemotron": {
+        "positions": "rope",
+        "tied_embeddings": False,
+        "bias": False,
+        "activation": "relu2",
+    },
 }
 """Fields of a model by the first word of a row's family; the words after it describe."""
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")
@@ -63,9 +68,10 @@ def model_of(row: Row, framework: Framework) -> RowModel:
 
 
 def _described_model(row: Row, framework: Framework) -> RowModel:
-    """The model that a row's plain columns describe: the catalog's where it has the row's name and shape; one cut or
-    widened to the row's shape where the name stands for experts or latent attention, whose sizes rows seldom state;
-    else one built from the row.
+    """The model that a row's plain columns describe.
+
+    It is the catalog's if that has the row's name and shape; one cut or widened to the row's shape if the name stands
+    for experts or latent attention, whose sizes rows seldom state; else one built from the row.
 
     Args:
         framework: pads a vocabulary that the row does not state as it ran.
@@ -82,13 +88,14 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
         return RowModel(_further_tokens(named, row))
     if named is None and not stated and number(row, "layers") is None:
         raise Unusable("model shape is not stated and the name is not in the catalog")
-    if (relative := _of_shape(family, row)) is not None:
+    relative = _of_shape(family, row)
+    if relative is not None:
         return RowModel(relative)
 
     # The name of a cut model begins with the whole one's, before `cut`, a number of layers (`-L4`) or a space.
-    base = named or next(
-        (m for cut in (r"[- ]cut\b", r"-L\d", r" ") if (m := known_model(re.split(cut, name)[0]))), None
-    )
+    base = named
+    for separator in (r"[- ]cut\b", r"-L\d", r" "):
+        base = base or known_model(re.split(separator, name)[0])
     if isinstance(base, Transformer) and (base.experts or base.latent_attention or family not in _FAMILY or not stated):
         return _reshaped(base, row)
     if family not in _FAMILY:
@@ -142,11 +149,12 @@ def _same_shape(model: Model, row: Row) -> bool:
         return True
     experts = model.experts
     model_sizes = {name: {getattr(model, name)} for name in _SIZES}
-    model_sizes["layers"] |= {model.layers + model.decoder_layers}  # of both stacks, or of each
+    # Sources count the layers of both stacks, or of each.
+    model_sizes["layers"] |= {model.layers + model.decoder_layers}
     model_sizes["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
     model_sizes |= {"n_experts": {experts.count}, "top_k": {experts.topk}} if experts else {"n_experts": {0, 1}}
-    stated = {name: value for name in model_sizes if (value := number(row, name)) is not None}
-    return all(value in model_sizes[name] for name, value in stated.items())
+    stated = {name: number(row, name) for name in model_sizes}
+    return all(size is None or size in model_sizes[name] for name, size in stated.items())
 
 
 def _reshaped(base: Transformer, row: Row) -> RowModel:
@@ -247,7 +255,8 @@ def _further_tokens(model: Model, row: Row) -> Model:
     seq_len, _ = seq_len_of(row, model)
     job = Job(global_batch=1, seq_len=seq_len)
     chosen = min(
-        (model, further), key=lambda candidate: abs(step_flops(candidate, job).total_causal / seq_len - stated)
+        (model, further),
+        key=lambda candidate: abs(step_flops(candidate, job).total_causal / seq_len - stated),
     )
     return replace(chosen, name=model.name)
 
@@ -264,7 +273,10 @@ def _tied_or_not(model: Transformer, row: Row) -> Transformer:
     if stated is None:
         return model
     untied_or_tied = replace(model, tied_embeddings=not model.tied_embeddings)
-    return min((model, untied_or_tied), key=lambda candidate: abs(parameter_count(candidate) - stated * 1e9))
+    return min(
+        (model, untied_or_tied),
+        key=lambda candidate: abs(parameter_count(candidate) - stated * 1e9),
+    )
 
 
 def _layers(row: Row, hidden: int, vocab: int) -> int:

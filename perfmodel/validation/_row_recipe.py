@@ -33,9 +33,9 @@ class RowRecipe:
 
 
 def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
-    """The recipe of a row, as the catalog has it; nothing where the row does not refer to one. Cells of the row go
-    before it."""
-    if (release := _recipe_release(row)) is None:
+    """The recipe that a row refers to, as the catalog has it, or an empty one. Cells of the row go before it."""
+    release = _recipe_release(row)
+    if release is None:
         return RowRecipe()
     plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
     narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
@@ -46,17 +46,22 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
         job["fp8_recipe"] = plain
 
     # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.
-    fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
+    fewer, stages = (
+        set_by.get("fewer_on_last_stage", 0),
+        count(row, "pp", 1) * count(row, "vpp", 1),
+    )
     if isinstance(model, Transformer) and fewer and stages > 1:
         layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
         if remainder == 0 and layers_per_chunk >= fewer:
             layout["partition"] = "-".join(map(str, (*[layers_per_chunk] * (stages - 1), layers_per_chunk - fewer)))
     if not recompute_of(row):
-        if modules := set_by.get("recompute_modules"):
+        modules = set_by.get("recompute_modules")
+        if modules:
             layout["recompute"], job["recompute_modules"] = "selective", modules
         elif modules is not None:
             layout["recompute"] = "none"
-        if isinstance(model, Transformer) and (layers := set_by.get("recompute_layers")):
+        layers = set_by.get("recompute_layers")
+        if isinstance(model, Transformer) and layers:
             layout |= {"recompute": "none", "recompute_full_layers": layers}
         # Recompute would be refused beside offloaded layers.
         if "offload_layers" in set_by and count(row, "pp", 1) == 1:
@@ -83,6 +88,9 @@ def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
     release = _recipe_release(row)
     if not release or text(row, "sharding").lower() not in ("fsdp", "fsdp+dp"):
         return row
-    model, device = _usual_name(model_of(row, framework).model), catalog.device(text(row, "device")).name
+    model, device = (
+        _usual_name(model_of(row, framework).model),
+        catalog.device(text(row, "device")).name,
+    )
     shards = catalog.recipe(framework.name, model, device, "", release).get("shards")
     return {**row, "sharding": f"FSDP over {shards} devices"} if shards else row

@@ -7,11 +7,21 @@ from typing import Any, Final, get_args
 from perfmodel.catalog import Network, stated_network, unread_link_words
 from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
-from perfmodel.validation._vocabulary import DTYPE, RECOMPUTE, SHARDING, Reading, read_phrases, read_switches
+from perfmodel.validation._vocabulary import (
+    DTYPE,
+    RECOMPUTE,
+    SHARDING,
+    Reading,
+    read_phrases,
+    read_switches,
+)
 
 _DTYPE_BY_MEANING: Final = (
     ("fp4", ("fp4", "nvfp4")),
-    ("fp8", ("fp8", "mxfp8", "fp8 current", "fp8 blockwise", "fp8 tensorwise", "fp8 rowwise")),
+    (
+        "fp8",
+        ("fp8", "mxfp8", "fp8 current", "fp8 blockwise", "fp8 tensorwise", "fp8 rowwise"),
+    ),
     ("int8", ("int8",)),
     ("bf16", ("bf16", "16 bits alone")),
     ("tf32", ("tf32",)),
@@ -123,9 +133,11 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
         return None
     readings = _recompute_readings(row)
     for reading in readings:
-        if (layers := reading.figure("layers")) is not None:
+        layers = reading.figure("layers")
+        if layers is not None:
             return layers
-        if every := reading.figure("every"):
+        every = reading.figure("every")
+        if every:
             return round(-(-model.layers // stages) / every)
 
     # The policy repeats the first of a layer's products, which is the share `first` of its work.
@@ -151,7 +163,10 @@ def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
     """What `selective` recomputation repeats, by a row's words in the names of Megatron-Core; empty where they name
     none of them."""
     readings = _recompute_readings(row)
-    named = (*readings[0].all_of(*get_args(RecomputeModule)), *readings[1].all_of(*get_args(RecomputeModule)))
+    named = (
+        *readings[0].all_of(*get_args(RecomputeModule)),
+        *readings[1].all_of(*get_args(RecomputeModule)),
+    )
     return tuple(module for module in get_args(RecomputeModule) if module in named)
 
 
@@ -296,7 +311,10 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
             f"recompute={text(row, 'recompute')} and recompute_detail={text(row, 'recompute_detail')}"
         )
     if text(row, "dtype") and text(row, "dtype_recipe"):
-        kinds, recipe_kinds = _dtypes_named(text(row, "dtype")), _dtypes_named(text(row, "dtype_recipe"))
+        kinds, recipe_kinds = (
+            _dtypes_named(text(row, "dtype")),
+            _dtypes_named(text(row, "dtype_recipe")),
+        )
         if kinds and recipe_kinds and kinds.isdisjoint(recipe_kinds):
             contradictions.append(f"dtype={text(row, 'dtype')} and dtype_recipe={text(row, 'dtype_recipe')}")
     return tuple(contradictions)
@@ -332,9 +350,11 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     zero = reading.figure("stage")
     if number(row, "zero_stage") is not None:
         zero = count(row, "zero_stage", least=0)
-    elif zero is None and (meaning := reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")):
-        zero = int(meaning[-1]) if meaning.startswith("zero") else 3
-        zero = 2 if reading.says("zero 2") else zero
+    elif zero is None:
+        meaning = reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")
+        if meaning:
+            zero = int(meaning[-1]) if meaning.startswith("zero") else 3
+            zero = 2 if reading.says("zero 2") else zero
 
     # Weights that stay gathered between micro-batches are not sharded as in stage 3.
     if is_fsdp and zero is not None and (pp > 1 or reading.says("keeps weights")):

@@ -39,7 +39,13 @@ from perfmodel.prediction import (
 from perfmodel.spec import Framework
 from perfmodel.units import GIB
 from perfmodel.validation._case_rows import Case, framework_of
-from perfmodel.validation._completions import Completion, completions, open_choices, thinned, with_open_choices
+from perfmodel.validation._completions import (
+    Completion,
+    completions,
+    open_choices,
+    thinned,
+    with_open_choices,
+)
 from perfmodel.validation._described_run import DescribedRun, RowRun
 from perfmodel.validation._priors import ChoicePriors, choice_priors
 from perfmodel.validation._row_cells import Row
@@ -199,9 +205,9 @@ class _TimedRun:
     def mixture(self, tuning: Tuning) -> LogNormalMixture:
         """Of the step times."""
         times_s = np.array([each.step_time_s for each in self.predictions])
-        given = [each.given for each in self.completions]
+        prior_given_fit = [each.given for each in self.completions]
         return LogNormalMixture(
-            weight=tuned_weights(self.weight, times_s, given, tuning),
+            weight=tuned_weights(self.weight, times_s, prior_given_fit, tuning),
             median=times_s,
             lo=np.array([each.step_time_lo_s for each in self.predictions]),
             hi=np.array([each.step_time_hi_s for each in self.predictions]),
@@ -209,15 +215,19 @@ class _TimedRun:
 
 
 def _timed(
-    run: DescribedRun, calibration: Path | None, site: Site, framework: Framework | None, priors: ChoicePriors
+    run: DescribedRun,
+    calibration: Path | None,
+    site: Site,
+    framework: Framework | None,
+    priors: ChoicePriors,
 ) -> _TimedRun:
     """The completions that stand for a run, timed.
 
     Raises:
         PerfModelError: as `predict_run`.
     """
-    found, _ = completions(run, framework, priors)
-    memory = _memory_of_run(found, calibration, site, ran_out=run.ran_out_of_memory)
+    candidates, _ = completions(run, framework, priors)
+    memory = _memory_of_run(candidates, calibration, site, ran_out=run.ran_out_of_memory)
     likely = []
     for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):
         if weight > 0:
@@ -233,7 +243,11 @@ def _timed(
 
 
 def log_likelihoods(
-    run: DescribedRun, measured_s: float, tunings: Sequence[Tuning], site: Site, priors: ChoicePriors
+    run: DescribedRun,
+    measured_s: float,
+    tunings: Sequence[Tuning],
+    site: Site,
+    priors: ChoicePriors,
 ) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
     """The scale of a run and the log-likelihood of its step time under each tuning; None where it leaves nothing open.
 
@@ -264,13 +278,15 @@ class _MemoryOfRun:
     """A sentence where a run that fitted is not predicted to."""
 
 
-def _memory_of_run(found: list[Completion], calibration: Path | None, site: Site, *, ran_out: bool) -> _MemoryOfRun:
+def _memory_of_run(
+    candidates: list[Completion], calibration: Path | None, site: Site, *, ran_out: bool
+) -> _MemoryOfRun:
     """Weigh completions by whether they can have fitted.
 
     Raises:
         PerfModelError: none can be laid out.
     """
-    weighed, refused = _weighed(found, calibration, site)
+    weighed, refused = _weighed(candidates, calibration, site)
     if not weighed:
         raise refused[0]
     prior = np.array([each.completion.prior for each in weighed])
@@ -285,12 +301,12 @@ def _memory_of_run(found: list[Completion], calibration: Path | None, site: Site
 
 
 def _weighed(
-    found: list[Completion], calibration: Path | None, site: Site
+    candidates: list[Completion], calibration: Path | None, site: Site
 ) -> tuple[list[_Weighed], list[PerfModelError]]:
     """The completions that can be laid out, with their memory, and why others cannot."""
     weighed: list[_Weighed] = []
     refused: list[PerfModelError] = []
-    for completion in found:
+    for completion in candidates:
         case = completion.case
         try:
             problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
@@ -302,29 +318,39 @@ def _weighed(
         except PerfModelError as error:
             refused.append(error)
             continue
-        weighed.append(_Weighed(completion, problem, spread.probability(needed, 1.0), spread.probability(shown, 1.0)))
+        weighed.append(
+            _Weighed(
+                completion,
+                problem,
+                spread.probability(needed, 1.0),
+                spread.probability(shown, 1.0),
+            )
+        )
     return weighed, refused
 
 
 def _median_peaks(predictions: list[Prediction], weight: Float[np.ndarray, " completions"]) -> dict[str, float]:
     counters: tuple[str, ...] = tuple(predictions[0].memory_counted_bytes)
-    found = {}
+    medians = {}
     for counter in counters:
         peaks = np.array([each.memory_counted_bytes[counter] for each in predictions])
-        found[counter] = weighted_median(peaks, weight)
-    return found
+        medians[counter] = weighted_median(peaks, weight)
+    return medians
 
 
 def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
-    """Names of what was open, those that move the step time first, with figures."""
+    """Names of the settings that were open, those that move the step time first, with figures."""
     by_name = {effect.name: effect for effect in effects}
-    names = list(dict.fromkeys([effect.name for effect in effects] + [name for case in cases for name in case.assumed]))
-    found = []
+    names = [effect.name for effect in effects]
+    for case in cases:
+        names += case.assumed
+    names = list(dict.fromkeys(names))
+    sentences = []
     for name in names:
         effect = by_name.get(name)
         moves = effect is not None and max(abs(effect.lowest), abs(effect.highest)) >= _NOTICEABLE
-        found.append(effect.text if effect is not None and moves else name)
-    return found
+        sentences.append(effect.text if effect is not None and moves else name)
+    return sentences
 
 
 def _memory_contradiction(weighed: list[_Weighed]) -> str:

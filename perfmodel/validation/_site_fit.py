@@ -29,7 +29,11 @@ from perfmodel.prediction import (
 from perfmodel.validation._case_rows import Case, read_case
 from perfmodel.validation._cases import memory_bytes, predict_cases
 from perfmodel.validation._population_card import population_card
-from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
+from perfmodel.validation._population_fit import (
+    PopulationFit,
+    fit_population,
+    parameters_text,
+)
 from perfmodel.validation._population_score import MOST
 from perfmodel.validation._row_cells import missing_column, read_rows, read_tables
 from perfmodel.validation._row_keys import rows_of
@@ -91,7 +95,9 @@ def fit_sites(
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
     clocked = lambda source: Site(  # noqa: E731
-        sustained=sustained_from(medians, source), population=NEUTRAL, left_out=team_key(source)
+        sustained=sustained_from(medians, source),
+        population=NEUTRAL,
+        left_out=team_key(source),
     )
     known = site_runs(of_sources(timed, MOST), clocked, progress, undo=undo, looked_at=looked_at)
     fitted = fit_population(known, progress)
@@ -101,9 +107,16 @@ def fit_sites(
     write_json(Path(out) / SUSTAINED_FILE, medians)
     write_text(Path(out) / POPULATION_FILE, parameters_text(fitted))
     write_text(Path(out) / CHECKSUMS_FILE, checksum_lines(Path(out)))
-    write_text(Path(out) / POPULATION_CARD, population_card(fitted) + (f"\n{more(fitted)}" if more else ""))
-    found = {"sustained": medians, "population": fitted.parameters, "memory": memory}
-    return found | {"skipped_files": ignored}
+    write_text(
+        Path(out) / POPULATION_CARD,
+        population_card(fitted) + (f"\n{more(fitted)}" if more else ""),
+    )
+    report = {
+        "sustained": medians,
+        "population": fitted.parameters,
+        "memory": memory,
+    }
+    return report | {"skipped_files": ignored}
 
 
 def drawn_runs(file: Path) -> pd.DataFrame:
@@ -123,35 +136,44 @@ def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
 
 def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Report | None = None) -> Medians:
     """Medians of the sources that have `LEAST_ROWS` runs of an architecture which say something of products."""
-    found: Medians = {}
+    by_architecture: Medians = {}
     for source, medians in _medians(runs, lambda _, case, s: _of_products(case, s), unstated, "products", progress):
         for architecture, median in medians.items():
-            found.setdefault(architecture, {})[source] = round(median, 4)
-    return {architecture: found[architecture] for architecture in sorted(found)}
+            by_architecture.setdefault(architecture, {})[source] = round(median, 4)
+    return {architecture: by_architecture[architecture] for architecture in sorted(by_architecture)}
 
 
 def _medians(
     runs: pd.DataFrame,
-    said_by: Callable[[str, Case, float], tuple[str, float] | None],
+    evidence_of: Callable[[str, Case, float], tuple[str, float] | None],
     unstated: Sequence[str],
-    of: str,
+    subject: str,
     progress: Report | None,
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """By source, in their order, the medians of what its runs say, by what that is, where `LEAST_ROWS` say it."""
+    """Medians of the evidence of each source's runs, by the kind of evidence, of kinds that `LEAST_ROWS` runs have.
+
+    Args:
+        evidence_of: kind and value of the evidence of a run of a source, from its case and measured time.
+        subject: of the evidence, for the progress bar.
+    """
     for source, rows in runs.groupby("source"):
         if str(source).startswith(tuple(unstated)):
             continue
-        said: dict[str, list[float]] = {}
+        evidence_by_kind: dict[str, list[float]] = {}
         for done, row in enumerate(rows_of(rows)):
             try:
-                evidence = said_by(str(source), read_case(row), float(row["measured_iter_time_s"]))
+                evidence = evidence_of(str(source), read_case(row), float(row["measured_iter_time_s"]))
             except PerfModelError:
                 evidence = None
             if evidence:
-                said.setdefault(evidence[0], []).append(evidence[1])
+                evidence_by_kind.setdefault(evidence[0], []).append(evidence[1])
             if progress:
-                progress(f"{of} of {source}", done, len(rows))
-        yield str(source), {what: float(np.median(all_)) for what, all_ in said.items() if len(all_) >= LEAST_ROWS}
+                progress(f"{subject} of {source}", done, len(rows))
+        medians = {}
+        for kind, values in evidence_by_kind.items():
+            if len(values) >= LEAST_ROWS:
+                medians[kind] = float(np.median(values))
+        yield str(source), medians
 
 
 def _of_products(case: Case, measured_s: float) -> tuple[str, float] | None:
@@ -180,9 +202,12 @@ def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[f
     """
     log = np.log(memory_bytes(runs) / np.asarray(predicted["predicted_peak_memory_bytes"], float))
     source = np.asarray(runs["source"], str)
-    found = {}
+    spreads = {}
     for name in dict.fromkeys(source[np.isfinite(log)].tolist()):
-        own = log[np.isfinite(log) & (source == name)]
-        at = float(np.median(own))
-        found[name] = (round(at, 4), round(float(np.median(np.abs(own - at))), 4))
-    return found
+        source_log = log[np.isfinite(log) & (source == name)]
+        median = float(np.median(source_log))
+        spreads[name] = (
+            round(median, 4),
+            round(float(np.median(np.abs(source_log - median))), 4),
+        )
+    return spreads

@@ -54,7 +54,7 @@ class SiteRun:
     repeated: str
     """The same for repeats of one run."""
     labels: dict[str, str]
-    """`SiteRuns.words`."""
+    """`SiteRuns.labels`."""
 
 
 def site_runs(
@@ -99,12 +99,16 @@ def site_runs(
         layout=layout,
         open_deviation=np.array([run.open_deviation for run in predicted]),
         contradictions=np.array([float(run.contradicts) for run in predicted]),
-        words=labels,
+        labels=labels,
     )
 
 
 def _site_run(
-    row: dict[str, Any], run: RunPrediction, site: Site, undone: Framework | None, looked_at: bool
+    row: dict[str, Any],
+    run: RunPrediction,
+    site: Site,
+    undone: Framework | None,
+    looked_at: bool,
 ) -> SiteRun:
     case, prediction = run.case, run.prediction
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)

@@ -9,7 +9,14 @@ import pandas as pd
 
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
+from perfmodel.prediction import (
+    STEP_TERMS,
+    Site,
+    StepProblem,
+    step_problem,
+    step_times_s,
+    without,
+)
 from perfmodel.spec import Layout
 from perfmodel.validation._cases import measured_times_s, unstated_share
 from perfmodel.validation._row_cells import Row
@@ -73,7 +80,10 @@ def _times_s(row: Row, site: Site) -> np.ndarray:
     names = [term.name for term in STEP_TERMS]
     whole_s = _step_s(problem, case.layout)
     switched_off = [*([name] for name in names), names]
-    times_s = [whole_s, *(_without_s(problem, case.layout, terms, whole_s) for terms in switched_off)]
+    times_s = [
+        whole_s,
+        *(_without_s(problem, case.layout, terms, whole_s) for terms in switched_off),
+    ]
     return np.array(times_s) * (run.step_time_s / whole_s)
 
 
@@ -93,7 +103,11 @@ def _figures(ratio: np.ndarray) -> dict[str, Any]:
     off = [*(term.name for term in STEP_TERMS), EVERY_TERM]
     return {"n": len(ratio), "mean_ape": float(error[0]), "bias": float(bias[0])} | {
         "without": {
-            name: {"mean_ape": float(error[i]), "bias": float(bias[i]), "adds": float(adds[i])}
+            name: {
+                "mean_ape": float(error[i]),
+                "bias": float(bias[i]),
+                "adds": float(adds[i]),
+            }
             for i, name in enumerate(off, 1)
         }
     }

@@ -126,7 +126,10 @@ def timeline_errors(
     Raises:
         PerfModelError: a batch time that is not above zero.
     """
-    for name, batch_s in (("predicted", predicted_batch_s), *(("measured", float(b)) for b in measured_batch_s)):
+    for name, batch_s in (
+        ("predicted", predicted_batch_s),
+        *(("measured", float(b)) for b in measured_batch_s),
+    ):
         if not 0 < batch_s < np.inf:
             raise PerfModelError(f"the {name} step takes {batch_s:g} s: nothing to compare; give a step with events")
     if not np.isfinite(activities.measured_s).all():
@@ -165,7 +168,10 @@ def _device_means(device: np.ndarray, value: np.ndarray, devices: int) -> Float[
 
 
 def _stage_errors(
-    activities: Activities, predicted_s: np.ndarray, measured_s: np.ndarray, batch_s: Float[np.ndarray, " runs"]
+    activities: Activities,
+    predicted_s: np.ndarray,
+    measured_s: np.ndarray,
+    batch_s: Float[np.ndarray, " runs"],
 ) -> "pd.DataFrame":
     """Passes from their first start to their last end."""
     import pandas as pd

@@ -19,7 +19,12 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest import PHASES, ActivityKind, MeasuredTrace
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import Timeline
-from perfmodel.validation._timeline_errors import PASSES, Activities, TimelineErrors, timeline_errors
+from perfmodel.validation._timeline_errors import (
+    PASSES,
+    Activities,
+    TimelineErrors,
+    timeline_errors,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,7 +167,10 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             matching_ops = [groups[key] for groups in ops_of_steps if key in groups]
             if len(matching_ops) < len(steps):
                 continue
-            n_predicted, n_measured = n_predicted + len(ops), n_measured + sum(map(len, matching_ops))
+            n_predicted, n_measured = (
+                n_predicted + len(ops),
+                n_measured + sum(map(len, matching_ops)),
+            )
             # Compare one by one where both sides are equally fine, else from first start to last end.
             single = all(len(step_ops) == len(ops) for step_ops in matching_ops)
             chosen = ops if single else ops[:1]
@@ -250,11 +258,17 @@ def _stamps(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"], single: bool) ->
 
 def _busy_s(trace: MeasuredTrace) -> Float[np.ndarray, " devices"]:
     ops = _computations(trace)
-    return _union_s(trace.device[ops], np.stack([trace.start_s[ops], trace.end_s[ops]], axis=1), trace.devices)
+    return _union_s(
+        trace.device[ops],
+        np.stack([trace.start_s[ops], trace.end_s[ops]], axis=1),
+        trace.devices,
+    )
 
 
 def _union_s(
-    device: Int[np.ndarray, " intervals"], stamps_s: Float[np.ndarray, "intervals 2"], devices: int
+    device: Int[np.ndarray, " intervals"],
+    stamps_s: Float[np.ndarray, "intervals 2"],
+    devices: int,
 ) -> Float[np.ndarray, " devices"]:
     """Seconds in which at least one of a device's intervals lies."""
     total_s = np.zeros(devices)

@@ -62,14 +62,15 @@ _REMARK: Final = re.compile(r"\([^()]*\)")
 
 @lru_cache(maxsize=1024)
 def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
-    """What a text says by a vocabulary. A remark in brackets of which nothing is known is left out."""
+    """Meanings of a text by a vocabulary. A remark in brackets of which nothing is known is left out."""
     lowered = text.lower()
     meanings: list[tuple[str, tuple[str, ...]]] = []
     unread: list[str] = []
     # Phrases are taken from left to right, at every place the longest that fits.
     at = 0
     while at < len(lowered):
-        if lowered[at] == "(" and (remark := _REMARK.match(lowered, at)):
+        remark = _REMARK.match(lowered, at) if lowered[at] == "(" else None
+        if remark:
             inside = read_phrases(remark[0][1:-1], vocabulary)
             meanings += inside.said
             at = remark.end()
@@ -137,7 +138,10 @@ DTYPE: Final = (
 
 RECOMPUTE: Final = (
     Phrase(r"none|no|off|false|recompute=false|gradient checkpointing off", "none"),
-    Phrase(r"full|uniform|per block|recompute=true|true|on|gradient checkpointing|activation checkpointing", "full"),
+    Phrase(
+        r"full|uniform|per block|recompute=true|true|on|gradient checkpointing|activation checkpointing",
+        "full",
+    ),
     Phrase(r"(?:full,? )?block,? (\d+) layers", "layers"),
     Phrase(r"uniform,? (\d+)", "full"),
     Phrase(r"selective|recompute-activations|per op|op|sac", "selective"),
@@ -151,7 +155,10 @@ RECOMPUTE: Final = (
     Phrase(r"moe_act|act", "moe_act"),
     Phrase(r"shared_experts?", "shared_experts"),
     Phrase(r"mla_up_proj", "mla_up_proj"),
-    Phrase(r"(?:remat_policy )?(?:save_qkv_proj|save_out_proj|qkv_proj_offloaded|full)", "policy full"),
+    Phrase(
+        r"(?:remat_policy )?(?:save_qkv_proj|save_out_proj|qkv_proj_offloaded|full)",
+        "policy full",
+    ),
     Phrase(r"(?:remat_policy )?custom", "policy custom"),
     Phrase(
         r"(?:remat_policy )?minimal(?:_flash|_with_context)?|remat_policy save_dot_except_logits|remat_policy none",
@@ -174,7 +181,10 @@ SHARDING: Final = (
     Phrase(r"fsdp\d?|full[_ ]shard|fully sharded", "zero 3"),
     Phrase(r"hsdp|hybrid[_ ]shard", "hybrid"),
     Phrase(r"(?:fsdp )?shard_grad_op", "zero 2"),
-    Phrase(r"(?:megatron |mcore )?distributed optimizer|distopt|distributed fused adam|zero-dp", "zero 1"),
+    Phrase(
+        r"(?:megatron |mcore )?distributed optimizer|distopt|distributed fused adam|zero-dp",
+        "zero 1",
+    ),
     Phrase(r"distributed optimizer not stated|zero stage not read|sharding not stated"),
     Phrase(r"overlapped(?: grad reduce and param gather)?|overlapped grad reduce", "overlapped"),
     Phrase(r"over (\d+)(?: data)?(?: ranks| devices| gpus)?", "group"),
@@ -185,7 +195,10 @@ SHARDING: Final = (
     Phrase(r"data parallel over (\d+) slices?\(?s?\)?|replicated (\d+) times"),
     Phrase(r"fsdp ?\+ ?dp", "fsdp and dp"),
     Phrase(r"replicated over the other (\d+)|replicated beyond"),
-    Phrase(r"(?:with )?cpu adam offload|optimizer offload|offloaded optimizer|zero-offload", "offload optimizer"),
+    Phrase(
+        r"(?:with )?cpu adam offload|optimizer offload|offloaded optimizer|zero-offload",
+        "offload optimizer",
+    ),
     Phrase(r"(?:with )?(?:cpu )?offload(?: of parameters)?|zero-infinity", "offload"),
     Phrase(r"parameters kept gathered after forward", "keeps weights"),
     Phrase(r"hpz over (\d+) ranks|hpz", "hpz"),

@@ -25,7 +25,7 @@ def test_the_posterior_is_that_of_a_sampler():
         log=0.05 + site + noise, shares=rng.dirichlet(np.ones(len(CLASSES)), of * each),
         degrees=np.zeros((of * each, 3)), events=np.full(of * each, 0.03), at=rng.standard_normal((of * each, 8)) * 3,
         layout=np.arange(of * each),
-        words={
+        labels={
             "framework": np.array([f"f{at % 2}" for at in source]), "architecture": np.full(len(source), "X"),
             "source": named, "group": named,
         },

@@ -87,7 +87,7 @@ def drawn_runs() -> SiteRuns:
         layout=np.arange(len(source)),
         open_deviation=np.zeros(len(source)),
         contradictions=np.zeros(len(source)),
-        words={
+        labels={
             "framework": np.array([f"f{at % 2}" for at in source]),
             "architecture": np.full(len(source), "X"),
             "source": named,
@@ -106,19 +106,19 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: 
     assert -0.05 < means[0] < means[1] < 0.22  # two sources each: drawn towards what all have in common
     inside = []
     for at in range(len(source)):
-        told = fit.parameters[str(runs.words["group"][at])]
+        told = fit.parameters[str(runs.labels["group"][at])]
         belief = Population(told["common"], told["of"], Seen.from_dict(told["seen"])).belief(
-            Framework(name=str(runs.words["framework"][at])), device("V100-SXM2-32GB")
+            Framework(name=str(runs.labels["framework"][at])), device("V100-SXM2-32GB")
         )
         half = belief.half_width(dict(zip(CLASSES, runs.shares[at].tolist(), strict=True)))
         inside.append(abs(runs.log[at] - runs.shares[at] @ belief.mean) < half)
     assert 0.8 < np.mean(inside) <= 1.0
-    assert fit.score.sources.tolist() == sorted(set(runs.words["source"].tolist()))
+    assert fit.score.sources.tolist() == sorted(set(runs.labels["source"].tolist()))
 
 
 def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns) -> None:
     """Not even by the variances: whatever they measured."""
-    other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.words["group"] == "s1 lab", 0.5, 0.0))
+    other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.labels["group"] == "s1 lab", 0.5, 0.0))
     before, after = (fit_population(runs).parameters for runs in (drawn_runs, other))
 
     def learned(fit: dict[str, dict[str, Any]], group: str) -> np.ndarray:
