@@ -25,7 +25,13 @@ from perfmodel.catalog._problem import (
     toml_value,
     unfiled,
 )
-from perfmodel.catalog._recipes import ExchangeLibrary, ExchangeRates, exchange_library, plain_fp8, recipe
+from perfmodel.catalog._recipes import (
+    ExchangeLibrary,
+    ExchangeRates,
+    exchange_library,
+    plain_fp8,
+    recipe,
+)
 from perfmodel.catalog._toml import checked, checked_fields
 from perfmodel.catalog._words import (
     ADAPTERS_NOT_STATED,

@@ -75,20 +75,30 @@ class KindEntry(Stated):
     levels: tuple[LevelEntry, ...] = ()
     source: str = ""
 
-    def kind(self, where: str) -> Cluster:
-        """The same as a cluster of its own."""
-        where = f"{where} kind {self.name}"
+    def kind(self, place: str) -> Cluster:
+        """This kind of nodes as a cluster of its own."""
+        place = f"{place} kind {self.name}"
         if (self.cluster is None) == (self.device is None):
-            raise PerfModelError(f"{where}: give either a cluster, or a device and its levels")
+            raise PerfModelError(f"{place}: give either a cluster, or a device and its levels")
         if self.cluster is None:
-            entry = ClusterEntry(device=self.device, levels=self.levels, max_devices=self.devices, source=self.source)
-            return entry.cluster(self.name, where)
+            entry = ClusterEntry(
+                device=self.device,
+                levels=self.levels,
+                max_devices=self.devices,
+                source=self.source,
+            )
+            return entry.cluster(self.name, place)
         if self.levels:
-            raise PerfModelError(f"{where}: levels are those of {self.cluster}; leave them out")
-        like = cluster(self.cluster)
-        if like.kinds:
-            raise PerfModelError(f"{where}: {self.cluster} has kinds itself; state those here")
-        return replace(like, name=self.name, max_devices=self.devices, source=self.source or like.source)
+            raise PerfModelError(f"{place}: levels are those of {self.cluster}; leave them out")
+        base = cluster(self.cluster)
+        if base.kinds:
+            raise PerfModelError(f"{place}: {self.cluster} has kinds itself; state those here")
+        return replace(
+            base,
+            name=self.name,
+            max_devices=self.devices,
+            source=self.source or base.source,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,44 +120,50 @@ class ClusterEntry(Stated):
     kinds: tuple[KindEntry, ...] = ()
     between: LinkEntry | None = None
 
-    def cluster(self, name: str, where: str) -> Cluster:
-        """The same with its device resolved and in SI units."""
+    def cluster(self, name: str, place: str) -> Cluster:
+        """The cluster of this entry, its device looked up and its figures in SI units."""
         if self.kinds:
-            if alone := [k for k in ("device", "levels", "max_devices", "price_per_device_hour") if getattr(self, k)]:
-                raise PerfModelError(f"{where}: {', '.join(alone)}: where there are kinds, state it of each of them")
-            kinds = [entry.kind(where) for entry in self.kinds]
+            of_one_kind = ("device", "levels", "max_devices", "price_per_device_hour")
+            misplaced = [key for key in of_one_kind if getattr(self, key)]
+            if misplaced:
+                raise PerfModelError(
+                    f"{place}: {', '.join(misplaced)}: where there are kinds, state it of each of them"
+                )
+            kinds = [entry.kind(place) for entry in self.kinds]
             link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
             return Cluster.of_kinds(name, kinds, link, self.source)
         if self.between:
-            raise PerfModelError(f"{where}: between: it joins kinds of nodes, of which there are none")
+            raise PerfModelError(f"{place}: between: it joins kinds of nodes, of which there are none")
         if self.inter_link is not None and not self.levels and isinstance(self.device, str):
-            return self._in_words(name, where)
-        if told := [key for key in _LINK_WORDS if getattr(self, key)]:
+            return self._in_words(name, place)
+        link_fields = [key for key in _LINK_WORDS if getattr(self, key)]
+        if link_fields:
             raise PerfModelError(
-                f"{where}: {', '.join(told)}: links in words need a device by name and inter_link, and no levels"
+                f"{place}: {', '.join(link_fields)}: links in words need a device by name and inter_link, and no levels"
             )
-        if missing := [key for key in ("device", "levels") if not getattr(self, key)]:
-            raise PerfModelError(f"{where}: " + "; ".join(f"{key}: missing" for key in missing))
+        missing = [key for key in ("device", "levels") if not getattr(self, key)]
+        if missing:
+            raise PerfModelError(f"{place}: " + "; ".join(f"{key}: missing" for key in missing))
         if isinstance(self.device, str):
-            found = device(self.device)
+            resolved = device(self.device)
         elif isinstance(self.device, dict):
-            found = device_from_toml(self.device, f"{where} device")
+            resolved = device_from_toml(self.device, f"{place} device")
         else:
-            raise PerfModelError(f"{where}: device: must be a catalog name or a table, got {self.device!r}")
+            raise PerfModelError(f"{place}: device: must be a catalog name or a table, got {self.device!r}")
         return Cluster(
             name=name,
-            device=found,
+            device=resolved,
             levels=tuple(entry.level() for entry in self.levels),
             max_devices=self.max_devices,
             price_per_device_hour=self.price_per_device_hour,
             source=self.source,
         )
 
-    def _in_words(self, name: str, where: str) -> Cluster:
+    def _in_words(self, name: str, place: str) -> Cluster:
         """The cluster whose links are told in words."""
         try:
             network = read_network(self.inter_link or "")
-            found = cluster_for(
+            by_words = cluster_for(
                 self.device,
                 self.devices_per_node,
                 self.intra_link,
@@ -156,11 +172,12 @@ class ClusterEntry(Stated):
                 self.nic_gbit_per_s,
             )
         except PerfModelError as error:
-            raise PerfModelError(f"{where}: {error}") from None
-        if unread := (*network.not_understood, *unread_link_words(self.intra_link)):
-            raise PerfModelError(f"{where}: {', '.join(map(repr, unread))} not understood in links; {NETWORK_WORDS}")
+            raise PerfModelError(f"{place}: {error}") from None
+        unread = (*network.not_understood, *unread_link_words(self.intra_link))
+        if unread:
+            raise PerfModelError(f"{place}: {', '.join(map(repr, unread))} not understood in links; {NETWORK_WORDS}")
         return replace(
-            found,
+            by_words,
             name=name,
             max_devices=self.max_devices,
             price_per_device_hour=self.price_per_device_hour,
@@ -168,7 +185,13 @@ class ClusterEntry(Stated):
         )
 
 
-_LINK_WORDS = ("devices_per_node", "intra_link", "inter_link", "nics_per_node", "nic_gbit_per_s")
+_LINK_WORDS = (
+    "devices_per_node",
+    "intra_link",
+    "inter_link",
+    "nics_per_node",
+    "nic_gbit_per_s",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,29 +214,33 @@ class NetworkEntry(Stated):
     """What rings between nodes wait for each rank beyond the first, in microseconds."""
 
 
-def with_network(found: Cluster, table: Mapping[str, Any], where: str) -> Cluster:
+def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster:
     """A cluster with another network between nodes, as a table states it (`NetworkEntry`).
 
     Raises:
-        PerfModelError: naming `where` and every key that is unknown or malformed; words that are not understood.
+        PerfModelError: naming `place` and every key that is unknown or malformed; words that are not understood.
     """
-    entry = checked(NetworkEntry, table, where)
+    entry = checked(NetworkEntry, table, place)
     if all(value in (None, "") for value in vars(entry).values()):
-        return found
-    found.require_one_kind()
-    outer = found.levels[-1]
+        return base
+    base.require_one_kind()
+    outer = base.levels[-1]
     if entry.inter_link or entry.nics_per_node is not None or entry.nic_gbit_per_s is not None:
         try:
             network = read_network(entry.inter_link or outer.name)
-            told = network_level(
-                found.device, found.devices_per_node, network, entry.nics_per_node, entry.nic_gbit_per_s
+            level = network_level(
+                base.device,
+                base.devices_per_node,
+                network,
+                entry.nics_per_node,
+                entry.nic_gbit_per_s,
             )
         except PerfModelError as error:
-            raise PerfModelError(f"{where}: {error}") from None
+            raise PerfModelError(f"{place}: {error}") from None
         if entry.inter_link and network.not_understood:
             unread = ", ".join(map(repr, network.not_understood))
-            raise PerfModelError(f"{where}: {unread} not understood in inter_link; {NETWORK_WORDS}")
-        outer = replace(told, size=outer.size) if len(found.levels) > 1 else told
+            raise PerfModelError(f"{place}: {unread} not understood in inter_link; {NETWORK_WORDS}")
+        outer = replace(level, size=outer.size) if len(base.levels) > 1 else level
     figures = {
         "bandwidth_bytes_per_s": _scaled(entry.bandwidth_gb_per_s, 1e9),
         "latency_s": _scaled(entry.latency_us, 1e-6),
@@ -221,8 +248,8 @@ def with_network(found: Cluster, table: Mapping[str, Any], where: str) -> Cluste
         "rank_latency_s": _scaled(entry.rank_latency_us, 1e-6),
     }
     outer = replace(outer, **{name: value for name, value in figures.items() if value is not None})
-    inner = found.levels[:-1] if len(found.levels) > 1 else found.levels
-    return replace(found, levels=(*inner, outer))
+    inner = base.levels[:-1] if len(base.levels) > 1 else base.levels
+    return replace(base, levels=(*inner, outer))
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -245,38 +272,39 @@ def cluster(name_or_path: str | Path | Cluster) -> Cluster:
         return cluster_from_toml(read_toml(path), str(path), path.stem)
     entries, names = _catalog()
     try:
-        entry_name, where, entry = resolve("cluster", str(name_or_path), names, entries)
+        entry_name, place, entry = resolve("cluster", str(name_or_path), names, entries)
     except UnknownNameError:
-        if (found := reference_system(str(name_or_path))) is None:
+        system = reference_system(str(name_or_path))
+        if system is None:
             raise
-        return found
-    return entry.cluster(entry_name, where)
+        return system
+    return entry.cluster(entry_name, place)
 
 
-def cluster_from_toml(data: dict[str, Any], where: str, name: str) -> Cluster:
+def cluster_from_toml(data: dict[str, Any], place: str, name: str) -> Cluster:
     """A cluster from a parsed TOML table, called `name` unless that says otherwise.
 
     Raises:
-        PerfModelError: naming `where` and every key that is missing, unknown or malformed.
+        PerfModelError: naming `place` and every key that is missing, unknown or malformed.
     """
-    own = str(data.get("name", name))
-    stated = plausible_figures({key: value for key, value in data.items() if key != "name"}, where)
-    return checked(ClusterEntry, stated, where).cluster(own, where)
+    own_name = str(data.get("name", name))
+    stated = plausible_figures({key: value for key, value in data.items() if key != "name"}, place)
+    return checked(ClusterEntry, stated, place).cluster(own_name, place)
 
 
 def reference_system(device_name: str) -> Cluster | None:
     """Servers as the maker of a device joins them; None for what is no accelerator of the catalog."""
     try:
-        found = device(device_name)
+        accelerator = device(device_name)
     except UnknownNameError:
         return None
     if key(device_name) in CPU_NAMES:
         return None
-    system = cluster_for(found.name, None, "", "")
+    system = cluster_for(accelerator.name, None, "", "")
     return replace(
         system,
-        name=found.name,
-        source=f"reference system of {found.name}: {found.source}",
+        name=accelerator.name,
+        source=f"reference system of {accelerator.name}: {accelerator.source}",
         assumed=(_networks_assumed(system),),
     )
 
@@ -303,10 +331,10 @@ _Entries = MappingProxyType[str, tuple[str, str, ClusterEntry]]
 
 @cache
 def _catalog() -> tuple[_Entries, MappingProxyType[str, str]]:
-    entries = {
-        name: (name, f"{file} [{name}]", checked(ClusterEntry, entry, f"{file} [{name}]"))
-        for file, tables in package_tables("clusters").items()
-        for name, entry in tables.items()
-    }
+    entries = {}
+    for file, tables in package_tables("clusters").items():
+        for name, entry in tables.items():
+            place = f"{file} [{name}]"
+            entries[name] = (name, place, checked(ClusterEntry, entry, place))
     names = index((name, entry.aliases) for name, _, entry in entries.values())
     return MappingProxyType(entries), MappingProxyType(names)

@@ -19,17 +19,40 @@ def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
     c_in, size = 3, image_size
     for group, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
         for i in range(1, depth + 1):
+            name = f"conv_{group}.{i}"
             stack.append(
-                ConvLayer(name=f"conv_{group}.{i}", op="conv", c_in=c_in, size_in=size, c_out=width, kernel=3,
-                          pad=1, relu=True)
-            )  # fmt: skip
+                ConvLayer(
+                    name=name,
+                    op="conv",
+                    c_in=c_in,
+                    size_in=size,
+                    c_out=width,
+                    kernel=3,
+                    pad=1,
+                    relu=True,
+                )
+            )
             c_in = width
         stack.append(_pool(f"conv_{group}.pool", "max_pool", c_in, size, kernel=2, stride=2))
         size //= 2
     for i, (width, k, s) in enumerate(((4096, c_in, size), (4096, 4096, 1), (classes, 4096, 1)), start=1):
-        stack.append(ConvLayer(name=f"classifier_{i}", op="linear", c_in=k, size_in=s, c_out=width, relu=i < 3))
-    return ConvNet(name="vgg-16", stack=tuple(stack), image_size=image_size, aliases=("vgg16",),
-                   source="Simonyan and Zisserman 2014, arXiv 1409.1556, table 1 D")  # fmt: skip
+        stack.append(
+            ConvLayer(
+                name=f"classifier_{i}",
+                op="linear",
+                c_in=k,
+                size_in=s,
+                c_out=width,
+                relu=i < 3,
+            )
+        )
+    return ConvNet(
+        name="vgg-16",
+        stack=tuple(stack),
+        image_size=image_size,
+        aliases=("vgg16",),
+        source="Simonyan and Zisserman 2014, arXiv 1409.1556, table 1 D",
+    )
 
 
 _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -40,10 +63,20 @@ def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> 
     (version 1.5, as NVIDIA and torchvision train it), by default for ImageNet."""
     size = image_size // 2
     stack = [
-        ConvLayer(name="conv_1.1", op="conv", c_in=3, size_in=image_size, c_out=64, kernel=7, stride=2, pad=3,
-                  batch_norm=True, relu=True),
+        ConvLayer(
+            name="conv_1.1",
+            op="conv",
+            c_in=3,
+            size_in=image_size,
+            c_out=64,
+            kernel=7,
+            stride=2,
+            pad=3,
+            batch_norm=True,
+            relu=True,
+        ),
         _pool("conv_1.pool", "max_pool", 64, size, kernel=3, stride=2, pad=1),
-    ]  # fmt: skip
+    ]
     size //= 2
     c_in = 64
     for group, units in enumerate(_DEPTHS[depth], start=2):
@@ -58,26 +91,69 @@ def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> 
         _pool("classifier.pool", "avg_pool", c_in, size, kernel=size, stride=size),
         ConvLayer(name="classifier.fc", op="linear", c_in=c_in, size_in=1, c_out=classes),
     ]
-    return ConvNet(name=f"resnet-{depth}", stack=tuple(stack), image_size=image_size,
-                   aliases=(f"resnet{depth}", f"resnet{depth}-v1.5"),
-                   source="He et al. 2015, arXiv 1512.03385, table 1; stride as in version 1.5")  # fmt: skip
+    return ConvNet(
+        name=f"resnet-{depth}",
+        stack=tuple(stack),
+        image_size=image_size,
+        aliases=(f"resnet{depth}", f"resnet{depth}-v1.5"),
+        source="He et al. 2015, arXiv 1512.03385, table 1; stride as in version 1.5",
+    )
 
 
 def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, project: bool) -> Iterator[ConvLayer]:
     """1x1, 3x3, 1x1; with a projected shortcut where the shape changes. The last adds the shortcut."""
     out = size // stride
-    yield ConvLayer(name=f"{name}.a", op="conv", c_in=c_in, size_in=size, c_out=width, batch_norm=True, relu=True)
-    yield ConvLayer(name=f"{name}.b", op="conv", c_in=width, size_in=size, c_out=width, kernel=3, stride=stride,
-                    pad=1, batch_norm=True, relu=True)  # fmt: skip
+    yield ConvLayer(
+        name=f"{name}.a",
+        op="conv",
+        c_in=c_in,
+        size_in=size,
+        c_out=width,
+        batch_norm=True,
+        relu=True,
+    )
+    yield ConvLayer(
+        name=f"{name}.b",
+        op="conv",
+        c_in=width,
+        size_in=size,
+        c_out=width,
+        kernel=3,
+        stride=stride,
+        pad=1,
+        batch_norm=True,
+        relu=True,
+    )
     if project:
-        yield ConvLayer(name=f"{name}.shortcut", op="conv", c_in=c_in, size_in=size, c_out=4 * width,
-                        stride=stride, batch_norm=True)  # fmt: skip
-    yield ConvLayer(name=f"{name}.c", op="conv", c_in=width, size_in=out, c_out=4 * width, batch_norm=True,
-                    relu=True, residual=True)  # fmt: skip
+        yield ConvLayer(
+            name=f"{name}.shortcut",
+            op="conv",
+            c_in=c_in,
+            size_in=size,
+            c_out=4 * width,
+            stride=stride,
+            batch_norm=True,
+        )
+    yield ConvLayer(
+        name=f"{name}.c",
+        op="conv",
+        c_in=width,
+        size_in=out,
+        c_out=4 * width,
+        batch_norm=True,
+        relu=True,
+        residual=True,
+    )
 
 
 def _pool(name: str, op: str, channels: int, size: int, *, kernel: int, stride: int, pad: int = 0) -> ConvLayer:
     return ConvLayer(
-        name=name, op="max_pool" if op == "max_pool" else "avg_pool", c_in=channels, size_in=size, c_out=channels,
-        kernel=kernel, stride=stride, pad=pad,
-    )  # fmt: skip
+        name=name,
+        op="max_pool" if op == "max_pool" else "avg_pool",
+        c_in=channels,
+        size_in=size,
+        c_out=channels,
+        kernel=kernel,
+        stride=stride,
+        pad=pad,
+    )

@@ -10,18 +10,60 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 MAKERS: Final[Mapping[str, str]] = {
-    "nvidia": "NVIDIA", "tesla": "NVIDIA", "geforce": "NVIDIA", "quadro": "NVIDIA",
-    "amd": "AMD", "instinct": "AMD", "radeon": "AMD",
-    "intel": "Intel", "habana": "Intel", "google": "Google", "cloud": "Google",
-    "huawei": "Huawei", "moore": "Moore Threads", "threads": "Moore Threads", "mthreads": "Moore Threads",
-    "iluvatar": "Iluvatar", "corex": "Iluvatar", "metax": "MetaX", "kunlunxin": "Kunlunxin", "kunlun": "Kunlunxin",
-    "hygon": "Hygon", "dcu": "Hygon", "cambricon": "Cambricon", "biren": "Biren", "enflame": "Enflame",
-    "amazon": "Amazon", "aws": "Amazon",
-}  # fmt: skip
+    "nvidia": "NVIDIA",
+    "tesla": "NVIDIA",
+    "geforce": "NVIDIA",
+    "quadro": "NVIDIA",
+    "amd": "AMD",
+    "instinct": "AMD",
+    "radeon": "AMD",
+    "intel": "Intel",
+    "habana": "Intel",
+    "google": "Google",
+    "cloud": "Google",
+    "huawei": "Huawei",
+    "moore": "Moore Threads",
+    "threads": "Moore Threads",
+    "mthreads": "Moore Threads",
+    "iluvatar": "Iluvatar",
+    "corex": "Iluvatar",
+    "metax": "MetaX",
+    "kunlunxin": "Kunlunxin",
+    "kunlun": "Kunlunxin",
+    "hygon": "Hygon",
+    "dcu": "Hygon",
+    "cambricon": "Cambricon",
+    "biren": "Biren",
+    "enflame": "Enflame",
+    "amazon": "Amazon",
+    "aws": "Amazon",
+}
 """Makers, and their names for lines of products, by what of a device's name they are."""
-_FILLER: Final = frozenset({"gpu", "gpus", "tensor", "core", "accelerator", "card", "cts", "hgx", "gcp", "a2",
-                            "memory", "tdp", "tgp", "power", "limit", "limited", "cap", "capped", "at", "to", "with"
-                            })  # fmt: skip
+_FILLER: Final = frozenset(
+    {
+        "gpu",
+        "gpus",
+        "tensor",
+        "core",
+        "accelerator",
+        "card",
+        "cts",
+        "hgx",
+        "gcp",
+        "a2",
+        "memory",
+        "tdp",
+        "tgp",
+        "power",
+        "limit",
+        "limited",
+        "cap",
+        "capped",
+        "at",
+        "to",
+        "with",
+    }
+)
 """Words that drivers and tables put beside a name."""
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)-?g(?:i?b)?")
 _POWER: Final = re.compile(r"(\d+(?:\.\d+)?)-?w(?:atts?)?")
@@ -52,10 +94,10 @@ class DeviceWords:
 def device_words(name: str) -> DeviceWords:
     """Parts of a device's name."""
     text = _APART.sub("-", name.lower().replace("pci-e", "pcie"))
-    words = [word for word in re.split(r"[\s_\-,/()\[\]@+]+", text) if word]
-    # `80 GB` and `500 W` are one word each
+    name_parts = [word for word in re.split(r"[\s_\-,/()\[\]@+]+", text) if word]
+    # `80 GB` and `500 W` are one word each.
     joined: list[str] = []
-    for word in words:
+    for word in name_parts:
         is_unit = word in ("gb", "gib", "g", "w", "watt", "watts")
         if is_unit and joined and re.fullmatch(r"\d+(?:\.\d+)?", joined[-1]):
             joined[-1] += word
@@ -63,10 +105,12 @@ def device_words(name: str) -> DeviceWords:
             joined.append(word)
     chip, makers, form, memory, kind, power = [], set(), "", None, "", None
     for word in joined:
-        if match := _POWER.fullmatch(word):
-            power = float(match[1])
-        elif match := _MEMORY.fullmatch(word):
-            memory = float(match[1])
+        power_limit = _POWER.fullmatch(word)
+        memory_size = _MEMORY.fullmatch(word)
+        if power_limit:
+            power = float(power_limit[1])
+        elif memory_size:
+            memory = float(memory_size[1])
         elif _KIND_OF_MEMORY.fullmatch(word):
             kind = word
         elif _FORM.fullmatch(word):
@@ -87,40 +131,43 @@ class PartNames:
     memory_gb: float
     """Of its data sheet."""
 
-    def fits(self, words: DeviceWords) -> bool:
+    def fits(self, stated: DeviceWords) -> bool:
         """Whether the device has all the parts that words name."""
-        if words.chip not in {known.chip for known in self.names}:
+        if stated.chip not in {known.chip for known in self.names}:
             return False
         sizes = {self.memory_gb} | {known.memory_gb for known in self.names}
-        if words.memory_gb is not None and words.memory_gb not in sizes:
+        if stated.memory_gb is not None and stated.memory_gb not in sizes:
             return False
         kinds = {known.memory_kind for known in self.names} - {""}
-        if words.memory_kind and kinds and words.memory_kind not in kinds:
+        if stated.memory_kind and kinds and stated.memory_kind not in kinds:
             return False
         forms = {known.form for known in self.names} - {""}
-        # `SXM` is of any generation; a device whose names tell no form factor is a card or an OAM
+        # `SXM` is of any generation; a device whose names tell no form factor is a card or an OAM.
         forms = forms or {"pcie", "oam"}
-        return not words.form or any(form.startswith(words.form) for form in forms)
+        return not stated.form or any(form.startswith(stated.form) for form in forms)
 
 
-def part_named(words: DeviceWords, parts: Mapping[str, PartNames]) -> str | None:
+def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | None:
     """The name of the device of the catalog that words mean; None where they mean none, or do not tell several apart.
 
     Args:
         parts: by name, what its names say.
     """
     for name, part in parts.items():
-        if any(known.part == words.part for known in part.names):
+        if any(known.part == stated.part for known in part.names):
             return name
-    fitting = [name for name, part in parts.items() if part.fits(words)]
+    fitting = [name for name, part in parts.items() if part.fits(stated)]
     if len(fitting) <= 1:
         return fitting[0] if fitting else None
-    bare = DeviceWords(words.chip)
+    bare = DeviceWords(stated.chip)
     usual = next((name for name, part in parts.items() if bare in part.names), None)
     if usual in fitting:
         return usual
-    # of several with the memory that is named the one that has the usual form factor and kind of memory
+    # Of several with the memory that is named, it is the one that has the usual form factor and kind of memory.
     form = next((known.form for known in parts[usual].names if known.form), "") if usual else ""
-    alike = [name for name in fitting if form and parts[name].fits(DeviceWords(words.chip, form=form[:3]))]
-    plain = [name for name in alike if not any(known.memory_kind for known in parts[name].names)]
+    alike = [name for name in fitting if form and parts[name].fits(DeviceWords(stated.chip, form=form[:3]))]
+    plain = []
+    for name in alike:
+        if not any(known.memory_kind for known in parts[name].names):
+            plain.append(name)
     return plain[0] if len(plain) == 1 else None

@@ -99,28 +99,28 @@ def device(name: str) -> Device:
     table, names = _catalog()
     if key(name) in names:
         return table[names[key(name)]]
-    words = device_words(name)
-    named = part_named(words, _part_names())
-    if named is None or words.makers - {table[named].vendor}:
+    stated = device_words(name)
+    named = part_named(stated, _part_names())
+    if named is None or stated.makers - {table[named].vendor}:
         return resolve("device", name, {}, table)
-    return _limited(table[named], words.power_w)
+    return _limited(table[named], stated.power_w)
 
 
-def _limited(found: Device, power_w: float | None) -> Device:
+def _limited(base: Device, power_w: float | None) -> Device:
     """The device with a power limit that its name states.
 
     Raises:
         PerfModelError: a limit far from its nominal power.
     """
-    if power_w is None or power_w == found.power_w:
-        return found
+    if power_w is None or power_w == base.power_w:
+        return base
     low, high = _POWER_LIMITS
-    if power_w <= 0 or (found.power_w is not None and not low <= power_w / found.power_w <= high):
+    if power_w <= 0 or (base.power_w is not None and not low <= power_w / base.power_w <= high):
         raise PerfModelError(
-            f"device {found.name}: a limit of {power_w:g} W does not fit its {found.power_w:g} W; state a limit "
+            f"device {base.name}: a limit of {power_w:g} W does not fit its {base.power_w:g} W; state a limit "
             f"between {low:g} and {high:g} of that"
         )
-    return replace(found, name=f"{found.name}-{power_w:g}W", power_w=power_w)
+    return replace(base, name=f"{base.name}-{power_w:g}W", power_w=power_w)
 
 
 def devices() -> tuple[str, ...]:
@@ -128,13 +128,13 @@ def devices() -> tuple[str, ...]:
     return (*sorted(_catalog()[0]), "cpu")
 
 
-def device_from_toml(data: dict[str, Any], where: str) -> Device:
+def device_from_toml(data: dict[str, Any], place: str) -> Device:
     """A device from a parsed TOML table that also has a `name`."""
     data = dict(data)
     name = data.pop("name", None)
     if not isinstance(name, str):
-        raise PerfModelError(f"{where}: name: missing")
-    return checked(DeviceEntry, plausible_figures(data, where), where).device(name)
+        raise PerfModelError(f"{place}: name: missing")
+    return checked(DeviceEntry, plausible_figures(data, place), place).device(name)
 
 
 _POWER_LIMITS: Final = (0.2, 1.5)
@@ -143,34 +143,33 @@ _POWER_LIMITS: Final = (0.2, 1.5)
 
 @cache
 def _part_names() -> Mapping[str, PartNames]:
-    """By name of a device, what its names say of it."""
-    return {
-        found.name: PartNames(
-            tuple(device_words(name) for name in (found.name, *found.aliases)), found.memory_bytes / GIB
-        )
-        for found in _catalog()[0].values()
-    }
+    """Parts of the names and aliases of each device, by its name."""
+    part_names = {}
+    for accelerator in _catalog()[0].values():
+        names = tuple(device_words(name) for name in (accelerator.name, *accelerator.aliases))
+        part_names[accelerator.name] = PartNames(names, accelerator.memory_bytes / GIB)
+    return part_names
 
 
 @cache
 def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str]]:
-    table = {
-        name: checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
-        for file, entries in package_tables("devices").items()
-        for name, entry in entries.items()
-    }
+    table = {}
+    for file, entries in package_tables("devices").items():
+        for name, entry in entries.items():
+            table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
     names = index([*((d.name, d.aliases) for d in table.values())])
     return MappingProxyType(_alike_by_die(table)), MappingProxyType(names)
 
 
 def _alike_by_die(table: dict[str, Device]) -> dict[str, Device]:
-    """Devices with what the best product reaches on their die, where one part of it was searched for that: parts of a
-    die differ in clocks, memory and power alone."""
-    reached = {found.die: found.reached_share for found in table.values() if found.die and found.reached_share}
+    """Devices with the share of the peak that the best product reaches on their die."""
+    # Parts of a die differ in clocks, memory and power alone: the one that was searched for its best product stands for
+    # all.
+    reached = {part.die: part.reached_share for part in table.values() if part.die and part.reached_share}
     alike = {}
-    for name, found in table.items():
-        known = reached.get(found.die)
-        alike[name] = found if known is None else replace(found, reached_share=known)
+    for name, part in table.items():
+        known = reached.get(part.die)
+        alike[name] = part if known is None else replace(part, reached_share=known)
     return alike
 
 
@@ -245,10 +244,10 @@ def _memory_bytes(root: Path) -> float:
 
 def _cache_bytes(root: Path) -> float:
     """Largest cache of the first core."""
-    sizes = [
-        float(match[1]) * {"": 1, "K": KIB, "M": MIB}[match[2]]
-        for index in range(5)
-        if (match := re.match(r"(\d+)([KM]?)$", _text(
-            root / f"sys/devices/system/cpu/cpu0/cache/index{index}/size").strip()))
-    ]  # fmt: skip
+    sizes = []
+    for number in range(5):
+        text = _text(root / f"sys/devices/system/cpu/cpu0/cache/index{number}/size").strip()
+        size = re.match(r"(\d+)([KM]?)$", text)
+        if size:
+            sizes.append(float(size[1]) * {"": 1, "K": KIB, "M": MIB}[size[2]])
     return max(sizes, default=float(DEFAULT_CACHE_BYTES))

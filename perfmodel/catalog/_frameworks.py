@@ -87,37 +87,38 @@ def _named(name: str, year: int | None = None) -> Versions:
     return _of_catalog(candidates[-1])
 
 
-def _versions(content: dict[str, Any], where: str, name: str) -> Versions:
+def _versions(content: dict[str, Any], place: str, name: str) -> Versions:
     """The versions that a file states."""
     years = sorted(content)
     if not years or not all(year.isdecimal() and isinstance(content[year], dict) for year in years):
-        raise PerfModelError(f"{where}: a framework has a table of facts per year, such as [2024]")
-    found: dict[int, Framework] = {}
+        raise PerfModelError(f"{place}: a framework has a table of facts per year, such as [2024]")
+    versions: dict[int, Framework] = {}
     for year in sorted(years, key=int):
-        facts, sources = _facts(content[year], f"{where} [{year}]", found, name)
-        stated = checked(Framework, facts | {"name": name, "since": int(year)}, f"{where} [{year}]")
-        found[int(year)] = replace(stated, sources=sources)
-    return MappingProxyType(found)
+        facts, sources = _facts(content[year], f"{place} [{year}]", versions, name)
+        stated = checked(Framework, facts | {"name": name, "since": int(year)}, f"{place} [{year}]")
+        versions[int(year)] = replace(stated, sources=sources)
+    return MappingProxyType(versions)
 
 
 def _facts(
-    entry: dict[str, Any], where: str, earlier: Mapping[int, Framework], name: str
+    entry: dict[str, Any], place: str, earlier: Mapping[int, Framework], name: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Values and sources of a version: its own facts over those that it is based on."""
     entry = dict(entry)
     values: dict[str, Any] = {}
     sources: tuple[str, ...] = ()
-    if (based_on := entry.pop("based_on", "")) and isinstance(based_on, str):
-        of, _, year = based_on.partition("@")
-        others = earlier if of == name else _of_catalog(of) if of in _files() else {}
-        if not year.isdecimal() or int(year) not in others:
-            raise PerfModelError(f"{where}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR")
-        base = others[int(year)]
+    based_on = entry.pop("based_on", "")
+    if based_on and isinstance(based_on, str):
+        base_name, _, year = based_on.partition("@")
+        base_versions = earlier if base_name == name else _of_catalog(base_name) if base_name in _files() else {}
+        if not year.isdecimal() or int(year) not in base_versions:
+            raise PerfModelError(f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR")
+        base = base_versions[int(year)]
         values = {f.name: getattr(base, f.name) for f in fields(Framework)}
         sources = base.sources
     for fact, stated in entry.items():
         if not isinstance(stated, dict) or set(stated) != {"value", "source"} or not isinstance(stated["source"], str):
-            raise PerfModelError(f'{where}: {fact}: must be {{ value = ..., source = "where it is from" }}')
+            raise PerfModelError(f'{place}: {fact}: must be {{ value = ..., source = "where it is from" }}')
         values[fact] = stated["value"]
     return values, tuple(dict.fromkeys([*sources, *(stated["source"] for stated in entry.values())]))
 
@@ -125,7 +126,8 @@ def _facts(
 @cache
 def _files() -> MappingProxyType[str, dict[str, Any]]:
     """Contents of the catalog's files, by name of the framework."""
-    return MappingProxyType({f.removesuffix(".toml"): of for f, of in package_tables("frameworks").items()})
+    tables = package_tables("frameworks")
+    return MappingProxyType({file.removesuffix(".toml"): content for file, content in tables.items()})
 
 
 @cache

@@ -14,7 +14,15 @@ from perfmodel.catalog._hf_layers import listed_layers, one_number
 from perfmodel.catalog._hf_parts import language_model
 from perfmodel.catalog._hf_relatives import RELATIVES, Relative
 from perfmodel.catalog._hf_unknown import unknown_model_type
-from perfmodel.catalog._toml import checked, index, key, package_tables, parsed, read_toml, resolve
+from perfmodel.catalog._toml import (
+    checked,
+    index,
+    key,
+    package_tables,
+    parsed,
+    read_toml,
+    resolve,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
@@ -50,7 +58,7 @@ def model(name_or_path: str | Path | Model) -> Model:
     name = str(name_or_path)
     if "/" in name:
         # An id of Hugging Face, such as meta-llama/Llama-3.1-70B-Instruct.
-        known = [one for one in hub_names(name) if key(one) in names]
+        known = [candidate for candidate in hub_names(name) if key(candidate) in names]
         name = known[0] if known else name
     return resolve("model", name, names, table)
 
@@ -65,8 +73,10 @@ def hub_names(name: str) -> tuple[str, ...]:
     """Names that the catalog may have for a model that a hub or a framework calls so, the likeliest first."""
     tries = [name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")]
     # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
-    while (shorter := _VARIANT.sub("", tries[-1])) != tries[-1]:
+    shorter = _VARIANT.sub("", tries[-1])
+    while shorter != tries[-1]:
         tries.append(shorter)
+        shorter = _VARIANT.sub("", tries[-1])
     return (*tries, tries[-1].replace("llama-", "llama"))
 
 
@@ -75,33 +85,33 @@ def models() -> tuple[str, ...]:
     return tuple(sorted(_catalog()[0]))
 
 
-def model_from_toml(data: dict[str, Any], where: str) -> Model:
+def model_from_toml(data: dict[str, Any], place: str) -> Model:
     """A model from a parsed TOML table.
 
     Raises:
-        PerfModelError: naming `where` and every key that is missing, unknown or malformed.
+        PerfModelError: naming `place` and every key that is missing, unknown or malformed.
     """
     data = dict(data)
     kind = data.pop("kind", "transformer")
     match kind:
         case "transformer":
-            return checked(Transformer, _with_defaults(data), where)
+            return checked(Transformer, _with_defaults(data), place)
         case "mlp":
-            return checked(Mlp, data, where)
+            return checked(Mlp, data, place)
         case "convnet":
-            return checked(ConvNet, data, where)
-    raise PerfModelError(f"{where}: kind: must be transformer, mlp or convnet, got {kind!r}")
+            return checked(ConvNet, data, place)
+    raise PerfModelError(f"{place}: kind: must be transformer, mlp or convnet, got {kind!r}")
 
 
-def model_with(base: Model, changes: Mapping[str, Any], where: str) -> Model:
+def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
     """A model with some fields changed, by name; tables such as `experts` keep the fields that are not.
 
     Raises:
-        PerfModelError: naming `where` and every key that is unknown or malformed.
+        PerfModelError: naming `place` and every key that is unknown or malformed.
     """
     kinds = {Transformer: "transformer", Mlp: "mlp", ConvNet: "convnet"}
     data = _changed(asdict(base), changes)
-    return model_from_toml({**data, "kind": kinds[type(base)]}, where)
+    return model_from_toml({**data, "kind": kinds[type(base)]}, place)
 
 
 def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,16 +157,16 @@ def read_config(path: Path) -> Transformer:
     config = parsed(path, parse_json, "JSON")
     if not isinstance(config, dict):
         raise PerfModelError(f"{path}: must hold one JSON object")
-    return from_config(config, where=str(path))
+    return from_config(config, place=str(path))
 
 
-def from_config(config: Config, *, where: str = "config.json") -> Transformer:
+def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     """The model that a parsed configuration describes; see `read_config`.
 
     Of a model of several parts (a language model that sees or hears) the language model is read; `left_out` says what
     is not.
     """
-    config, family, left_out = language_model(config, where)
+    config, family, left_out = language_model(config, place)
     name = config.get("_name_or_path")
     relative = RELATIVES.get(family, Relative(family=family))
     if relative.family not in FAMILIES:
@@ -164,20 +174,20 @@ def from_config(config: Config, *, where: str = "config.json") -> Transformer:
     reader = FAMILIES[relative.family]
     aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
     stated = {**relative.defaults, **_stated(config, aliases)}
-    of_family = f"{where}, model_type {family!r}"
+    of_family = f"{place}, model_type {family!r}"
     read = checked(reader, stated, of_family)
     try:
         fields = {**read.fields(), **relative.fields}
         if not getattr(reader, "READS_LAYER_TYPES", False):
             fields = listed_layers(config, fields, of_family)
         return Transformer(
-            name=name if isinstance(name, str) and name else f"{family}-{where}",
-            source=f"Hugging Face configuration {where}",
+            name=name if isinstance(name, str) and name else f"{family}-{place}",
+            source=f"Hugging Face configuration {place}",
             left_out="; ".join(filter(None, (*left_out, relative.left_out))),
             **_with_assumed_length(fields),
         )
     except PerfModelError as error:
-        raise PerfModelError(f"{where}: {error}") from None
+        raise PerfModelError(f"{place}: {error}") from None
 
 
 def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:

@@ -33,22 +33,43 @@ NUMBER_WORDS: Final = {
 }
 
 _TOKENS: Final = (
-    ("remark", r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b"),  # an instance type such as p5.48xlarge
-    ("nothing", r"(?i)\bn/a\b|\b(?:rate )?not (?:stated|known|given)\b|\bunknown\b|\bsee [\w ]+|-(?=\s|$)"),
+    (
+        "remark",
+        r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b",
+    ),  # an instance type such as p5.48xlarge
+    (
+        "nothing",
+        r"(?i)\bn/a\b|\b(?:rate )?not (?:stated|known|given)\b|\bunknown\b|\bsee [\w ]+|-(?=\s|$)",
+    ),
     ("domain", r"(?i)\bnvl-?\d+\b"),
-    ("scale_up", r"(?i)\bnv-?link(?:[- ]?\d)?\b|\bnv-?switch\b|\bnvl\b|\bxgmi\b|\binfinity fabric\b|\bua-?link\b"
-                 r"|\bneuron-?link\b|\bhccs\b|\bxe[- ]?link\b|\bici\b"),
+    (
+        "scale_up",
+        r"(?i)\bnv-?link(?:[- ]?\d)?\b|\bnv-?switch\b|\bnvl\b|\bxgmi\b|\binfinity fabric\b|\bua-?link\b"
+        r"|\bneuron-?link\b|\bhccs\b|\bxe[- ]?link\b|\bici\b",
+    ),
     ("host", r"(?i)\bpcie?\b(?:[- ]?(?:gen)?[- ]?\d(?:\.0)?)?(?:\s*x\d+)?"),
-    ("rate", rf"(?P<number>{_NUMBER})\s*-?\s*(?:(?P<ethernet>{_ETHERNET_UNIT})|(?P<bytes>{_BYTES})|(?P<bits>{_BITS}))"),
+    (
+        "rate",
+        rf"(?P<number>{_NUMBER})\s*-?\s*(?:(?P<ethernet>{_ETHERNET_UNIT})|(?P<bytes>{_BYTES})|(?P<bits>{_BITS}))",
+    ),
     ("bare", r"(?i)\bgig(?:a(?:bit)?)?[- ]?ethernet\b|\bgigabit\b"),
     ("generation", r"(?i)\b(?P<generation>[sdqfehnxg]dr)(?:-?(?P<lane>\d{2,3}))?(?![\w])"),
     ("quantum", r"(?i)\bquantum(?:[- ]?(?P<quantum>x800|[23])(?!\s*[x\u00d7*]\s*\d))?\b"),
-    ("adapter", r"(?i)\b(?:connect-?x|cx|mcx)[- ]?(?P<connectx>\d)(?:[- ]?(?P<lx>lx)|[- ]?(?:dx|ex|vpi))?\b"
-                r"|\b(?:blue-?field|bf)[- ]?(?P<bluefield>\d)\b"),
-    ("roce", r"(?i)\bro-?ce(?:[- ]?v\d|\d)?\b|\bspectrum(?:-?x|-?\d)?(?![\w])|\brdma over converged ethernet\b"
-             r"|\bpollara\b"),
+    (
+        "adapter",
+        r"(?i)\b(?:connect-?x|cx|mcx)[- ]?(?P<connectx>\d)(?:[- ]?(?P<lx>lx)|[- ]?(?:dx|ex|vpi))?\b"
+        r"|\b(?:blue-?field|bf)[- ]?(?P<bluefield>\d)\b",
+    ),
+    (
+        "roce",
+        r"(?i)\bro-?ce(?:[- ]?v\d|\d)?\b|\bspectrum(?:-?x|-?\d)?(?![\w])|\brdma over converged ethernet\b"
+        r"|\bpollara\b",
+    ),
     ("efa", r"(?i)\bef[a](?:[- ]?v(?P<efa>\d))?(?![\w])|\belastic fabric adapters?\b"),
-    ("slingshot", r"(?i)\bslingshot(?:[- ]?(?P<slingshot>400|10|11)(?!\s*[x\u00d7*]))?\b|\bcassini\b"),
+    (
+        "slingshot",
+        r"(?i)\bslingshot(?:[- ]?(?P<slingshot>400|10|11)(?!\s*[x\u00d7*]))?\b|\bcassini\b",
+    ),
     ("infiniband", r"(?i)\binfini-?band\b|\biba?\b"),
     ("omni_path", r"(?i)\bomni-?path\b|\bopa\b"),
     ("aries", r"(?i)\baries\b"),
@@ -63,18 +84,24 @@ _TOKENS: Final = (
     ("per_node", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_NODE})(?![a-z])"),
     ("per_rack", r"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:racks?|domains?|pods?)(?![a-z])"),
     ("per_device", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_DEVICE})(?![a-z])"),
-    ("per_adapter", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_ADAPTER})(?![a-z])|\beach\b|\bapiece\b"),
+    (
+        "per_adapter",
+        rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_ADAPTER})(?![a-z])|\beach\b|\bapiece\b",
+    ),
     ("total", r"(?i)\b(?:in )?total\b|\baggregated?\b|\baltogether\b"),
     ("both_ways", r"(?i)\bbi-?directional(?:ly)?\b|\bbidir\b|\bboth (?:ways|directions)\b"),
     ("noun", rf"(?i)\b(?:{_ADAPTER})(?![a-z])"),
     ("number", rf"(?<![\w.])(?:{_NUMBER})(?![\w.])"),
-    ("filler", r"(?i)\b(?:a|an|the|with|of|in|on|at|for|from|to|via|over|by|up|around|about|approx(?:imately)?|roughly"
-               r"|between|across|all|its|is|are|using|nvidia|mellanox|intel|hpe|cray|aws|amazon|google|broadcom|amd"
-               r"|arista|cisco|network(?:ing|s)?|fabrics?|interconnects?|cluster|bandwidth|speed|switch(?:es|ed)?"
-               r"|controllers?|family|dpus?|smart-?nics?|supernics?|rail-?optimi[sz]ed|non-?blocking|fat-?tree|clos"
-               r"|dragonfly|torus|unidirectional|one way|each way|per direction|full[- ]duplex|inter|intra|linked"
-               rf"|connect(?:ed|ing)?|measured|nominal|configs?|data|{_NODE}|{_DEVICE}|racks?|slices?|pods?)(?![a-z])"),
-)  # fmt: skip
+    (
+        "filler",
+        r"(?i)\b(?:a|an|the|with|of|in|on|at|for|from|to|via|over|by|up|around|about|approx(?:imately)?|roughly"
+        r"|between|across|all|its|is|are|using|nvidia|mellanox|intel|hpe|cray|aws|amazon|google|broadcom|amd"
+        r"|arista|cisco|network(?:ing|s)?|fabrics?|interconnects?|cluster|bandwidth|speed|switch(?:es|ed)?"
+        r"|controllers?|family|dpus?|smart-?nics?|supernics?|rail-?optimi[sz]ed|non-?blocking|fat-?tree|clos"
+        r"|dragonfly|torus|unidirectional|one way|each way|per direction|full[- ]duplex|inter|intra|linked"
+        rf"|connect(?:ed|ing)?|measured|nominal|configs?|data|{_NODE}|{_DEVICE}|racks?|slices?|pods?)(?![a-z])",
+    ),
+)
 """Kinds of tokens in the order in which they are tried at each place of a text."""
 _LEXER: Final = [(kind, re.compile(pattern)) for kind, pattern in _TOKENS]
 _WORD: Final = re.compile(r"[^\s,;()\[\]/+]*\w[^\s,;()\[\]/+]*")
@@ -122,9 +149,13 @@ def without_brackets(text: str) -> str:
 # --- links within a node -------------------------------------------------------------------------------
 
 _SCALE_UP_MAKERS: Final = (
-    (r"nv-?link|nv-?switch|\bnvl-?\d", "NVIDIA"), (r"xgmi|infinity", "AMD"), (r"\bici\b", "Google"),
-    (r"neuron-?link", "Amazon"), (r"\bhccs\b", "Huawei"), (r"xe[- ]?link", "Intel"),
-)  # fmt: skip
+    (r"nv-?link|nv-?switch|\bnvl-?\d", "NVIDIA"),
+    (r"xgmi|infinity", "AMD"),
+    (r"\bici\b", "Google"),
+    (r"neuron-?link", "Amazon"),
+    (r"\bhccs\b", "Huawei"),
+    (r"xe[- ]?link", "Intel"),
+)
 """Words for links within a node that only one maker's devices have."""
 _LINK_FILLER: Final = re.compile(
     r"(?i)gen\w*|\d+(?:st|nd|rd|th)(?:-?gen)?|v?\d(?:\.\d)?|hybrid|cube|mesh|bridges?|\d-way|way|dgx|hgx|pairs?|rack|none"
@@ -144,5 +175,5 @@ def rack_size(text: str) -> int:
 
 def unread_link_words(text: str) -> tuple[str, ...]:
     """Words for links within a node that are not understood."""
-    words = [match[0] for kind, match in tokens_of(without_brackets(text)) if kind == "unknown"]
-    return tuple(dict.fromkeys(word for word in words if not _LINK_FILLER.fullmatch(word)))
+    unknown = [match[0] for kind, match in tokens_of(without_brackets(text)) if kind == "unknown"]
+    return tuple(dict.fromkeys(word for word in unknown if not _LINK_FILLER.fullmatch(word)))

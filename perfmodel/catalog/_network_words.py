@@ -16,7 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from perfmodel.catalog._network_tokens import NUMBER_WORDS, PREFIX_GBIT, Token, rack_size, tokens_of, without_brackets
+from perfmodel.catalog._network_tokens import (
+    NUMBER_WORDS,
+    PREFIX_GBIT,
+    Token,
+    rack_size,
+    tokens_of,
+    without_brackets,
+)
 from perfmodel.errors import PerfModelError
 
 Per = Literal["node", "device", "rack"]
@@ -104,19 +111,19 @@ class Network:
         repeats = self.gbit_per_s is not None and count in (None, self.adapters)
         if (count is None and gbit_per_s is None) or (repeats and gbit_per_s in (None, self.gbit_per_s)):
             return self
-        told = replace(self, is_adapter_rate=False)
+        changed = replace(self, is_adapter_rate=False)
         counted_per_node = self.adapters is not None and self.per == "node"
         if gbit_per_s is None:
             if self.gbit_per_s is None or self.family == "AWS EFA":
-                return replace(told, adapters=count, per="node")
+                return replace(changed, adapters=count, per="node")
             is_total = self.per != "device" and self.adapters is None
             each = self.gbit_per_s / count if is_total and count else self.gbit_per_s
-            return _with_generation(replace(told, adapters=count, gbit_per_s=each, per="node"))
+            return _with_generation(replace(changed, adapters=count, gbit_per_s=each, per="node"))
         if count is None:
             count = self.adapters
             per: Per = "node" if counted_per_node else "device"
-            return _with_generation(replace(told, adapters=count, gbit_per_s=gbit_per_s, per=per))
-        return _with_generation(replace(told, adapters=count, gbit_per_s=gbit_per_s, per="node"))
+            return _with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_s, per=per))
+        return _with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_s, per="node"))
 
 
 # --- what names stand for ------------------------------------------------------------------------------
@@ -148,17 +155,42 @@ _TCPX_NODE_GBIT: Final = {"GPUDirect-TCPX": 800, "GPUDirect-TCPXO FasTrak": 1600
 """Four and eight adapters of 200 Gbit/s for the GPUs of an A3 High and an A3 Mega machine (Google Cloud, GPU network
 bandwidth)."""
 _FAMILY_OF_TOKEN: Final = {
-    "generation": "InfiniBand", "infiniband": "InfiniBand", "quantum": "InfiniBand", "roce": "RoCE", "efa": "AWS EFA",
-    "slingshot": "Slingshot", "omni_path": "Omni-Path", "aries": "Aries", "tcpxo": "GPUDirect-TCPXO FasTrak",
-    "tcpx": "GPUDirect-TCPX", "dcn": "DCN", "ethernet": "Ethernet", "bare": "Ethernet", "rdma": "RDMA",
-}  # fmt: skip
+    "generation": "InfiniBand",
+    "infiniband": "InfiniBand",
+    "quantum": "InfiniBand",
+    "roce": "RoCE",
+    "efa": "AWS EFA",
+    "slingshot": "Slingshot",
+    "omni_path": "Omni-Path",
+    "aries": "Aries",
+    "tcpxo": "GPUDirect-TCPXO FasTrak",
+    "tcpx": "GPUDirect-TCPX",
+    "dcn": "DCN",
+    "ethernet": "Ethernet",
+    "bare": "Ethernet",
+    "rdma": "RDMA",
+}
 _CARRIES: Final = {
-    "RoCE": ("Ethernet", "RDMA"), "GPUDirect-TCPX": ("Ethernet",), "GPUDirect-TCPXO FasTrak": ("Ethernet",),
-    "InfiniBand": ("RDMA", "Ethernet"), "AWS EFA": ("RDMA", "Ethernet"), "Slingshot": ("RDMA", "Ethernet"),
-    "DCN": ("Ethernet",), "Omni-Path": ("RDMA",), "Ethernet": ("RDMA",),
-}  # fmt: skip
+    "RoCE": ("Ethernet", "RDMA"),
+    "GPUDirect-TCPX": ("Ethernet",),
+    "GPUDirect-TCPXO FasTrak": ("Ethernet",),
+    "InfiniBand": ("RDMA", "Ethernet"),
+    "AWS EFA": ("RDMA", "Ethernet"),
+    "Slingshot": ("RDMA", "Ethernet"),
+    "DCN": ("Ethernet",),
+    "Omni-Path": ("RDMA",),
+    "Ethernet": ("RDMA",),
+}
 """Names that may stand beside a family's in one clause and mean the same adapters, the more special name first."""
-_PREFERENCE: Final = ("InfiniBand", "AWS EFA", "Slingshot", "RoCE", "Omni-Path", "RDMA", "Aries")
+_PREFERENCE: Final = (
+    "InfiniBand",
+    "AWS EFA",
+    "Slingshot",
+    "RoCE",
+    "Omni-Path",
+    "RDMA",
+    "Aries",
+)
 """Families for computing, before Ethernet, where no rates tell which network is the fabric."""
 _MANAGEMENT_GBIT: Final = 1.0
 """Rate of Ethernet that only administrators use, where words give it no number (`Giga Ethernet`)."""
@@ -277,7 +309,11 @@ def _with_bare_number(adapters: _Adapters, number: str, rest: Sequence[Token]) -
     (`EFA v2 3200`)."""
     value = float(number.replace(",", ""))
     following = rest[0][0] if rest else ""
-    names_adapters = following in _FAMILY_OF_TOKEN or following in ("adapter", "noun", "unknown")
+    names_adapters = following in _FAMILY_OF_TOKEN or following in (
+        "adapter",
+        "noun",
+        "unknown",
+    )
     if names_adapters and adapters.count is None and value == int(value) and 1 <= value < 100:
         return replace(adapters, count=int(value))
     if adapters.gbit_per_s is None and (adapters.family or names_adapters) and value >= 10:
@@ -358,10 +394,10 @@ def _generation_and_rate(kind: str, match: re.Match[str]) -> tuple[str, float | 
     return "", None
 
 
-def _special(family: str, other: str) -> str:
+def _special(family: str, candidate: str) -> str:
     """Of two names for one network the more special."""
-    if not family or family in _CARRIES.get(other, ()):
-        return other
+    if not family or family in _CARRIES.get(candidate, ()):
+        return candidate
     return family
 
 
@@ -395,8 +431,8 @@ def _fit_together(first: _Adapters, second: _Adapters) -> bool:
     families = {first.family, second.family} - {""}
     if len(families) <= 1:
         return True
-    one, other = families
-    return other in _CARRIES.get(one, ()) or one in _CARRIES.get(other, ())
+    first_family, second_family = families
+    return second_family in _CARRIES.get(first_family, ()) or first_family in _CARRIES.get(second_family, ())
 
 
 def _put_together(first: _Adapters, second: _Adapters) -> _Adapters:
@@ -432,14 +468,19 @@ def _fabric(described: Sequence[_Adapters]) -> _Adapters | None:
     if verbs and fastest.family in ("", "Ethernet"):
         return min(verbs, key=lambda a: _PREFERENCE.index(a.family))
     if fastest.only_management and fastest.gbit_per_s is None:
-        others = [a for a in candidates if not a.only_management]
-        return others[0] if others else None
+        for_data = [a for a in candidates if not a.only_management]
+        return for_data[0] if for_data else None
     return fastest
 
 
 def _network(fabric: _Adapters, text: str) -> Network:
     """The network of one set of adapters."""
-    count, rate, link, is_adapter_rate = fabric.count, fabric.gbit_per_s, fabric.link_gbit_per_s, False
+    count, rate, link, is_adapter_rate = (
+        fabric.count,
+        fabric.gbit_per_s,
+        fabric.link_gbit_per_s,
+        False,
+    )
     by_word: dict[str, Per] = {"device": "device", "rack": "rack"}
     per = by_word.get(fabric.per, "node")
     if rate is None and fabric.family in _TCPX_NODE_GBIT and count is None:

@@ -42,7 +42,7 @@ def _gb_per_s(least: float, most: float) -> Plausible:
 
 
 PLAUSIBLE: Final[Mapping[str, Plausible]] = {
-    # of clusters and their networks
+    # Clusters and their networks.
     "bandwidth_gb_per_s": _gb_per_s(1e-3, 1e5),
     "latency_us": Plausible(1e-2, 1e5, "us", _TIMES, "time", 1e-6),
     "rank_latency_us": Plausible(1e-4, 1e4, "us", _TIMES, "time", 1e-6),
@@ -54,7 +54,7 @@ PLAUSIBLE: Final[Mapping[str, Plausible]] = {
     "nics_per_node": Plausible(1, 1e5),
     "nic_gbit_per_s": Plausible(1e-2, 1e5, "Gbit/s", _BITS, "bandwidth", 1e9 / 8),
     "price_per_device_hour": Plausible(1e-4, 1e4, "USD", {"cents": 1e-2}),
-    # of devices
+    # Devices.
     "memory_gib": Plausible(1e-2, 1e5, "GiB", {"bytes": 1 / GIB, "MiB": 2.0**-10, "TiB": 2.0**10}, "memory", GIB),
     "memory_bandwidth_gb_per_s": _gb_per_s(0.1, 1e6),
     "compute_units": Plausible(1, 1e6),
@@ -67,40 +67,38 @@ PLAUSIBLE: Final[Mapping[str, Plausible]] = {
     "idle_power_w": Plausible(0.1, 1e5, "W", _POWERS, "power"),
     "reached_share": Plausible(1e-3, 1.0, "of 1", {"%": 1e-2}),
     "usd_per_hour": Plausible(1e-4, 1e4, "USD", {"cents": 1e-2}),
-}  # fmt: skip
+}
 """By key of a file. 0 and what is below are refused, or mean none, where the figure is used."""
-PEAK_RATE: Final = Plausible(
-    1e-3, 1e6, "TFLOP/s", {"FLOP/s": 1e-12, "GFLOP/s": 1e-3, "PFLOP/s": 1e3}, "rate", 1e12
-)  # fmt: skip
+PEAK_RATE: Final = Plausible(1e-3, 1e6, "TFLOP/s", {"FLOP/s": 1e-12, "GFLOP/s": 1e-3, "PFLOP/s": 1e3}, "rate", 1e12)
 """Of every element type in `peak_tflops`."""
 
 
-def plausible_figures(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def plausible_figures(data: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A table of a file with text such as "200Gbit/s" as a number in the unit of its key, all tables in it included.
 
     Raises:
         PerfModelError: a figure beyond its limits; names the unit that it was likely meant in.
     """
-    return {key: _checked(key, key, value, where) for key, value in data.items()}
+    return {key: _checked(key, key, value, place) for key, value in data.items()}
 
 
-def _checked(key: str, path: str, value: Any, where: str) -> Any:
-    """What stands at a key, `path` from the beginning of the file."""
+def _checked(key: str, path: str, value: Any, place: str) -> Any:
+    """The value of a key with its figures checked; `path` names it from the beginning of the file."""
     if isinstance(value, Mapping):
         if key == "peak_tflops":
-            return {dtype: _figure(f"{path}.{dtype}", rate, PEAK_RATE, where) for dtype, rate in value.items()}
-        return {inner: _checked(inner, f"{path}.{inner}", one, where) for inner, one in value.items()}
+            return {dtype: _figure(f"{path}.{dtype}", rate, PEAK_RATE, place) for dtype, rate in value.items()}
+        return {inner: _checked(inner, f"{path}.{inner}", item, place) for inner, item in value.items()}
     if isinstance(value, list):
-        return [_checked(key, f"{path}.{at}", one, where) for at, one in enumerate(value)]
-    return _figure(path, value, PLAUSIBLE[key], where) if key in PLAUSIBLE else value
+        return [_checked(key, f"{path}.{position}", item, place) for position, item in enumerate(value)]
+    return _figure(path, value, PLAUSIBLE[key], place) if key in PLAUSIBLE else value
 
 
-def _figure(key: str, value: Any, limits: Plausible, where: str) -> Any:
+def _figure(key: str, value: Any, limits: Plausible, place: str) -> Any:
     if isinstance(value, str) and limits.kind:
         try:
             value = parse_quantity(value, limits.kind) / limits.inside
         except PerfModelError as error:
-            raise PerfModelError(f"{where}: {key}: {error}") from None
+            raise PerfModelError(f"{place}: {key}: {error}") from None
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or limits.holds(value):
         return value
     likely = [
@@ -111,5 +109,5 @@ def _figure(key: str, value: Any, limits: Plausible, where: str) -> Any:
     remedy = f"write {' or '.join(likely)}" if likely else "look at the figure"
     unit = f" {limits.unit}" if limits.unit else ""
     raise PerfModelError(
-        f"{where}: {key}: {value:g}{unit} is not plausible ({limits.least:g} to {limits.most:g}{unit} is); {remedy}"
+        f"{place}: {key}: {value:g}{unit} is not plausible ({limits.least:g} to {limits.most:g}{unit} is); {remedy}"
     )

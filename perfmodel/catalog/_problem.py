@@ -20,7 +20,17 @@ from perfmodel.catalog._models import model_from_toml, model_with
 from perfmodel.catalog._toml import checked_fields, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import parse_toml
-from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem, written, written_values
+from perfmodel.spec import (
+    Cluster,
+    Framework,
+    Job,
+    JobKeywords,
+    Layout,
+    Model,
+    Problem,
+    written,
+    written_values,
+)
 
 JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
 """Keys of `[job]`, and words of a problem: what can be said of a job."""
@@ -34,12 +44,12 @@ JOB_FILE_KEYS: Final = (*NAMED, "devices", *SECTIONS)
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """What a job file says, with what was set otherwise."""
+    """A parsed job file, with the changes of the command line."""
 
-    where: str
+    place: str
     """Its path."""
-    words: Mapping[str, Any] = field(default_factory=dict)
-    """Of `catalog.problem`: model, cluster, framework, devices and fields of the job."""
+    problem_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `catalog.problem`: model, cluster, framework, devices and fields of the job."""
     layout: str = ""
     """In the notation of `Layout`; empty where it says none."""
     search: Mapping[str, Any] = field(default_factory=dict)
@@ -65,20 +75,20 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
     Raises:
         PerfModelError: a file that cannot be read; a key that there is not or a value that it cannot have, by name.
     """
-    where = str(path) if path is not None else "--set"
+    place = str(path) if path is not None else "--set"
     data = read_toml(Path(path)) if path is not None else {}
     if path is not None and "layout" in data:
-        data["layout"] = _with_schedule_below(data["layout"], Path(path).parent, where)
+        data["layout"] = _with_schedule_below(data["layout"], Path(path).parent, place)
     for change in changes:
         _change(data, change)
-    return job_from_toml(data, where, Path(path).parent if path is not None else Path())
+    return job_from_toml(data, place, Path(path).parent if path is not None else Path())
 
 
-def job_from_toml(data: Mapping[str, Any], where: str, folder: Path | None = None) -> JobFile:
+def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = None) -> JobFile:
     """What a parsed job file says, or a row of a table whose columns are keys of job files.
 
     Args:
-        where: its name in messages.
+        place: its name in messages.
         folder: that paths in it are relative to.
 
     Raises:
@@ -87,51 +97,51 @@ def job_from_toml(data: Mapping[str, Any], where: str, folder: Path | None = Non
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
             under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
-            raise PerfModelError(f"{where}: {under} (launch files are for --from)")
+            raise PerfModelError(f"{place}: {under} (launch files are for --from)")
         if key in ("job", "search", "serving", "network") and not isinstance(value, dict):
-            raise PerfModelError(f"{where}: {key} must be a table, [{key}], got {value!r}")
+            raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
-            raise PerfModelError(f"{where}: {key} must be a name or the path of a file, got {value!r}")
+            raise PerfModelError(f"{place}: {key} must be a name or the path of a file, got {value!r}")
     if folder is None and "layout" in data:
-        _with_schedule_below(data["layout"], None, where)
-    words = {key: _beside(folder or Path(), data[key]) for key in NAMED if key in data}
-    stem = Path(where).stem
-    if isinstance(words.get("model"), dict):
-        words["model"] = _model_table(words["model"], f"{where} [model]", stem)
-    if isinstance(words.get("cluster"), dict):
-        words["cluster"] = cluster_from_toml(words["cluster"], f"{where} [cluster]", stem)
-    if isinstance(words.get("framework"), dict):
-        changes = dict(words["framework"])
+        _with_schedule_below(data["layout"], None, place)
+    stated = {key: _beside(folder or Path(), data[key]) for key in NAMED if key in data}
+    stem = Path(place).stem
+    if isinstance(stated.get("model"), dict):
+        stated["model"] = _model_table(stated["model"], f"{place} [model]", stem)
+    if isinstance(stated.get("cluster"), dict):
+        stated["cluster"] = cluster_from_toml(stated["cluster"], f"{place} [cluster]", stem)
+    if isinstance(stated.get("framework"), dict):
+        changes = dict(stated["framework"])
         base = named_framework(str(changes.pop("name", "generic")))
-        words["framework"] = framework_with(changes, base, f"{where} [framework]")
+        stated["framework"] = framework_with(changes, base, f"{place} [framework]")
     if "network" in data:
-        if "cluster" not in words:
-            raise PerfModelError(f"{where} [network]: it changes the network of a cluster; name one")
-        words["cluster"] = with_network(named_cluster(words["cluster"]), data["network"], f"{where} [network]")
+        if "cluster" not in stated:
+            raise PerfModelError(f"{place} [network]: it changes the network of a cluster; name one")
+        stated["cluster"] = with_network(named_cluster(stated["cluster"]), data["network"], f"{place} [network]")
     if "devices" in data:
         if type(data["devices"]) is not int:
-            raise PerfModelError(f"{where}: devices must be a whole number, got {data['devices']!r}")
-        words["devices"] = data["devices"]
-    words |= checked_fields(Job, data.get("job", {}), f"{where} [job]", JOB_WORDS)
+            raise PerfModelError(f"{place}: devices must be a whole number, got {data['devices']!r}")
+        stated["devices"] = data["devices"]
+    stated |= checked_fields(Job, data.get("job", {}), f"{place} [job]", JOB_WORDS)
     return JobFile(
-        where=where,
-        words=words,
-        layout=_layout(data, where),
+        place=place,
+        problem_fields=stated,
+        layout=_layout(data, place),
         search=data.get("search", {}),
         serving=data.get("serving", {}),
     )
 
 
-def _model_table(table: dict[str, Any], where: str, stem: str) -> Model:
+def _model_table(table: dict[str, Any], place: str, stem: str) -> Model:
     """The model of a table [model]: whole, or one of the catalog (`like`) with some fields changed."""
     table = dict(table)
-    like = table.pop("like", None)
-    if like is None:
-        return model_from_toml({"name": stem} | table, where)
-    return model_with(named_model(str(like)), table, where)
+    base_name = table.pop("like", None)
+    if base_name is None:
+        return model_from_toml({"name": stem} | table, place)
+    return model_with(named_model(str(base_name)), table, place)
 
 
-def framework_with(changes: Mapping[str, Any], framework: Framework, where: str) -> Framework:
+def framework_with(changes: Mapping[str, Any], framework: Framework, place: str) -> Framework:
     """A framework with some facts stated otherwise, by the names of its fields.
 
     Raises:
@@ -140,9 +150,9 @@ def framework_with(changes: Mapping[str, Any], framework: Framework, where: str)
     if not changes:
         return framework
     try:
-        return replace(framework, **checked_fields(Framework, changes, where, FRAMEWORK_FACTS))
+        return replace(framework, **checked_fields(Framework, changes, place, FRAMEWORK_FACTS))
     except PerfModelError as error:
-        raise error if where in str(error) else PerfModelError(f"{where}: {error}") from None
+        raise (error if place in str(error) else PerfModelError(f"{place}: {error}")) from None
 
 
 def _change(data: dict[str, Any], change: str) -> None:
@@ -176,7 +186,7 @@ def _beside(folder: Path, value: Any) -> Any:
     return value
 
 
-def _with_schedule_below(layout: Any, folder: Path | None, where: str) -> Any:
+def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
     """A layout of a file, whose schedule may be in another file only if that lies below a folder.
 
     Whoever writes a job file must not choose what else is read: only the command line names any file.
@@ -196,11 +206,11 @@ def _with_schedule_below(layout: Any, folder: Path | None, where: str) -> Any:
     if kind.strip().lower() != "file" or not colon:
         return layout
     if folder is None:
-        raise PerfModelError(f"{where}: schedule={schedule}: only the command line and job files may name a file")
+        raise PerfModelError(f"{place}: schedule={schedule}: only the command line and job files may name a file")
     path = (folder / name.strip()).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise PerfModelError(
-            f"{where}: schedule={schedule} is not below {folder.resolve()}; put it beside the job file, or say "
+            f"{place}: schedule={schedule} is not below {folder.resolve()}; put it beside the job file, or say "
             "--set layout.schedule=file:PATH"
         )
     below = f"file:{path}"
@@ -209,19 +219,19 @@ def _with_schedule_below(layout: Any, folder: Path | None, where: str) -> Any:
     return {**fields, "schedule": below}
 
 
-def _layout(data: Mapping[str, Any], where: str) -> str:
+def _layout(data: Mapping[str, Any], place: str) -> str:
     """The layout in its notation, checked as far as its keys go."""
-    said = data.get("layout", "")
-    if isinstance(said, dict):
-        said = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in said.items())
-    if not isinstance(said, str):
-        raise PerfModelError(f"{where}: layout must be a table, or text like 'tp=8,pp=4', got {said!r}")
-    if said:
+    notation = data.get("layout", "")
+    if isinstance(notation, dict):
+        notation = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in notation.items())
+    if not isinstance(notation, str):
+        raise PerfModelError(f"{place}: layout must be a table, or text like 'tp=8,pp=4', got {notation!r}")
+    if notation:
         try:
-            Layout.values(said)
+            Layout.values(notation)
         except PerfModelError as error:
-            raise PerfModelError(f"{where} [layout]: {error}") from None
-    return said
+            raise PerfModelError(f"{place} [layout]: {error}") from None
+    return notation
 
 
 PROBLEM_WORDS: Final = ("devices", "job", "framework", *JOB_WORDS)
@@ -265,63 +275,79 @@ def problem(
         UnknownNameError: for names that no catalog has, and words that no job has.
         PerfModelError: a word is missing, or given beside a whole problem.
     """
-    words: dict[str, Any] = {**of_job} | {
-        "global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices, "job": job,
+    stated: dict[str, Any] = {**of_job} | {
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "dtype": dtype,
+        "devices": devices,
+        "job": job,
         "framework": framework,
-    }  # fmt: skip
-    return problem_and_layout(model, cluster, **words)[0]
+    }
+    return problem_and_layout(model, cluster, **stated)[0]
 
 
 def problem_and_layout(
-    model: Named, cluster: Cluster | str | None = None, layout: StatedLayout = "", **words: Any
+    model: Named,
+    cluster: Cluster | str | None = None,
+    layout: StatedLayout = "",
+    **stated: Any,
 ) -> tuple[Problem, Layout | str]:
     """`problem`, and the layout: that of the job file where none is given.
 
     Args:
         model, cluster: as in `problem`.
         layout: a `Layout`, its notation, or its fields by name.
-        words: as `problem` takes them; fields of `Layout` by name, instead of `layout`.
+        stated: keywords as `problem` takes them; fields of `Layout` by name, instead of `layout`.
 
     Raises:
         UnknownNameError, PerfModelError: as `problem`; a layout that is given twice.
     """
-    layout_fields = {word: words.pop(word) for word in list(words) if word in LAYOUT_WORDS}
-    layout_fields = {word: value for word, value in layout_fields.items() if value is not None}
+    layout_fields = {name: stated.pop(name) for name in list(stated) if name in LAYOUT_WORDS}
+    layout_fields = {name: value for name, value in layout_fields.items() if value is not None}
     if layout_fields and layout:
         raise PerfModelError(f"the layout is given twice: as layout= and as {', '.join(layout_fields)}; leave one out")
     layout = layout_in_words(layout_fields or layout)
-    words = {word: value for word, value in words.items() if value is not None}
+    stated = {name: value for name, value in stated.items() if value is not None}
     if isinstance(model, Problem):
-        if given := [*(("cluster",) if cluster is not None else ()), *words]:
+        beside = list(stated) if cluster is None else ["cluster", *stated]
+        if beside:
             raise PerfModelError(
-                f"a problem is whole: it cannot have {', '.join(given)} besides; problem.replace(...) can"
+                f"a problem is whole: it cannot have {', '.join(beside)} besides; problem.replace(...) can"
             )
         return model, layout
+
+    # What the caller states goes before a job file.
     file = unfiled(model)
     named: Any = model
     if file is not None:
-        said = dict(file.words)
-        named, of_file = said.pop("model", None), said.pop("cluster", None)
-        cluster, layout, words = cluster or of_file, layout or file.layout, said | words
+        of_file = dict(file.problem_fields)
+        named = of_file.pop("model", None)
+        cluster_of_file = of_file.pop("cluster", None)
+        cluster = cluster or cluster_of_file
+        layout = layout or file.layout
+        stated = of_file | stated
         if named is None:
-            raise PerfModelError(f"{file.where}: it names no model; give model = 'NAME' (perfmodel catalog models)")
-    if unknown := next((word for word in words if word not in PROBLEM_WORDS), None):
-        raise UnknownNameError("argument", unknown, (*PROBLEM_WORDS, *LAYOUT_WORDS))
+            raise PerfModelError(f"{file.place}: it names no model; give model = 'NAME' (perfmodel catalog models)")
+    unknown_name = next((name for name in stated if name not in PROBLEM_WORDS), None)
+    if unknown_name:
+        raise UnknownNameError("argument", unknown_name, (*PROBLEM_WORDS, *LAYOUT_WORDS))
     if cluster is None:
         raise PerfModelError("a cluster is needed: catalog name, TOML or Cluster")
-    found, cluster = named_model(named), named_cluster(cluster)
-    framework, devices = named_framework(words.pop("framework", "generic")), words.pop("devices", None)
-    job = words.pop("job", None)
+    model, cluster = named_model(named), named_cluster(cluster)
+    framework = named_framework(stated.pop("framework", "generic"))
+    devices = stated.pop("devices", None)
+    job = stated.pop("job", None)
     if isinstance(job, Mapping):
-        if unknown := set(job) - set(JOB_WORDS):
+        unknown = set(job) - set(JOB_WORDS)
+        if unknown:
             raise UnknownNameError("word of a job", str(min(unknown)), JOB_WORDS)
-        words, job = words | dict(job), None
+        stated, job = stated | dict(job), None
     if job is None:
-        if "global_batch" not in words:
+        if "global_batch" not in stated:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")
-        job = framework.job(found, cluster.device, **words)
+        job = framework.job(model, cluster.device, **stated)
         job = replace(job, assumed=(*job.assumed, *cluster.assumed))
-    return Problem(model=found, cluster=cluster, job=job, framework=framework, devices=devices), layout
+    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices), layout
 
 
 def layout_in_words(layout: StatedLayout) -> Layout | str:
@@ -332,7 +358,8 @@ def layout_in_words(layout: StatedLayout) -> Layout | str:
     """
     if isinstance(layout, (Layout, str)):
         return layout
-    if unknown := next((name for name in layout if name not in LAYOUT_WORDS), None):
+    unknown = next((name for name in layout if name not in LAYOUT_WORDS), None)
+    if unknown:
         raise UnknownNameError("field of a layout", str(unknown), LAYOUT_WORDS)
     return written_values(dict(layout))
 

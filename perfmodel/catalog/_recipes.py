@@ -63,20 +63,25 @@ _CHOSEN_BY = ("models", "devices", "dtypes", "since", "until")
 
 
 def recipe(framework: str, model: str, device: str, dtype: str, release: str) -> dict[str, Any]:
-    """What a framework's performance recipe sets for a model on a device, by the names of `Layout` and `Job`
-    (`recompute_layers` for whole layers per stage); empty where no recipe is known.
+    """Fields of `Layout` and `Job` that a framework's performance recipe sets for a model on a device.
+
+    `recompute_layers` are whole layers per stage. Empty if no recipe is known.
 
     Args:
         framework, model, device: names of the catalog.
         dtype: element type, or the recipe of a narrow one.
         release: year and month of the release, as `26.04`; empty where there are none.
     """
-    found: dict[str, Any] = {}
-    for one in _recipes(framework):
-        if one.is_of(model, device, dtype, release):
-            told = {f.name: getattr(one, f.name) for f in fields(one) if f.name not in _CHOSEN_BY}
-            found = {name: value for name, value in told.items() if value is not None} | found
-    return found
+    settings: dict[str, Any] = {}
+    for candidate in _recipes(framework):
+        if not candidate.is_of(model, device, dtype, release):
+            continue
+        # The first recipe that fits wins; later ones fill in what it leaves open.
+        for field in fields(candidate):
+            value = getattr(candidate, field.name)
+            if field.name not in _CHOSEN_BY and value is not None:
+                settings.setdefault(field.name, value)
+    return settings
 
 
 def plain_fp8(framework: str) -> Fp8Recipe:
@@ -86,11 +91,11 @@ def plain_fp8(framework: str) -> Fp8Recipe:
 
 @cache
 def _recipes(framework: str) -> tuple[Recipe, ...]:
-    return tuple(
-        checked(Recipe, entry, f"{name}, recipe {n}")
-        for name, file in _files(framework)
-        for n, entry in enumerate(file.get("recipe", []), 1)
-    )
+    recipes = []
+    for name, file in _files(framework):
+        for number, entry in enumerate(file.get("recipe", []), 1):
+            recipes.append(checked(Recipe, entry, f"{name}, recipe {number}"))
+    return tuple(recipes)
 
 
 def _files(framework: str) -> list[tuple[str, dict[str, Any]]]:

@@ -26,12 +26,12 @@ def index(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
     Raises:
         PerfModelError: if two entries share a name or alias.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, aliases in entries:
         for text in (name, *aliases):
-            if found.setdefault(key(text), name) != name:
-                raise PerfModelError(f"catalog: {text!r} names both {found[key(text)]!r} and {name!r}")
-    return found
+            if names.setdefault(key(text), name) != name:
+                raise PerfModelError(f"catalog: {text!r} names both {names[key(text)]!r} and {name!r}")
+    return names
 
 
 def resolve(kind: str, name: str, names: Mapping[str, str], table: Mapping[str, T]) -> T:
@@ -79,11 +79,11 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
         raise PerfModelError(f"{path}: not valid {notation}: {error}") from None
 
 
-def checked(kind: type[T], data: Mapping[str, Any], where: str) -> T:
+def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
     """Build a dataclass from parsed TOML or JSON; keys that it has no field for are left unless it is `spec.Stated`.
 
     Raises:
-        PerfModelError: names `where` and, for every missing, unknown or malformed key, the key and
+        PerfModelError: names `place` and, for every missing, unknown or malformed key, the key and
             what is wrong with it.
     """
     from pydantic import ValidationError
@@ -95,31 +95,35 @@ def checked(kind: type[T], data: Mapping[str, Any], where: str) -> T:
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'entry'}: {_say(e['type'], e['msg'])}" for e in error.errors()
         )
-        raise PerfModelError(f"{where}: {problems}") from None
+        raise PerfModelError(f"{place}: {problems}") from None
 
 
-def checked_fields(kind: type, data: Mapping[str, Any], where: str, known: Iterable[str]) -> dict[str, Any]:
+def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Iterable[str]) -> dict[str, Any]:
     """Some fields of a dataclass from parsed TOML, `known` those that there are: lists for tuples become tuples.
 
     Raises:
-        PerfModelError: names `where`, the key, and what is wrong with it.
+        PerfModelError: names `place`, the key, and what is wrong with it.
     """
     from pydantic import ValidationError
 
-    kinds, known, found = get_type_hints(kind), tuple(known), {}
+    kinds, known, values = get_type_hints(kind), tuple(known), {}
     for key, value in data.items():
         if key not in known:
-            raise PerfModelError(f"{where}: {UnknownNameError('key', key, known)}")
+            raise PerfModelError(f"{place}: {UnknownNameError('key', key, known)}")
         try:
-            found[key] = _adapter(kinds[key]).validate_json(json.dumps(value, default=str), strict=True)
+            values[key] = _adapter(kinds[key]).validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
-            said = _say(error.errors()[0]["type"], error.errors()[0]["msg"])
-            raise PerfModelError(f"{where}: {key}: {said[0].lower() + said[1:]}, got {value!r}") from None
-    return found
+            reason = _say(error.errors()[0]["type"], error.errors()[0]["msg"])
+            raise PerfModelError(f"{place}: {key}: {reason[0].lower() + reason[1:]}, got {value!r}") from None
+    return values
 
 
 def _say(kind: str, message: str) -> str:
-    known = {"missing": "missing", "unexpected_keyword_argument": "unknown key", "extra_forbidden": "unknown key"}
+    known = {
+        "missing": "missing",
+        "unexpected_keyword_argument": "unknown key",
+        "extra_forbidden": "unknown key",
+    }
     return known.get(kind, message.removeprefix("Value error, "))
 
 

@@ -24,25 +24,66 @@ LARGEST_TPU_HOST = 8
 """Chips of the largest TPU host (v5e, Google Cloud TPU documentation); slices are joined beyond hosts."""
 
 _LATENCY_S = {
-    "nvlink": 2e-6, "infinity": 2e-6, "xgmi": 2e-6, "ici": 1e-6, "pcie": 5e-6, "infiniband": 5e-6, "edr": 5e-6,
-    "hdr": 5e-6, "ndr": 5e-6, "xdr": 5e-6, "roce": 6e-6, "omni-path": 5e-6, "omnipath": 5e-6,
-    "slingshot": 5e-6, "efa": 15e-6, "dcn": 50e-6, "ethernet": 25e-6, "gbe": 25e-6, "tcp": 25e-6, "aries": 1.5e-6,
-}  # fmt: skip
+    "nvlink": 2e-6,
+    "infinity": 2e-6,
+    "xgmi": 2e-6,
+    "ici": 1e-6,
+    "pcie": 5e-6,
+    "infiniband": 5e-6,
+    "edr": 5e-6,
+    "hdr": 5e-6,
+    "ndr": 5e-6,
+    "xdr": 5e-6,
+    "roce": 6e-6,
+    "omni-path": 5e-6,
+    "omnipath": 5e-6,
+    "slingshot": 5e-6,
+    "efa": 15e-6,
+    "dcn": 50e-6,
+    "ethernet": 25e-6,
+    "gbe": 25e-6,
+    "tcp": 25e-6,
+    "aries": 1.5e-6,
+}
 """One hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks, published
 message latencies for EFA (SRD) and data-centre Ethernet. The first word found counts."""
 _DEFAULT_LATENCY_S = 5e-6
 
 _EFA_NODE_GBIT: Final = {
-    "Volta": 100, "Ampere": 400, "Ada": 400, "Hopper": 3200, "Blackwell": 3200, "Trainium1": 800, "Trainium2": 3200,
-}  # fmt: skip
+    "Volta": 100,
+    "Ampere": 400,
+    "Ada": 400,
+    "Hopper": 3200,
+    "Blackwell": 3200,
+    "Trainium1": 800,
+    "Trainium2": 3200,
+}
 """EC2 p3dn; p4d; g6e; p5 and p6; trn1; trn2 (AWS instance type pages)."""
 
 _REFERENCE_GBIT = {
-    "Pascal": 100, "Volta": 50, "Ampere": 200, "Hopper": 400, "Blackwell": 400, "CDNA2": 200, "CDNA3": 400,
-    "CDNA4": 400, "Gaudi2": 300, "Gaudi3": 600,
-    "TPU-v2": 25, "TPU-v3": 25, "TPU-v4": 50, "TPU-v5e": 25, "TPU-v5p": 50, "Trillium": 100, "Ironwood": 100,
-    "XeHPC": 133, "DaVinci1": 100, "DaVinci2": 200, "Trainium1": 50, "Trainium2": 200,
-}  # fmt: skip
+    "Pascal": 100,
+    "Volta": 50,
+    "Ampere": 200,
+    "Hopper": 400,
+    "Blackwell": 400,
+    "CDNA2": 200,
+    "CDNA3": 400,
+    "CDNA4": 400,
+    "Gaudi2": 300,
+    "Gaudi3": 600,
+    "TPU-v2": 25,
+    "TPU-v3": 25,
+    "TPU-v4": 50,
+    "TPU-v5e": 25,
+    "TPU-v5p": 50,
+    "Trillium": 100,
+    "Ironwood": 100,
+    "XeHPC": 133,
+    "DaVinci1": 100,
+    "DaVinci2": 200,
+    "Trainium1": 50,
+    "Trainium2": 200,
+}
 """Gbit/s per device of the maker's reference system: DGX-1 (4 EDR for 8), DGX A100, H100 and B200
 data sheets; three ports of each Gaudi (HLS-Gaudi2 and Gaudi 3 server documentation); TPU data-centre network per chip
 (Google Cloud TPU documentation); Aurora's eight Slingshot-11 for twelve tiles; Huawei Atlas 800 9000 and 800T A2;
@@ -50,7 +91,14 @@ trn1 and trn2 of EC2."""
 _BLACKWELL_ULTRA_GBIT = 800
 _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
-_PCIE_GB = {"Kepler": 15.75, "Pascal": 15.75, "Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5}
+_PCIE_GB = {
+    "Kepler": 15.75,
+    "Pascal": 15.75,
+    "Volta": 15.75,
+    "Turing": 15.75,
+    "Ampere": 31.5,
+    "Ada": 31.5,
+}
 _PCIE_GENERATION_GB: Final = {3: 15.75, 4: 31.5, 5: 63.0, 6: 126.0}
 """One way of 16 lanes, by the device's architecture and by generation."""
 _MOST_ADAPTERS_PER_HOST_LINK: Final = 2.5
@@ -114,25 +162,30 @@ def cluster_for(
         UnknownNameError: for a device that the catalog does not know.
         PerfModelError: for a node size below 1; for links or adapters that the device cannot have.
     """
-    found = device(device_name)
+    accelerator = device(device_name)
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
     network = read_network(inter_link) if isinstance(inter_link, str) else inter_link
-    network = _on_ports(found, network.with_adapters(nics_per_node, nic_gbit_per_s))
+    network = _on_ports(accelerator, network.with_adapters(nics_per_node, nic_gbit_per_s))
     rack = max(rack_size(intra_link), network.domain)
-    _check_links(found, devices_per_node, intra_link, rack)
-    is_gaudi = found.architecture.startswith("Gaudi")
-    inner = _inner_level(found, devices_per_node, f"{intra_link} RoCE".strip() if is_gaudi else intra_link, rack)
+    _check_links(accelerator, devices_per_node, intra_link, rack)
+    is_gaudi = accelerator.architecture.startswith("Gaudi")
+    inner = _inner_level(
+        accelerator,
+        devices_per_node,
+        f"{intra_link} RoCE".strip() if is_gaudi else intra_link,
+        rack,
+    )
     node = inner.size
-    if _is_rack(found, rack):
-        # adapters are told for a tray, not for the rack
+    if _is_rack(accelerator, rack):
+        # Adapters are stated for a tray, not for the rack.
         node = devices_per_node if devices_per_node and devices_per_node < inner.size else NVL_TRAY_DEVICES
-    outer = None if network.absent else _outer_level(found, network, node, inner.size)
+    outer = None if network.absent else _outer_level(accelerator, network, node, inner.size)
     inter_words = inter_link if isinstance(inter_link, str) else network.words
-    words = "; ".join(text.strip() for text in (intra_link, inter_words) if text.strip())
+    stated_links = "; ".join(text.strip() for text in (intra_link, inter_words) if text.strip())
     return Cluster(
-        name=f"{found.name} x{inner.size}" + (f" ({words})" if words else ""),
-        device=found,
+        name=f"{accelerator.name} x{inner.size}" + (f" ({stated_links})" if stated_links else ""),
+        device=accelerator,
         levels=(inner,) if outer is None else (inner, outer),
         source="from the words of a published table",
     )
@@ -145,16 +198,20 @@ def devices_of_adapters(cluster: Cluster) -> int:
 
 
 def network_level(
-    found: Device, devices_per_node: int, network: Network, nics_per_node: int | None, nic_gbit_per_s: float | None
+    accelerator: Device,
+    devices_per_node: int,
+    network: Network,
+    nics_per_node: int | None,
+    nic_gbit_per_s: float | None,
 ) -> NetworkLevel:
     """The network between nodes of a device, of words and columns as `cluster_for` reads them.
 
     Raises:
         PerfModelError: adapters that the device cannot have.
     """
-    network = _on_ports(found, network.with_adapters(nics_per_node, nic_gbit_per_s))
-    node = NVL_TRAY_DEVICES if _is_rack(found, network.domain) else devices_per_node
-    return _outer_level(found, network, node, devices_per_node)
+    network = _on_ports(accelerator, network.with_adapters(nics_per_node, nic_gbit_per_s))
+    node = NVL_TRAY_DEVICES if _is_rack(accelerator, network.domain) else devices_per_node
+    return _outer_level(accelerator, network, node, devices_per_node)
 
 
 def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]:
@@ -166,92 +223,93 @@ def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]
     first, second = read_network(name), read_network(as_stated)
     if first.absent:
         return first, ()
-    chosen, other = (second, first) if second.detail > first.detail or second.detail == 2 else (first, second)
+    chosen, secondary = (second, first) if second.detail > first.detail or second.detail == 2 else (first, second)
     contradictions = ()
-    if chosen.detail == other.detail == 2 and chosen.gbit_per_s_per_device(8) != other.gbit_per_s_per_device(8):
+    if chosen.detail == secondary.detail == 2 and chosen.gbit_per_s_per_device(8) != secondary.gbit_per_s_per_device(8):
         contradictions = (f"inter_link says {first.words!r} and inter_link_as_stated {second.words!r}",)
-    if not chosen.family and other.family:
-        chosen = replace(chosen, family=other.family, generation=other.generation)
+    if not chosen.family and secondary.family:
+        chosen = replace(chosen, family=secondary.family, generation=secondary.generation)
     unread = tuple(dict.fromkeys((*first.not_understood, *second.not_understood)))
     return replace(chosen, domain=max(first.domain, second.domain), not_understood=unread), contradictions
 
 
-def _on_ports(found: Device, network: Network) -> Network:
+def _on_ports(accelerator: Device, network: Network) -> Network:
     """Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet (Intel Gaudi 2 and 3 white
     papers)."""
-    if found.architecture.startswith("Gaudi") and not network.absent and network.family in ("", "Ethernet"):
+    if accelerator.architecture.startswith("Gaudi") and not network.absent and network.family in ("", "Ethernet"):
         return replace(network, family="RoCE")
     return network
 
 
-def _is_rack(found: Device, rack: int) -> bool:
+def _is_rack(accelerator: Device, rack: int) -> bool:
     """Whether NVLink joins trays beyond a node."""
-    return rack > LARGEST_NVLINK_NODE or "nvl72" in found.name.lower()
+    return rack > LARGEST_NVLINK_NODE or "nvl72" in accelerator.name.lower()
 
 
-def _check_links(found: Device, devices_per_node: int | None, intra_link: str, rack: int) -> None:
+def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: str, rack: int) -> None:
     """Refuse links within a node that the device does not have.
 
     Raises:
         PerfModelError: naming the words and what the device has.
     """
-    if makers := makers_of_links(intra_link) - {found.vendor}:
+    makers = makers_of_links(intra_link) - {accelerator.vendor}
+    if makers:
         maker = min(makers)
         raise PerfModelError(
-            f"intra_link {intra_link!r}: only devices of {maker} have such links, and {found.name} is made by "
-            f"{found.vendor}; correct the device or the link, or leave intra_link empty for the device's own"
+            f"intra_link {intra_link!r}: only devices of {maker} have such links, and {accelerator.name} is made by "
+            f"{accelerator.vendor}; correct the device or the link, or leave intra_link empty for the device's own"
         )
-    if rack > LARGEST_NVLINK_NODE and not found.name.startswith(("GB", "VR")):
+    if rack > LARGEST_NVLINK_NODE and not accelerator.name.startswith(("GB", "VR")):
         raise PerfModelError(
-            f"NVL{rack}: {found.name} is not joined to racks of {rack} by NVLink; name GB200 or GB300, or leave the "
-            "rack out"
+            f"NVL{rack}: {accelerator.name} is not joined to racks of {rack} by NVLink; name GB200 or GB300, or leave "
+            "the rack out"
         )
     if rack and devices_per_node and devices_per_node > rack:
         raise PerfModelError(f"devices_per_node={devices_per_node} are more than NVL{rack} joins; correct one of them")
 
 
-def _inner_level(found: Device, devices_per_node: int | None, words: str, rack: int) -> NetworkLevel:
+def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, rack: int) -> NetworkLevel:
     """The network within a node, a rack of NVLink or a slice of TPUs."""
-    text = words.lower()
+    text = links.lower()
     size = devices_per_node or DEVICES_PER_NODE
-    if _is_rack(found, rack):
-        size = max(rack, NVL72_DEVICES) if "nvl72" in found.name.lower() else rack
-    elif found.vendor == "Google" and (devices_per_node is None or (not text and size <= LARGEST_TPU_HOST)):
-        size = _largest_slice(found) or size
-    bandwidth = found.link_bandwidth_bytes_per_s
+    if _is_rack(accelerator, rack):
+        size = max(rack, NVL72_DEVICES) if "nvl72" in accelerator.name.lower() else rack
+    elif accelerator.vendor == "Google" and (devices_per_node is None or (not text and size <= LARGEST_TPU_HOST)):
+        size = _largest_slice(accelerator) or size
+    bandwidth = accelerator.link_bandwidth_bytes_per_s
     if "pcie" in text and "nvlink" not in text:
-        bandwidth = min(bandwidth, _host_link_gb_per_s(found, text) * 1e9)
-    name = words.strip() or ("ICI" if found.vendor == "Google" else "scale-up link")
-    fallback = "ici" if found.vendor == "Google" else "nvlink"
+        bandwidth = min(bandwidth, _host_link_gb_per_s(accelerator, text) * 1e9)
+    name = links.strip() or ("ICI" if accelerator.vendor == "Google" else "scale-up link")
+    fallback = "ici" if accelerator.vendor == "Google" else "nvlink"
     return NetworkLevel(
         name=name,
         size=size,
         bandwidth_bytes_per_s=bandwidth,
         latency_s=_latency_s(text, _LATENCY_S[fallback]),
-        source=found.source,
+        source=accelerator.source,
     )
 
 
-def _host_link_gb_per_s(found: Device, text: str) -> float:
+def _host_link_gb_per_s(accelerator: Device, text: str) -> float:
     """GB/s of a device's PCIe, of the generation that words name or its architecture has."""
     stated = re.search(r"pcie[- ]?(?:gen)?[- ]?([3-6])", text)
     if stated:
         return _PCIE_GENERATION_GB[int(stated[1])]
-    return _PCIE_GB.get(found.architecture, _PCIE_GENERATION_GB[5])
+    return _PCIE_GB.get(accelerator.architecture, _PCIE_GENERATION_GB[5])
 
 
-def _largest_slice(found: Device) -> int:
+def _largest_slice(accelerator: Device) -> int:
     """Devices of the largest slice of such devices that the catalog has; 0 where it has none."""
     sizes = [0]
     for tables in package_tables("clusters").values():
         for entry in tables.values():
             name = entry.get("device")
-            if isinstance(name, str) and device(name) == found:
+            if isinstance(name, str) and device(name) == accelerator:
                 sizes.append(entry["levels"][0]["size"])
     return max(sizes)
 
 
-def _outer_level(found: Device, network: Network, node: int, domain: int) -> NetworkLevel:
+def _outer_level(accelerator: Device, network: Network, node: int, domain: int) -> NetworkLevel:
     """The network between nodes, at the rate that words tell or that of the device's reference system.
 
     Args:
@@ -263,17 +321,18 @@ def _outer_level(found: Device, network: Network, node: int, domain: int) -> Net
     gbit = network.gbit_per_s_per_device(node, domain)
     source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
     if gbit is None and network.family == "AWS EFA":
-        gbit = _EFA_NODE_GBIT.get(found.architecture, 400) / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
+        node_gbit = _EFA_NODE_GBIT.get(accelerator.architecture, 400)
+        gbit = node_gbit / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
         source = "AWS EC2 instance pages"
     elif gbit is None:
-        gbit = float(_reference_gbit(found))
+        gbit = float(_reference_gbit(accelerator))
         source = REFERENCE_NETWORK
         if network.adapters is not None:
             network = replace(network, gbit_per_s=gbit)
             gbit = network.gbit_per_s_per_device(node, domain) or gbit
         elif network.family == "InfiniBand":
             network = replace(network, gbit_per_s=gbit, per="device").with_adapters(None, gbit)
-    _check_adapters(found, network, gbit)
+    _check_adapters(accelerator, network, gbit)
     name = network.words if network.family or network.gbit_per_s else "scale-out network"
     shared = next((rates for word, rates in _SHARED.items() if word in name.lower()), (1.0, 0.0, 0.0))
     delivered, contention, rank_latency_s = shared
@@ -281,33 +340,36 @@ def _outer_level(found: Device, network: Network, node: int, domain: int) -> Net
         name=name,
         size=-(-UNBOUNDED // domain) * domain,
         bandwidth_bytes_per_s=gbit * 1e9 / 8 * delivered,
-        latency_s=_latency_s(name.lower(), _LATENCY_S["dcn"] if found.vendor == "Google" else _DEFAULT_LATENCY_S),
+        latency_s=_latency_s(
+            name.lower(),
+            _LATENCY_S["dcn"] if accelerator.vendor == "Google" else _DEFAULT_LATENCY_S,
+        ),
         source=source,
         contention=contention,
         rank_latency_s=rank_latency_s,
     )
 
 
-def _check_adapters(found: Device, network: Network, gbit: float) -> None:
+def _check_adapters(accelerator: Device, network: Network, gbit: float) -> None:
     """Refuse adapters that are much faster than a device's link to its host.
 
     Raises:
         PerfModelError: naming both rates.
     """
-    host = found.host_bandwidth_bytes_per_s
-    has_own_ports = found.architecture.startswith("Gaudi")
+    host = accelerator.host_bandwidth_bytes_per_s
+    has_own_ports = accelerator.architecture.startswith("Gaudi")
     if host is None or has_own_ports or gbit * 1e9 / 8 <= host * _MOST_ADAPTERS_PER_HOST_LINK:
         return
     raise PerfModelError(
         f"network {network.words!r}: {gbit / 8:g} GB/s per device do not pass the {host / 1e9:g} GB/s between "
-        f"{found.name} and its host; Gb/s are bits and GB/s bytes: {NETWORK_WORDS}"
+        f"{accelerator.name} and its host; Gb/s are bits and GB/s bytes: {NETWORK_WORDS}"
     )
 
 
-def _reference_gbit(found: Device) -> float:
-    if "300" in found.name and found.architecture == "Blackwell":
+def _reference_gbit(accelerator: Device) -> float:
+    if "300" in accelerator.name and accelerator.architecture == "Blackwell":
         return _BLACKWELL_ULTRA_GBIT
-    return _REFERENCE_GBIT.get(found.architecture, _OTHER_GBIT)
+    return _REFERENCE_GBIT.get(accelerator.architecture, _OTHER_GBIT)
 
 
 def _latency_s(text: str, default: float) -> float:

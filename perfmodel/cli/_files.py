@@ -111,12 +111,12 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     if path is None and not of_file:
         return
     file = read_job(path, of_file)
-    for word, value in file.words.items():
+    for word, value in file.problem_fields.items():
         if word == "global_batch" and takes_several(arguments):
             value = [value]
         _fill(arguments, arguments.of_job if word in JOB_WORDS else {}, word, value)
-    if isinstance(file.words.get("cluster"), str) and hasattr(arguments, "clusters"):
-        _fill(arguments, {}, "clusters", file.words["cluster"])
+    if isinstance(file.problem_fields.get("cluster"), str) and hasattr(arguments, "clusters"):
+        _fill(arguments, {}, "clusters", file.problem_fields["cluster"])
     if file.layout and ("layout" in getattr(arguments, "needed", ()) or arguments.takes_layout):
         if getattr(arguments, "layouts", None) == []:
             arguments.layouts = [file.layout]

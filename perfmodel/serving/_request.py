@@ -103,7 +103,7 @@ def serving_words(file: JobFile) -> dict[str, Any]:
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.
     """
-    return checked_fields(ServingWords, file.serving, f"{file.where} [serving]", SERVING_KEYS)
+    return checked_fields(ServingWords, file.serving, f"{file.place} [serving]", SERVING_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,12 +191,12 @@ def serving_question(
     file = catalog.unfiled(model)
     if file is not None:
         of_file = serving_words(file)
-        if "dtype" in file.words:
-            of_file["dtype"] = file.words["dtype"]
+        if "dtype" in file.problem_fields:
+            of_file["dtype"] = file.problem_fields["dtype"]
         stated = of_file | stated
         named, cluster, layout = (
-            file.words.get("model", ""),
-            cluster or file.words.get("cluster"),
+            file.problem_fields.get("model", ""),
+            cluster or file.problem_fields.get("cluster"),
             file.layout,
         )
     if cluster is None:

@@ -120,7 +120,7 @@ def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path)
     assert pm.predict(path).model == "mine-3b"
     assert pm.problem(path).cluster.levels[1].name == "RoCE 400G"
     changed = catalog.read_job(path, ["model.layers=16", "layout.tp=1"])
-    assert changed.words["model"].layers == 16
+    assert changed.problem_fields["model"].layers == 16
     assert changed.layout == "tp=1,dp=4"
 
 

@@ -50,7 +50,7 @@ def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Sou
         raise LaunchFileError(f"{place}: devices must be a whole number of at least 1, got {processes!r}")
     program = str(source.entries.get("program", Entry("", 0)).value)
     read, form = _READERS[kind](replace(source, entries=settings), program)
-    model = model_from_config(config, where=place) if config else None
+    model = model_from_config(config, place=place) if config else None
     return replace(read, devices=processes, model=model, written={}), form
 
 

@@ -311,7 +311,7 @@ def file_words(file: catalog.JobFile) -> dict[str, Any]:
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.
     """
-    place, stated = f"{file.where} [search]", {}
+    place, stated = f"{file.place} [search]", {}
     for word, value in file.search.items():
         stated |= catalog.checked_fields(SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS)
     return stated
