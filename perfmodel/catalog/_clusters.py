@@ -35,7 +35,7 @@ class LevelEntry(Stated):
     """What rings between nodes wait for each rank beyond the first."""
 
     def level(self) -> NetworkLevel:
-        """The same in SI units."""
+        """The network level of this entry, in SI units."""
         return NetworkLevel(
             name=self.name,
             size=self.size,
@@ -49,7 +49,7 @@ class LevelEntry(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEntry(Stated):
-    """What joins nodes of different kinds, as TOML states it."""
+    """Network between nodes of different kinds, as TOML states it."""
 
     name: str
     bandwidth_gb_per_s: float
@@ -196,7 +196,7 @@ _LINK_WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry(Stated):
-    """What the network between nodes is instead of a cluster's own, in words or in figures; figures win."""
+    """Network between nodes that replaces a cluster's own, in words or in figures; figures win."""
 
     inter_link: str = ""
     """In words, such as 8x 400 Gb/s InfiniBand NDR; b is bits, B bytes."""

@@ -87,7 +87,7 @@ class DeviceWords:
 
     @property
     def part(self) -> "DeviceWords":
-        """What tells a part from others: all but its maker and its power limit."""
+        """The words that tell a part from others: all but its maker and its power limit."""
         return replace(self, makers=frozenset(), power_w=None)
 
 
@@ -124,7 +124,7 @@ def device_words(name: str) -> DeviceWords:
 
 @dataclass(frozen=True)
 class PartNames:
-    """What names of one device of the catalog say of it."""
+    """Parts of the names of one device of the catalog."""
 
     names: tuple[DeviceWords, ...]
     """Of its name and aliases."""

@@ -64,7 +64,7 @@ class DeviceEntry(Stated):
     aliases: tuple[str, ...] = field(default=())
 
     def device(self, name: str) -> Device:
-        """The same in SI units."""
+        """The device of this entry, in SI units."""
         stated = dict(vars(self))
         peak = {dtype: rate * 1e12 for dtype, rate in vars(stated.pop("peak_tflops")).items() if rate is not None}
         for stated_as, (name_si, factor) in _SI.items():

@@ -132,7 +132,7 @@ def _files() -> MappingProxyType[str, dict[str, Any]]:
 
 @cache
 def _names() -> MappingProxyType[str, tuple[str, ...]]:
-    """What frameworks are called, by `key`, and which that may be."""
+    """Names of frameworks by `key`, each with the framework that it means."""
     names = {name: (name,) for name in _files()}
     for alias, candidates in package_table("framework_names.toml")["names"].items():
         if alias in names:

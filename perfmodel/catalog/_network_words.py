@@ -98,7 +98,7 @@ class Network:
 
     @property
     def detail(self) -> int:
-        """How much the words tell of its rate: 2 where adapters are counted, 1 where there is a rate, else 0."""
+        """Detail of the words on its rate: 2 if adapters are counted, 1 if there is a rate, else 0."""
         if self.gbit_per_s is None:
             return 0
         return 1 if self.adapters is None else 2
@@ -223,7 +223,7 @@ class _Adapters:
 
     @property
     def total_gbit_per_s(self) -> float:
-        """What it carries in all, -1 where that is not known."""
+        """Rate of all adapters together in Gbit/s; -1 if it is not known."""
         rate = self.gbit_per_s if self.gbit_per_s is not None else self.link_gbit_per_s
         if rate is None:
             return -1.0
@@ -275,7 +275,7 @@ def read_network(text: str) -> Network:
 
 
 def _read_clause(clause: str) -> tuple[_Adapters, list[str]]:
-    """What a clause says of one set of adapters, and its words that are not understood."""
+    """The set of adapters that a clause describes, and its words that are not understood."""
     label = _LABEL.match(clause)
     body = clause[label.end() :] if label else clause
     is_named = label is not None and bool(_read_clause(label[1])[0].family)  # `InfiniBand: data bandwidth ...`
@@ -395,7 +395,7 @@ def _generation_and_rate(kind: str, match: re.Match[str]) -> tuple[str, float | 
 
 
 def _special(family: str, candidate: str) -> str:
-    """Of two names for one network the more special."""
+    """The more special of two names for one network."""
     if not family or family in _CARRIES.get(candidate, ()):
         return candidate
     return family

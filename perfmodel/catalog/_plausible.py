@@ -14,7 +14,7 @@ from perfmodel.units import GIB, MIB, parse_quantity
 
 @dataclass(frozen=True)
 class Plausible:
-    """What one figure of a file may be, in the unit that its key names."""
+    """Limits of one figure of a file, in the unit that its key names."""
 
     least: float
     most: float

@@ -85,7 +85,7 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
 
 
 def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = None) -> JobFile:
-    """What a parsed job file says, or a row of a table whose columns are keys of job files.
+    """A job file from its parsed TOML, or from a row of a table whose columns are keys of job files.
 
     Args:
         place: its name in messages.

@@ -1,4 +1,4 @@
-"""What is known of frameworks' software beside the frameworks themselves.
+"""Recipes of frameworks, and rates of the libraries by which they exchange tokens.
 
 Settings of their published performance recipes, which tables of results leave out: a TOML file has the recipes of the
 framework of its name, or of its `frameworks` (see the head of `data/recipes/megatron-bridge.toml`). And libraries that
@@ -18,7 +18,7 @@ from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule, W
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What recipes set for some models on some devices; None where an entry does not tell."""
+    """Settings of recipes for some models on some devices; None for what an entry leaves open."""
 
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def recipe(framework: str, model: str, device: str, dtype: str, release: str) ->
 
 
 def plain_fp8(framework: str) -> Fp8Recipe:
-    """What a framework's tables mean by FP8 without further words; empty where that is not known."""
+    """Recipe of 8-bit products that a framework's tables mean by plain FP8; empty if it is not known."""
     return next((file["fp8"] for _, file in _files(framework) if "fp8" in file), "")
 
 
@@ -111,7 +111,7 @@ def _order(release: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeRates:
-    """How fast tokens are exchanged over one class of links.
+    """Rates at which tokens are exchanged over one class of links.
 
     Raises:
         PerfModelError: rates that are not one per number of parties, or that rise with these.
@@ -141,7 +141,7 @@ class ExchangeRates:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLibrary:
-    """What is known of a dispatcher's kernels."""
+    """Figures of a dispatcher's kernels."""
 
     source: str = ""
     multiprocessors: int = 0

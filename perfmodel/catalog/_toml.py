@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def key(name: str) -> str:
-    """What names are compared by: lower case, with spaces and underscores as hyphens."""
+    """Form in which names are compared: lower case, with hyphens for spaces and underscores."""
     return name.strip().lower().replace(" ", "-").replace("_", "-")
 
 
@@ -64,7 +64,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
-    """What a user's file says.
+    """The content of a user's TOML file.
 
     Raises:
         PerfModelError: if it cannot be read or is not in the notation; names file and line.

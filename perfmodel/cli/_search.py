@@ -186,7 +186,7 @@ def _take_framework_of_export(arguments: argparse.Namespace) -> None:
 
 
 def _export_framework(arguments: argparse.Namespace) -> str:
-    """Whose launch file `--export` writes.
+    """The framework whose launch file `--export` writes.
 
     Raises:
         PerfModelError: the file's name leaves it open.

@@ -71,7 +71,7 @@ def error_head(name: str) -> str:
 
 
 def error_figure(name: str, value: float | None) -> str:
-    """It as text."""
+    """A figure of errors as text."""
     if value is None:
         return "-"
     if name in ("n", "rows", "kept_out", "series", "kept"):

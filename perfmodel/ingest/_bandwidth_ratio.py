@@ -1,4 +1,4 @@
-"""What the two bandwidths that nccl-tests prints say of a run: which collective it is, and among how many ranks.
+"""The collective and the number of ranks of a run, from the two bandwidths that nccl-tests prints.
 
 nccl-tests multiplies the algorithm bandwidth (bytes over time) by a factor to get the bus bandwidth
 (doc/PERFORMANCE.md of nccl-tests): 2 (n - 1) / n for an all-reduce among n ranks, (n - 1) / n for an all-gather, a

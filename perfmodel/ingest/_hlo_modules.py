@@ -1,4 +1,4 @@
-"""What the instructions of a compiled XLA module are, as rows of the measurement tables.
+"""Instructions of compiled XLA modules as rows of the measurement tables.
 
 A profile carries its modules as `HloProto` messages (xla/service/hlo.proto, whose field numbers these are); the
 names of its events are those of the instructions.

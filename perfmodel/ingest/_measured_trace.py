@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ActivityKind(IntEnum):
-    """What keeps a stream busy."""
+    """Kind of work that keeps a stream busy."""
 
     COMPUTE = 0
     COMMUNICATION = 1

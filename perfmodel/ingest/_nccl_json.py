@@ -1,4 +1,4 @@
-"""What nccl-tests writes with `-J FILE` (file versions 1 and 2)."""
+"""Reader of the file that nccl-tests writes with `-J FILE` (versions 1 and 2)."""
 
 from collections import Counter
 from collections.abc import Mapping

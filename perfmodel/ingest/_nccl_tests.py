@@ -439,7 +439,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_,:;^=+-]{1,64}")
 
 
 def allowed(variables: Iterable[str]) -> dict[str, str]:
-    """Of `NAME=value` texts those that are in the allow-list and have plain values, by name."""
+    """Values by name of those `NAME=value` texts that are in the allow-list and have plain values."""
     pairs = (text.partition("=") for text in variables)
     return {name: value for name, _, value in sorted(pairs) if name in ALLOWED and _PLAIN.fullmatch(value)}
 

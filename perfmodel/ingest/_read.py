@@ -1,4 +1,4 @@
-"""Which reader for which format, and which format for which file."""
+"""The reader of every format, and the detection of a file's format."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -49,7 +49,7 @@ class KindColumns(NamedTuple):
         return cls(dtype=column("dtype"), op=column("op"), pass_=column("pass_"))
 
     def same_op_and_pass(self, kinds: "KindColumns") -> np.ndarray:
-        """Where both have one op and pass, bool[n]."""
+        """Whether both have the same op and pass, row by row, bool[n]."""
         return (self.op == kinds.op) & (self.pass_ == kinds.pass_)
 
 
@@ -79,7 +79,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """How kernels of a family are timed."""
+    """Timing of the kernels of a family."""
 
     passes: tuple[str, ...]
     """Passes with a program."""
@@ -140,7 +140,7 @@ class Family:
         return self.op.family
 
     def timed(self) -> Measurement:
-        """How it is timed.
+        """The measurement of the family.
 
         Raises:
             PerfModelError: for a family that no program times.

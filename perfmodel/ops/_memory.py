@@ -177,7 +177,7 @@ def _check(op: MemoryBound) -> None:
 
 
 def _head_size(op: MemoryBound) -> int:
-    """Of the heads that rope turns."""
+    """Size of the heads that rope turns."""
     return 128 if op.hidden % 128 == 0 else op.hidden
 
 

@@ -1,4 +1,4 @@
-"""What one event computes or moves, independent of model, layout and device: kernels, and collectives.
+"""Kernels and collectives: one event, independent of model, layout and device.
 
 Every kernel has a name, an element type, a pass, and the work that follows from its shape. Its fields are the columns
 of the measurement tables, so that a row of a table and an event of a program are the same thing. All are hashable:

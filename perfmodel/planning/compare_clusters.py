@@ -34,7 +34,7 @@ class ClusterPlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole cluster, while nothing fails."""
+        """Throughput of the whole cluster while nothing fails."""
         return self.prediction.tokens_per_s_per_device * self.prediction.devices
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def clusters_named(
 
 
 def split_count(text: str) -> tuple[str, int | None]:
-    """What names a cluster, and how many of its devices where `NAME:N` says so."""
+    """The name of a cluster, and the number of its devices if it is `NAME:N`."""
     name, _, count = text.strip().rpartition(":")
     if name and count.isdecimal():
         return name.strip(), int(count)

@@ -129,7 +129,7 @@ _CLOSE: Final = 1e-3
 
 @dataclass(frozen=True)
 class Overtaking:
-    """Where two layouts change places along one parameter."""
+    """The value of a parameter at which two layouts are equally fast."""
 
     parameter: str
     first: str
@@ -204,7 +204,7 @@ def overtake(
 
 
 def _bisected(difference_s, low: float, high: float) -> float:
-    """Where the sign changes; the far end of the last interval, at which the change has happened."""
+    """Bisection of a change of sign: the far end of the last interval, at which the change has happened."""
     at_low = difference_s(low)
     while abs(high - low) > _CLOSE:
         middle = (low + high) / 2
@@ -268,7 +268,7 @@ def rank_upgrades(
     prices: Mapping[str, float] | None = None,
     progress: Report | None = None,
 ) -> Upgrades:
-    """What a better parameter of the machine saves, layout by layout: every parameter by itself.
+    """Time that a better parameter of the machine saves, every parameter by itself.
 
     Args:
         question: what to lay out; its space is searched again on every machine, exactly.

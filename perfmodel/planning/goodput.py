@@ -51,7 +51,7 @@ STORAGE_BYTES_PER_S_PER_DEVICE: Final = 2e12 / 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """How often devices fail, and what checkpoints and restarts take."""
+    """Failure rate of devices, and durations of checkpoints and restarts."""
 
     device_mtbf_s: float = DEVICE_MTBF_S
     """Mean time between interruptions of a run on one device."""
@@ -79,7 +79,7 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """What becomes of a run's time."""
+    """Shares of a run's time: work that is kept, checkpoints, and failures."""
 
     fraction: float
     """Expected share of the run's time that steps take whose work is not lost."""
@@ -191,7 +191,7 @@ def goodput(
 
 
 def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability) -> tuple[StageCheckpoint, ...]:
-    """What every pipeline rank of a layout writes as a checkpoint of its own.
+    """Checkpoints that the pipeline ranks of a layout write each by itself.
 
     A rank's devices have their share of the storage's rate, as many each, and write as much of it each.
     """

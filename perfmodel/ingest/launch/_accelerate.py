@@ -88,7 +88,7 @@ def _context(settings: Mapping[str, Any]) -> Fields:
 
 
 def _no_file(settings: Mapping[str, Any]) -> Fields:
-    """What is left to say of a file of DeepSpeed's that is not there; nearly all of them train in 16 bits."""
+    """A doubt about a DeepSpeed file that is not there; nearly all of them train in 16 bits."""
     if DEEPSPEED_FILE not in settings:
         return {}
     missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} is not beside the file"
@@ -238,7 +238,7 @@ ACCELERATE_AND_DEEPSPEED: Final = replace(
 
 
 def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
-    """What a file of Accelerate says together with the file of DeepSpeed that it names, if that is beside it."""
+    """Entries of a file of Accelerate with those of the DeepSpeed file that it names, if that is beside it."""
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
         return source, ACCELERATE

@@ -1,4 +1,4 @@
-"""Which products adapters stand beside, by the names that launch files call them."""
+"""Products that have adapters, by the names that launch files call them."""
 
 from collections.abc import Iterable
 from typing import Final, get_args

@@ -96,7 +96,7 @@ def _starts_processes_itself(command: Command) -> bool:
 
 
 def _of_configuration(config: Entry, place: str, written: Mapping[str, str]) -> dict[str, Entry]:
-    """What DeepSpeed's JSON says of ZeRO, where the script writes it or it lies beside the script."""
+    """ZeRO settings of DeepSpeed's JSON, if the script writes it or it lies beside the script."""
     name = Path(str(config.value))
     path = Path(place).parent / name.name
     try:
@@ -164,7 +164,7 @@ def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
 
 
 def _end_of_options(names: Sequence[str], start: int, end: int) -> int:
-    """Where the options of a scheduler end: at the program that it starts."""
+    """Position at which the options of a scheduler end: that of the program that it starts."""
     programs = (*_LAUNCHERS, "python", "python3", "singularity", "apptainer", "docker", "numactl", "env")
     return next((i for i in range(start + 1, end) if names[i] in programs), end)
 

@@ -1,4 +1,4 @@
-"""What has to change in a launch file so that it runs another layout, in the settings of its framework."""
+"""Settings to change in a launch file so that it runs another layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -193,7 +193,7 @@ _SECONDARY: Final = (
 
 
 def _secondary(settings: Mapping[str, Any]) -> Fields:
-    """What ZeRO++ does beside ZeRO: of it only the memory of further copies of weights is counted."""
+    """Further copies of weights of ZeRO++, whose memory is counted, and doubts about the rest of it."""
     fields: Fields = {}
     ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:

@@ -48,7 +48,7 @@ Entries = Mapping[str, Entry]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a file says, before anybody knows what it means."""
+    """Entries of a file, before they are interpreted."""
 
     place: str
     entries: Entries
@@ -334,12 +334,12 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
 
 
 def _quotient(operands: Sequence[int]) -> int | None:
-    """Of two whole numbers, rounded down; None of others."""
+    """Quotient of two whole numbers, rounded down; None for other values."""
     return operands[0] // operands[1] if len(operands) == 2 and operands[1] else None
 
 
 def _quotient_up(operands: Sequence[int]) -> int | None:
-    """The same, rounded up."""
+    """Quotient of two whole numbers, rounded up; None for other values."""
     return -(-operands[0] // operands[1]) if len(operands) == 2 and operands[1] else None
 
 

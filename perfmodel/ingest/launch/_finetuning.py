@@ -1,4 +1,4 @@
-"""What the front ends of fine-tuning have in common: adapters, sharding, precision and optimizers by their words.
+"""Adapters, sharding, precision and optimizers as the front ends of fine-tuning have them in common.
 
 They all run on PyTorch alone, on its FSDP or on DeepSpeed, so that each of their files is predicted by one of these.
 """
@@ -19,7 +19,7 @@ _LORA: Final = ("lora", "qlora", "qalora", "longlora")
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """What a file says of adapters, before it is known whether there are any."""
+    """Settings of adapters in a file, before it is known whether there are any."""
 
     rank: Any
     targets: Any = None
@@ -42,7 +42,7 @@ class Adapters:
 
 
 def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
-    """What is trained, by the word of a front end for it.
+    """Weights that are trained, by a front end's word for it.
 
     Args:
         kind: the word, such as `full` or `lora`.
@@ -168,7 +168,7 @@ FSDP_KEYS: Final = (
 
 
 def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
-    """What PyTorch's FSDP shards, by the keys of `FSDP_KEYS`; nothing where it is off."""
+    """ZeRO stage of PyTorch's FSDP, by the keys of `FSDP_KEYS`; no field if it is off."""
     options = fsdp_options(settings["fsdp"]) if is_on(settings.get("fsdp")) else []
 
     def option(name: str) -> Any:

@@ -121,7 +121,7 @@ def text_of_named(path: Path) -> str:
 
 
 def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str, Entry]:
-    """What the file of `accelerate launch --config_file` says, if it is there."""
+    """Entries of the file of `accelerate launch --config_file`, if it is there."""
     named = entries.get(_ACCELERATE_FILE)
     path = file_beside(named.value, folder) if named is not None and isinstance(named.value, str) else None
     if named is None or path is None:

@@ -18,7 +18,7 @@ Syntax = Literal["arguments", "json", "python", "toml", "yaml"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a file says in fields."""
+    """Fields of a file: those that it states, and the format's defaults."""
 
     fields: Fields
     defaults: Fields
@@ -57,13 +57,13 @@ class LaunchFormat:
 
     @property
     def noun(self) -> str:
-        """What one of its settings is called."""
+        """Noun for one of its settings: argument or key."""
         return "flag" if self.syntax == "arguments" else "key"
 
     def read(
         self, entries: Entries, place: str, settled: Callable[[str], bool] = lambda field: False
     ) -> tuple[Stated, tuple[Unread, ...]]:
-        """What a file says, and its settings that are neither understood nor harmless, the worst first.
+        """Fields of a file, and its settings that are neither understood nor harmless, the worst first.
 
         Args:
             entries: settings of the file.

@@ -17,7 +17,7 @@ from perfmodel.plain_text import plain_text
 
 
 class Harm(IntEnum):
-    """What an unread setting may make wrong, the worst first."""
+    """Part of a prediction that an unread setting may make wrong, the worst first."""
 
     MODEL = 0
     TRAINED = 1

@@ -29,7 +29,7 @@ _DEFAULTS: Final = "defaults."
 
 
 def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Source, LaunchFormat]:
-    """What a file of a hook says, in the entries of the framework's own format.
+    """Entries of a file of a hook in the framework's own format.
 
     Args:
         source: the file, one with the key `KIND`.

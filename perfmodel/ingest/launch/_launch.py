@@ -47,7 +47,7 @@ _SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launch file says, in the words of this package."""
+    """A launch file in the terms of this package."""
 
     path: str
     format: str
@@ -73,7 +73,7 @@ class Launch:
     """What must be given for a prediction, one sentence with the remedy each."""
 
     def problem(self, cluster: Cluster | str) -> Problem:
-        """What the file is about, on a cluster: with the layout all that a prediction or a search needs.
+        """The file's problem on a cluster: with the layout all that a prediction or a search needs.
 
         What of the job the file does not say is as the framework has it.
 
@@ -117,7 +117,7 @@ class Overrides:
 
     @property
     def settled(self) -> tuple[Harm, ...]:
-        """What an unread setting of the file cannot make wrong, because the caller states it."""
+        """Parts of a prediction that no unread setting can make wrong, because the caller states them."""
         stated = {Harm.MODEL: self.model, Harm.PRECISION: self.dtype}
         return tuple(harm for harm, value in stated.items() if value is not None)
 

@@ -1,4 +1,4 @@
-"""Which layers of a model hold what: lists as Megatron-Core's arguments write them, and its hybrids of Mamba."""
+"""Patterns of layers: lists as Megatron-Core's arguments write them, and its hybrids of Mamba."""
 
 import ast
 from collections.abc import Sequence

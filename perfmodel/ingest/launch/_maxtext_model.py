@@ -82,7 +82,7 @@ _WINDOW: Final = "sliding_window_size"
 
 
 def _block(settings: Mapping[str, Any]) -> Fields:
-    """What the kind of block says beside its sizes (`layers/decoders.py` and the module of each kind)."""
+    """Fields that follow from the kind of block (`layers/decoders.py` and the module of each kind)."""
     kind = TEXT.read(settings.get("decoder_block", "llama2"))
     if kind in _PLAIN_BLOCKS:
         window = _size(settings, _WINDOW, 0)

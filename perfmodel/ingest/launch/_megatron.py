@@ -193,7 +193,7 @@ def _attention(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:
-    """What differs from the default: fused attention of Transformer Engine in Core, unfused before it."""
+    """Arguments for attention that is not the default: fused by Transformer Engine in Core, unfused before it."""
     fused, framework = fields.get("flash_attention"), fields.get("framework")
     if framework == "megatron-core":
         return {"attention-backend": "unfused"} if fused is False else {}

@@ -145,7 +145,7 @@ _EXPERT_LAYERS: Final = (
 
 
 def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
-    """Which layers have experts: as Megatron-Core says it, or MindSpeed, or Megatron-DeepSpeed."""
+    """Layers with experts, as Megatron-Core, MindSpeed or Megatron-DeepSpeed state them."""
     if "hybrid-override-pattern" in arguments or _count_experts(arguments.get("num-experts")) <= 1:
         return {}
     if "first-k-dense-replace" not in arguments and "moe-layer-freq" not in arguments:
@@ -340,7 +340,7 @@ _NO_DECODERS: Final = (
 
 
 def _kind(arguments: Mapping[str, Any]) -> Fields:
-    """What a program trains, where that is no causal decoder: BERT, T5, or something that is not described here."""
+    """Kind of model of a program that trains no causal decoder: BERT, T5, or one that is not described here."""
     name = PurePosixPath(str(arguments.get(SCRIPT, ""))).stem.lower().replace("-", "_")
     parts = name.split("_")
     if "bert" in parts or "bert-no-binary-head" in arguments:

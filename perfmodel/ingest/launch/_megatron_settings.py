@@ -1,4 +1,4 @@
-"""What settings of Megatron-Core say together, whether they are arguments or keys of a configuration."""
+"""Rules for settings of Megatron-Core, whether they are arguments or keys of a configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
@@ -227,7 +227,7 @@ _CONTEXT: Final = words({"p2p": "ring", "all_gather": "all_gather", "allgather":
 
 
 def context_rule(name: str) -> Rule:
-    """How Transformer Engine exchanges keys and values, around a ring where nothing is said."""
+    """Rule of the exchange of keys and values by Transformer Engine, by default around a ring."""
     return key(name, "cp_kind", Values(_CONTEXT.read, lambda kind: None if kind == "ring" else _CONTEXT.write(kind)))
 
 
@@ -269,7 +269,7 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
 
 
 def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
-    """How tokens reach their experts (`megatron/core/transformer/transformer_config.py`, `moe_*`).
+    """Rules of the dispatch of tokens to experts (`megatron/core/transformer/transformer_config.py`, `moe_*`).
 
     Args:
         name: key of a field of Megatron-Core's configuration.

@@ -1,4 +1,4 @@
-"""Which format a file has, and what it says."""
+"""Reader of launch files: the format of a file, and its settings."""
 
 import re
 import shlex
@@ -61,7 +61,7 @@ def read_launch(
     dtype: str | None = None,
     needs_layout: bool = True,
 ) -> Launch:
-    """What a launch file of a training framework says: model, layout, job, number of devices.
+    """Read a launch file of a training framework: model, layout, job, number of devices.
 
     Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
     GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText, levanter and Accelerate, command lines of

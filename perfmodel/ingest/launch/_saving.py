@@ -1,4 +1,4 @@
-"""How often a launch file saves checkpoints, which no prediction of a step needs, but a log of the run does."""
+"""Steps between checkpoints of a launch file, which no prediction needs, but a log of the run does."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a launch script runs: its variables, functions and conditions followed as the shell would.
+"""Commands of a launch script, its variables, functions and conditions followed as the shell would.
 
 Nothing is executed. Commands that are programs are collected with their arguments; whatever depends on their output,
 on files or on the cluster stays as it is written, and conditions on it are not judged. The tree of a script comes from
@@ -31,7 +31,7 @@ MOST_STEPS: Final = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What a script runs."""
+    """Commands that a script runs, and what was left out."""
 
     commands: tuple[Command, ...]
     notes: tuple[str, ...]
@@ -210,7 +210,7 @@ class _Interpreter(Commands):
         return [word.text for word in self.expand(node.raw_words[0])][:1] in [[name] for name in SHELLS]
 
     def printed(self, node: tree.Node) -> Word | None:
-        """What an `echo` writes."""
+        """Text that an `echo` writes."""
         if not isinstance(node, tree.Simple) or not node.raw_words:
             return None
         argv = self.expanded(node.raw_words)
@@ -251,7 +251,7 @@ class _Interpreter(Commands):
 
     @contextmanager
     def supposing(self) -> Iterator[None]:
-        """What happens here may happen or not: its commands are possible ones, and it changes and stops nothing."""
+        """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
         certain, self.certain = self.certain, False
         variables, arguments = dict(self.state.variables), list(self.state.arguments)
         try:

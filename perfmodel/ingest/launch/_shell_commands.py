@@ -58,7 +58,7 @@ class Commands(Builtins):
 
     @contextmanager
     def subshell(self) -> Iterator[None]:
-        """What happens here changes no variables outside; an `exit` ends only this."""
+        """A block that changes no variables outside; an `exit` ends only this."""
         variables, arguments, name = dict(self.state.variables), list(self.state.arguments), self.state.name
         try:
             yield
@@ -81,7 +81,7 @@ class Commands(Builtins):
         return self.command(node, argv)
 
     def command(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        """What a command does: to the script's state if it is a part of the shell, else it is collected."""
+        """Run a command: it changes the script's state if it is a part of the shell, else it is collected."""
         head = argv[0].text
         builtin = self.builtin(head)
         if builtin is not None:

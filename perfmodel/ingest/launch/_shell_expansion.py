@@ -1,4 +1,4 @@
-"""What words of a launch script become: variables, arithmetic and the output of a few commands put in their places."""
+"""Expansion of the words of a launch script: variables, arithmetic and the output of a few commands."""
 
 import re
 from collections.abc import Iterable, Mapping

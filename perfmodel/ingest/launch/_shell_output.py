@@ -1,4 +1,4 @@
-"""What the few commands write whose output follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
+"""Output of the few commands that it follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
 
 Nothing is executed: every command has its meaning written here, and all others have an output that nobody knows.
 """
@@ -99,7 +99,7 @@ def _formatted(form: str, values: list[str]) -> str | None:
 
 
 def _filtered(head: str, arguments: list[str], text: str) -> str | None:
-    """What a filter of a pipeline makes of a text."""
+    """Output of a filter of a pipeline; None if it is not known."""
     if head == "bc":
         expression = re.sub(r"scale\s*=\s*\d+\s*;", "", text)
         value = calculate(expression)

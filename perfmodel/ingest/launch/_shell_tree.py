@@ -53,7 +53,7 @@ class Assignment:
 
 @dataclass
 class HereText:
-    """What stands after `<<` or `<<<`."""
+    """Text that follows `<<` or `<<<`."""
 
     delimiter: str
     literal: bool

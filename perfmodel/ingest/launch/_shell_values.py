@@ -1,4 +1,4 @@
-"""What the shell computes of values: arithmetic, patterns, and conditions that may be true, false or not known."""
+"""Arithmetic, patterns and conditions of the shell; a condition may be true, false or not known."""
 
 import ast
 import operator

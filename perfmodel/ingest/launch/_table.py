@@ -37,7 +37,7 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True)
 class Values:
-    """How a kind of value is written in files."""
+    """A kind of value: how it is read from files and written to them."""
 
     read: Callable[[Any], Any]
     """Raises `BadValue`; None leaves the field unsaid."""
@@ -47,7 +47,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What some keys say together."""
+    """A rule: fields that some keys state together, in both directions."""
 
     keys: tuple[str, ...]
     read: Callable[[Mapping[str, Any]], Fields]
@@ -172,7 +172,7 @@ def words(meanings: Mapping[Any, Any]) -> Values:
 
 
 def stated_value(settings: Mapping[str, Any]) -> Any:
-    """What the file says for a rule of one key, or of several names for one."""
+    """The value of a rule that has one key, or several names for one."""
     return next(iter(settings.values()))
 
 

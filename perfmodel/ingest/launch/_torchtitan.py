@@ -284,7 +284,7 @@ def _compiles(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_rotation(fields: Fields) -> Mapping[str, Any]:
-    """What differs from the default, which gathers."""
+    """Settings for a rotation that is not the default, which gathers."""
     return {_ROTATE[0]: "alltoall"} if fields["cp"] > 1 and fields["cp_kind"] == "ring" else {}
 
 

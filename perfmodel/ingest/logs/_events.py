@@ -65,7 +65,7 @@ def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[Lo
 
 
 def _save_seconds(line: str) -> float | None:
-    """How long a checkpoint took, where the line says so."""
+    """Seconds that a checkpoint took, if the line states them."""
     timer = _SAVE_TIMER.search(line)
     if timer is not None:
         return float(timer[2]) / 1000

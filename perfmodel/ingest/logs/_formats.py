@@ -25,7 +25,7 @@ from perfmodel.ingest.logs._text import clock_seconds, duration_seconds, number,
 
 @dataclass(frozen=True, kw_only=True)
 class LogFormat:
-    """How one framework reports steps."""
+    """The form in which one framework reports steps."""
 
     name: str
     marks: re.Pattern[str]

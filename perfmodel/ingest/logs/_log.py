@@ -1,4 +1,4 @@
-"""What a training log holds, in SI units and in the words of this package."""
+"""Records of a training log, in SI units and in the terms of this package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class LogEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimer:
-    """How long a phase of one step takes on the fastest and on the slowest rank."""
+    """Duration of a phase of one step on the fastest and on the slowest rank."""
 
     least_s: float
     most_s: float
@@ -92,5 +92,5 @@ class TrainingLog:
     """Peak of what the allocator holds."""
 
     def count(self, kind: EventKind) -> int:
-        """How often something happened."""
+        """Number of events of a kind."""
         return sum(event.kind == kind for event in self.events)

@@ -21,7 +21,7 @@ TableKind = Literal["compute", "collective"]
 
 @dataclass(frozen=True)
 class Column:
-    """What a column may hold: text, or numbers not below `low`."""
+    """A column of a table: text, or numbers not below `low`."""
 
     text: bool = False
     low: float = -np.inf

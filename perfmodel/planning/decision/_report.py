@@ -52,7 +52,7 @@ class DecisionReport:
     """What the page shows, as plain values: `rows` are the layouts, the best first."""
 
     def with_clusters(self, records: Sequence[Mapping[str, Any]]) -> "DecisionReport":
-        """The same with a comparison of clusters.
+        """This report with a comparison of clusters.
 
         Args:
             records: one per cluster, in any order: `cluster`, `layout` (its best), `devices`, and of `step_time_s`,
@@ -62,7 +62,7 @@ class DecisionReport:
         return replace(self, data=self.data | {"clusters": [dict(record) for record in records]})
 
     def with_profile(self, profile: ProfileReport) -> "DecisionReport":
-        """The same with a profile of the first layout's step beside its prediction."""
+        """This report with a profile of the first layout's step beside its prediction."""
         return replace(self, data=self.data | {"profile": profile.to_dict()})
 
     def to_html(self) -> str:
@@ -210,7 +210,7 @@ def _turned(
 
 
 def _account(result: SearchResult) -> dict[str, Any]:
-    """What the search did, and how good its best is."""
+    """Account of the search: its counts, and the proof of its best layout."""
     return {
         "kind": "search",
         "evaluated": result.evaluated,

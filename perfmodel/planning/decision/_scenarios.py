@@ -1,4 +1,4 @@
-"""What every layout takes on a machine whose rates, bandwidths and times are multiples of what they are."""
+"""Step times of layouts on machines whose rates, bandwidths and times are multiples of what they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Turned:
 
 
 def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
-    """How the steps of some layouts of a problem follow the machine's parameters."""
+    """Step times of some layouts of a problem as functions of the machine's parameters."""
     base_s = evaluate(problem, layouts).step_time_s
 
     def ratio(scenario: Scenario, count: int) -> np.ndarray:

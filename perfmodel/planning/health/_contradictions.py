@@ -1,4 +1,4 @@
-"""Where a log and a launch script of one job say different things, and what really ran."""
+"""Contradictions between a log and the launch script of its job, and the job that really ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

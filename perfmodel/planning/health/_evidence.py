@@ -1,4 +1,4 @@
-"""How likely each fault is, given the measured step, timers and memory."""
+"""Probabilities of faults, given the measured step, timers and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MEMORY_DEVIATION: Final = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What the log says, beside what was expected."""
+    """Figures of the log beside those that were expected."""
 
     steady_s: float
     expected_s: float

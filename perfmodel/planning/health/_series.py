@@ -166,7 +166,7 @@ def step_series(
 
 
 def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
-    """How many steps each line tells of: those since the line before it."""
+    """Steps that each line covers: those since the line before it."""
     between = np.diff(steps)
     usual = float(np.median(between[between > 0])) if (between > 0).any() else 1.0
     # After a restart, or where the file begins, the line before is not there.
