@@ -16,6 +16,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import representatives
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._case_rows import Case, framework_of
+from perfmodel.validation._choice import OpenChoice
 from perfmodel.validation._described_run import DescribedRun
 from perfmodel.validation._open_cells import (
     DEGREE_CHAIN,
@@ -29,7 +30,7 @@ from perfmodel.validation._open_cells import (
     powers_of_two,
     stated_degrees,
 )
-from perfmodel.validation._open_choices import OPEN_CHOICES, OpenChoice
+from perfmodel.validation._open_choices import OPEN_CHOICES
 from perfmodel.validation._priors import EVERYWHERE, ChoicePriors
 from perfmodel.validation._row_cells import number
 from perfmodel.validation._run_features import case_features, model_features, scale_of

@@ -1,14 +1,8 @@
-"""Choices of a run beside its degrees: what each may have been, where the run does not state it.
+"""What runs may have chosen where they do not state it, in the order in which the choices are drawn."""
 
-A choice knows whether a run states it, what value a run has, and the run with every value that its framework can run.
-How likely the values are is learned from published runs that state them (`perfmodel.validation._priors`).
-"""
-
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import log
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from perfmodel.catalog import (
     ADAPTERS_NOT_STATED,
@@ -17,86 +11,10 @@ from perfmodel.catalog import (
     devices_of_adapters,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Cluster, RecomputeModule, Transformer
+from perfmodel.spec import RecomputeModule, Transformer
 from perfmodel.validation._case_rows import COPIES_TO_HOST, Case
-from perfmodel.validation._priors import ChoicePriors
-from perfmodel.validation._run_features import RunFeatures
-
-Chain = tuple[tuple[str, ...], ...]
-"""Names of features (`RunFeatures`) of each context, from general to special."""
-OF_FRAMEWORK: Final[Chain] = (("era",), ("framework",))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One value of a choice, and what a run with it states."""
-
-    value: str
-    """As runs are told apart by it."""
-    counted_as: str = ""
-    """As published runs are counted by it, which may be coarser; empty: as `value`."""
-    share: float = 1.0
-    """Share of the probability of `counted_as` that is this value's."""
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the layout."""
-    job: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the job."""
-    cluster: Cluster | None = None
-    """In place of the run's."""
-
-    def applied(self, case: Case) -> Case:
-        """A run with this value.
-
-        Raises:
-            PerfModelError: the run cannot have it.
-        """
-        changed = case.relaid(**self.layout) if self.layout else case
-        changed = changed.with_job(**self.job) if self.job else changed
-        return changed if self.cluster is None else replace(changed, cluster=self.cluster)
-
-
-class OpenChoice(ABC):
-    """One choice of a run, such as what is recomputed."""
-
-    name: str
-    chain: Chain = OF_FRAMEWORK
-    takes_memory: bool = True
-    """Whether the choice decides how much memory a run needs."""
-    tunable: bool = True
-    """Whether who runs it can choose freely, and so prefers what is faster."""
-
-    @abstractmethod
-    def matters(self, case: Case) -> bool:
-        """Whether the run has such a choice at all."""
-
-    @abstractmethod
-    def stated(self, case: Case) -> bool:
-        """Whether the run states it."""
-
-    @abstractmethod
-    def value(self, case: Case) -> str:
-        """The value that the run has, as published runs are counted by it."""
-
-    @abstractmethod
-    def variants(self, case: Case) -> Sequence[Variant]:
-        """The values that the run's framework can run."""
-
-    def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
-        """Values of a run that leaves the choice open, with their prior probabilities; none of a run that does not."""
-        if self.stated(case) or not self.matters(case):
-            return []
-        variants = self.variants(case)
-        if len(variants) == 1:
-            return [(variants[0], 1.0)]
-        values = tuple(dict.fromkeys(variant.counted_as or variant.value for variant in variants))
-        chances = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
-        chance = dict(zip(values, chances.tolist(), strict=True))
-        return [(variant, variant.share * chance[variant.counted_as or variant.value]) for variant in variants]
-
-    def usual(self, case: Case) -> str | None:
-        """What the framework does where nobody says anything. A case whose run does not state the choice has that."""
-        return None if self.stated(case) else self.value(case)
-
+from perfmodel.validation._choice import OpenChoice, Variant, on_or_off
+from perfmodel.validation._encoder_choices import EncoderHead, EncoderLength, Padding
 
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
 """Shares of a stage's layers that a run may repeat in full, beside all of them."""
@@ -172,7 +90,7 @@ class HostActivations(OpenChoice):
         return False
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.layout.offload_layers > 0)
+        return on_or_off(case.layout.offload_layers > 0)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         assert isinstance(case.model, Transformer)
@@ -219,11 +137,11 @@ class SequenceParallel(OpenChoice):
         return "sequence_parallel" in case.stated
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.layout.sequence_parallel)
+        return on_or_off(case.layout.sequence_parallel)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         choices = case.framework.sequence_parallel_choices
-        return [Variant(value=_on_or_off(choice), layout={"sequence_parallel": choice}) for choice in choices]
+        return [Variant(value=on_or_off(choice), layout={"sequence_parallel": choice}) for choice in choices]
 
 
 class ExpertTensorParallel(OpenChoice):
@@ -287,7 +205,7 @@ class FlashAttention(OpenChoice):
         return "flash_attention" in case.stated
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.job.flash_attention)
+        return on_or_off(case.job.flash_attention)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         unfused = Variant(value="off", job={"flash_attention": False, "fp8_attention": False})
@@ -308,142 +226,15 @@ class Fp8ActivationInputs(OpenChoice):
         return "fp8_activation_inputs" in case.stated
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.job.fp8_activation_inputs)
+        return on_or_off(case.job.fp8_activation_inputs)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         return [
-            Variant(value=_on_or_off(in_8_bits), job={"fp8_activation_inputs": in_8_bits})
-            for in_8_bits in (False, True)
+            Variant(value=on_or_off(in_8_bits), job={"fp8_activation_inputs": in_8_bits}) for in_8_bits in (False, True)
         ]
 
     def usual(self, case: Case) -> str | None:
         return None
-
-
-def _reads_words_both_ways(case: Case) -> bool:
-    """Whether a run trains an encoder of text, such as BERT."""
-    return isinstance(case.model, Transformer) and case.model.pooler_and_mlm_head and case.job.mode == "train"
-
-
-_LENGTHS_OF_BERT: Final = ((128, 0.9), (512, 0.1))
-"""Tokens per sequence and the share of the steps of BERT's pre-training that have so many (Devlin et al., arXiv
-1810.04805, appendix A.2)."""
-
-
-class EncoderLength(OpenChoice):
-    """Tokens per sequence of an encoder of text, where a run leaves them to its model: those of BERT's two phases."""
-
-    name = "seq_len"
-    tunable = False
-
-    def matters(self, case: Case) -> bool:
-        return _reads_words_both_ways(case) and self.name in case.assumed and case.model.seq_len == 512
-
-    def stated(self, case: Case) -> bool:
-        return self.name not in case.assumed
-
-    def value(self, case: Case) -> str:
-        return str(case.job.seq_len)
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        phases = "phases of BERT"
-        return [
-            Variant(value=str(length), counted_as=phases, share=share, job={"seq_len": length})
-            for length, share in _LENGTHS_OF_BERT
-        ]
-
-    def usual(self, case: Case) -> str | None:
-        return None
-
-
-_LENGTHS_OF_TASKS: Final = (384,)
-"""Tokens per sequence that only a task has: SQuAD's (google-research/bert run_squad.py, `max_seq_length`, and every
-port of it), which no pre-training takes. Its code pads every example to that length (run_squad.py
-`convert_examples_to_features`; Hugging Face run_qa.py, `pad_to_max_length`, True by default)."""
-
-
-class EncoderHead(OpenChoice):
-    """What an encoder of text predicts: the word at every token, at masked tokens alone, or labels of a task.
-
-    Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open; the
-    length of a task has its labels. No published run states it otherwise, so all three are as likely.
-    """
-
-    name = "encoder_head"
-    tunable = False
-
-    def matters(self, case: Case) -> bool:
-        is_of_task = case.job.seq_len in _LENGTHS_OF_TASKS
-        return _reads_words_both_ways(case) and (is_of_task or not case.framework.masked_head)
-
-    def stated(self, case: Case) -> bool:
-        return not {"head", "masked_head"}.isdisjoint(case.stated)
-
-    def value(self, case: Case) -> str:
-        if case.job.head != "vocabulary":
-            return "labels"
-        return "masked tokens" if case.job.masked_head else "all tokens"
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        labels = Variant(value="labels", job={"head": "token_labels"})
-        if case.job.seq_len in _LENGTHS_OF_TASKS:
-            return [labels]
-        return [
-            Variant(value="all tokens"),
-            Variant(value="masked tokens", job={"masked_head": True}),
-            labels,
-        ]
-
-    def usual(self, case: Case) -> str | None:
-        return None
-
-
-_REAL_TOKENS: Final = ((128, 0.83), (512, 0.52))
-"""Tokens of a sequence and the share of them that is text and no padding, in BERT's pre-training data, the English
-Wikipedia and BooksCorpus (Zeng et al., Boosting Distributed Training Performance of the Unpadded BERT Model, arXiv
-2208.08124, section 1)."""
-
-
-def real_tokens(seq_len: int) -> float:
-    """Tokens of text in a sequence of BERT's pre-training data: the power law through `_REAL_TOKENS`."""
-    (short, most), (long, least) = _REAL_TOKENS
-    share = most * (seq_len / short) ** (log(least / most) / log(long / short))
-    return seq_len * min(1.0, share)
-
-
-class Padding(OpenChoice):
-    """Whether an encoder of text computes the padding of its sequences, or batches those of like length, or removes it.
-
-    Compiled steps have fixed shapes, and so compute it. Where a loader is known to sort (`Framework.length_bin_tokens`)
-    nothing is open: sequences end half a bin short of what they are padded to, on the mean, and those of the shortest
-    pre-training are padded to their stated length. So are those of a task.
-    """
-
-    name = "padding"
-    tunable = False
-
-    def matters(self, case: Case) -> bool:
-        return _reads_words_both_ways(case) and case.framework.execution != "compiled"
-
-    def stated(self, case: Case) -> bool:
-        return not {"mean_tokens", "rms_tokens"}.isdisjoint(case.stated)
-
-    def value(self, case: Case) -> str:
-        return "left out" if case.job.varied_lengths else "computed"
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        computed = Variant(value="computed")
-        text_tokens, seq_len = real_tokens(case.job.seq_len), case.job.seq_len
-        if seq_len in _LENGTHS_OF_TASKS:
-            return [computed]
-        bin_tokens = case.framework.length_bin_tokens
-        if not bin_tokens:
-            return [computed, Variant(value="left out", job={"mean_tokens": text_tokens})]
-        shortest, _ = _LENGTHS_OF_BERT[0]
-        if seq_len <= shortest or case.job.head != "vocabulary":
-            return [computed]
-        padded_tokens = min(seq_len, text_tokens + bin_tokens / 2)
-        return [Variant(value="left out", job={"mean_tokens": padded_tokens})]
 
 
 class DataParallelOverlap(OpenChoice):
@@ -461,7 +252,7 @@ class DataParallelOverlap(OpenChoice):
         return "overlap_grad_reduce" in case.stated
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.layout.overlap_grad_reduce)
+        return on_or_off(case.layout.overlap_grad_reduce)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         exposed = {"overlap_grad_reduce": False, "overlap_param_gather": False}
@@ -481,10 +272,10 @@ class TensorParallelOverlap(OpenChoice):
         return "tp_overlap" in case.stated
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.layout.tp_overlap)
+        return on_or_off(case.layout.tp_overlap)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=_on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
+        return [Variant(value=on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
 
 
 class ExpertOverlap(OpenChoice):
@@ -508,10 +299,10 @@ class ExpertOverlap(OpenChoice):
         return "ep_overlap" in case.stated
 
     def value(self, case: Case) -> str:
-        return _on_or_off(case.layout.ep_overlap)
+        return on_or_off(case.layout.ep_overlap)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=_on_or_off(choice), layout={"ep_overlap": choice}) for choice in (True, False)]
+        return [Variant(value=on_or_off(choice), layout={"ep_overlap": choice}) for choice in (True, False)]
 
 
 class CudaGraphs(OpenChoice):
@@ -585,10 +376,6 @@ def _ratio(rate: str) -> float:
     """A rate of `_RATES` as a number."""
     over, _, under = rate.partition("/")
     return float(over) / float(under or 1)
-
-
-def _on_or_off(choice: bool) -> str:
-    return "on" if choice else "off"
 
 
 OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (

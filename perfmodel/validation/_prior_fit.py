@@ -17,6 +17,7 @@ from perfmodel.prediction import Site, Tuning, team_key
 from perfmodel.spec import Transformer
 from perfmodel.validation._case_rows import Case, framework_of, read_case
 from perfmodel.validation._cases import unstated_share
+from perfmodel.validation._choice import Chain
 from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, VERSION
 from perfmodel.validation._described_run import RowRun
 from perfmodel.validation._open_cells import (
@@ -30,7 +31,7 @@ from perfmodel.validation._open_cells import (
     parallelism_of,
     stated_degrees,
 )
-from perfmodel.validation._open_choices import OPEN_CHOICES, Chain, DataParallelOverlap
+from perfmodel.validation._open_choices import OPEN_CHOICES, DataParallelOverlap
 from perfmodel.validation._priors import (
     DEFAULT,
     EVERYWHERE,
