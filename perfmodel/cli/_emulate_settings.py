@@ -157,7 +157,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 
 def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
-    """With what is known of the machine that core times were measured on."""
+    """Prices that know the machine on which core times were measured."""
     from perfmodel.emulate import Prices, PriceTable, modelled, plugged
 
     occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None

@@ -146,7 +146,7 @@ class Requests:
 
     @property
     def tokens(self) -> int:
-        """Of a request at its end."""
+        """Tokens of a request at its end."""
         return self.prompt_tokens + self.output_tokens
 
 

@@ -65,12 +65,12 @@ class Cost:
 
     @property
     def through(self) -> "Cost":
-        """Of one pass through all stages."""
+        """Cost of one pass through all stages."""
         return Cost(self.parts_s.sum(axis=0), self.uncertain_s.sum(axis=0), self.shaky_s.sum(axis=0))
 
     @property
     def slowest(self) -> "Cost":
-        """Of the stage that takes longest."""
+        """Cost of the stage that takes longest."""
         at = int(np.argmax(self.parts_s.sum(axis=1)))
         return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
 
@@ -161,7 +161,7 @@ class Server:
         return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
 
     def _sends(self, rows: int) -> Cost:
-        """What a stage hands to the next: the hidden state of so many tokens, a part by every rank of the stage."""
+        """Cost of handing on the hidden state of so many tokens, a part by every rank of a stage."""
         layout = self.layout
         n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
         op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
@@ -213,7 +213,7 @@ def _arrays(cost: Cost) -> tuple[np.ndarray, ...]:
 
 
 def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What one occurrence of each op adds to the arrays of a `Cost`."""
+    """Rows that one occurrence of each op adds to the arrays of a `Cost`."""
     part = np.zeros((len(ops), len(PARTS)))
     for i, op in enumerate(ops):
         comm = isinstance(op, Collective)

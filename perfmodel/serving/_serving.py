@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What a server does with requests of one length (`Requests`), with 90 % intervals."""
+    """Speed of a server on requests of one length (`Requests`), with 90 % intervals."""
 
     model: str
     cluster: str
@@ -285,5 +285,5 @@ def _exceeded(serving: Serving, limits: ServingWords) -> str:
 
 
 def served_with(server: Server, batch: int) -> Serving:
-    """The same server with another number of requests in flight."""
+    """The server with another number of requests in flight."""
     return served(replace(server, requests=replace(server.requests, batch=batch)))

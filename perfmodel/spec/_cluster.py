@@ -14,7 +14,7 @@ from perfmodel.units import positive, whole
 
 
 class Reach(NamedTuple):
-    """What of a network some ranks use that communicate: fields of `perfmodel.ops.Collective`."""
+    """The part of a network that communicating ranks use: fields of `perfmodel.ops.Collective`."""
 
     ranks_per_node: int
     level: int

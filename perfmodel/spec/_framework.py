@@ -344,7 +344,7 @@ class Framework(Stated):
         return self.tp_overlap or self.tp_overlap_copies
 
     def usable_bytes(self, memory_bytes: float) -> float:
-        """What a layout may take of a device's memory."""
+        """Bytes of a device's memory that a layout may take."""
         return memory_bytes * (1 - self.memory_margin)
 
     def memory_to_hold(self, taken_bytes: float) -> float:

@@ -106,7 +106,7 @@ BLOCK_OF_8_BIT: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What an optimizer keeps and does, beside weights, gradients and a master copy of weights in fp32."""
+    """States and arithmetic of an optimizer, beside weights, gradients and a master copy of weights in fp32."""
 
     state_bytes: float
     """Per parameter: moments."""

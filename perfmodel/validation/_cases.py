@@ -168,7 +168,7 @@ def _predict_one(
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
-    """What a memory figure counts, by the words of its table, else by what the framework reports."""
+    """The counter behind a memory figure, by the words of its table, else by what the framework reports."""
     for counter, pattern in _COUNTED:
         if re.search(pattern, memory_kind):
             return counter

@@ -74,7 +74,7 @@ class LeftOutRuns:
 
 
 def fit_coverage(runs: LeftOutRuns) -> Coverage:
-    """What makes intervals hold nine tenths of the runs of teams left out, wide where errors are large."""
+    """Widths with which intervals hold nine tenths of the runs of teams left out, wide where errors are large."""
     if not len(runs.error):
         return Coverage()
     names = tuple(UNKNOWNS)

@@ -27,7 +27,7 @@ FILLED_CELLS = (*DEGREES, "vpp", "micro_batch")
 
 
 class DescribedRun(ABC):
-    """What is stated of a run."""
+    """A run as far as its description states it."""
 
     @property
     @abstractmethod

@@ -68,7 +68,7 @@ _NOTICEABLE: Final = 0.005
 
 @dataclass(frozen=True, eq=False)
 class RunPrediction:
-    """What is predicted of a described run."""
+    """Step time and memory of a described run."""
 
     case: Case
     """The completion that stands for the run: the likeliest one."""
@@ -203,7 +203,7 @@ class _TimedRun:
         return scale_of(case.layout.devices, case.cluster.levels[0].size)
 
     def mixture(self, tuning: Tuning) -> LogNormalMixture:
-        """Of the step times."""
+        """Mixture of the step times."""
         times_s = np.array([each.step_time_s for each in self.predictions])
         prior_given_fit = [each.given for each in self.completions]
         return LogNormalMixture(
@@ -266,7 +266,7 @@ def log_likelihoods(
 
 @dataclass(frozen=True, eq=False)
 class _MemoryOfRun:
-    """What is known of a run by the memory of its completions."""
+    """Memory of a run over its completions."""
 
     completions: list["_Weighed"]
     """Those that can be laid out."""

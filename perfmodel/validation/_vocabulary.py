@@ -23,7 +23,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the text of a cell says."""
+    """The meaning of a cell's text."""
 
     said: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Meanings in the order of the text, each with its figures."""

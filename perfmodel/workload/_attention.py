@@ -90,7 +90,7 @@ def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterMod
 
 
 def _kept_share(local: ShardSizes) -> float:
-    """Of queries, keys and values: in 8-bit attention their narrow copies are kept alone."""
+    """Share of queries, keys and values that is kept: in 8-bit attention their narrow copies alone."""
     return 1 / local.act_bytes if local.job.fp8_attention else 1.0
 
 
@@ -346,7 +346,7 @@ def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int
 
 
 def _without_softmax(between: Piece) -> Piece:
-    """What follows the softmax of scores, such as their dropout."""
+    """The rest of what is done to scores, such as their dropout."""
     return replace(between, forward=between.forward[1:], backward_input=between.backward_input[:-1])
 
 

@@ -41,7 +41,7 @@ class Shard:
 
     @classmethod
     def of(cls, layout: Layout) -> "Shard":
-        """What a device of `layout` sees."""
+        """The shard on a device of `layout`."""
         forms = layout.forms
         return cls(
             tp=layout.tp,

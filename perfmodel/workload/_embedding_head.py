@@ -172,7 +172,7 @@ def _logits_at_once(local: ShardSizes) -> float:
 
 
 def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
-    """With the tokens that reach the vocabulary: all, or of masked language models the masked ones."""
+    """Sizes of the head: its tokens are all, or of masked language models the masked ones."""
     if not (model.pooler_and_mlm_head and local.job.masked_head):
         return local
     return replace(
@@ -246,7 +246,7 @@ def _loss_with_gradient(local: ShardSizes) -> Piece:
 
 
 def _loss_reductions(local: ShardSizes) -> tuple[Comm, ...]:
-    """What tensor-parallel ranks tell one another of their parts of the vocabulary."""
+    """Reductions among tensor-parallel ranks, each of which has the loss of its part of the vocabulary."""
     if local.tp == 1:
         return ()
     return (Comm(collective="all_reduce", bytes=4.0 * local.tokens, group="tp", count=3),)

@@ -78,14 +78,14 @@ class ShardSizes:
 
     @property
     def unquantised(self) -> "ShardSizes":
-        """The same with products that are not quantised, of weights that are stored as they are used."""
+        """Sizes with products that are not quantised, of weights that are stored as they are used."""
         return replace(
             self,
             precision=replace(self.precision, dtype=self.precision.wide_dtype, base=""),
         )
 
     def of(self, module: WideModule) -> "ShardSizes":
-        """The same for products that the job may keep wider than others (`Job.wide_modules`)."""
+        """Sizes for products that the job may keep wider than others (`Job.wide_modules`)."""
         if module not in self.job.wide_modules:
             return self
         if module == "mamba_output" and self.precision.dtype == "fp4":

@@ -305,7 +305,7 @@ def _few_enough(
 
 @dataclass(frozen=True)
 class Divided:
-    """What a search needs to know of a model's blocks on a shard."""
+    """A model's blocks on a shard, as far as a search needs to know them."""
 
     blocks: Sequence[tuple[BlockOps, int]]
     layers: int

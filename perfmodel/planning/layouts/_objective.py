@@ -175,7 +175,7 @@ class Goal:
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named(self, prediction: Prediction) -> dict[str, float]:
-        """What objective and constraints name of a layout, and its money and energy where the tariff tells them."""
+        """The quantities that objective and constraints name of a layout, and its money and energy by the tariff."""
         names = set(self.objective.formula.names).union(*(constraint.names for constraint in self.constraints))
         tariff = self.tariff
         priced = tariff.price_per_device_hour is not None

@@ -47,7 +47,7 @@ class Tariff:
             raise PerfModelError("tokens must be above 0")
 
     def completed(self, problem: StepProblem) -> "Tariff":
-        """The same, with what it does not say taken from the catalog's entries of cluster and device."""
+        """The tariff completed from the catalog's entries of cluster and device."""
         device, (listed, _) = problem.cluster.device, problem.cluster.list_price
         if problem.cluster.kinds:  # one power would be that of one kind
             return self

@@ -66,7 +66,7 @@ ORDERS: Final = ("regret", "upper", "best")
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What is best, how it is looked for, and how much of it is reported."""
+    """The objective of a search, how far it looks, and how much it reports."""
 
     method: str = "enumerate"
     """`enumerate` (even stages, exact), `auto` (then uneven stages and recompute by stage for the layouts that a bound
@@ -161,16 +161,16 @@ class Question:
         return layout.replace(partition=partition_by_cost(self.problem.model, layout.pp))
 
     def of(self, **changes: Any) -> "Question":
-        """The same of a problem with some fields changed, as `Problem.replace` takes them."""
+        """The question of a problem with some fields changed, as `Problem.replace` takes them."""
         return replace(self, problem=self.problem.replace(**changes))
 
     @property
     def beyond_framework(self) -> "Question":
-        """The same over all layouts, those that the framework cannot run included."""
+        """The question over all layouts, those that the framework cannot run included."""
         return replace(self, space=replace(self.space, any_framework=True))
 
     def in_scenario(self, scenario: Scenario) -> "Question":
-        """The same on the machine as a scenario has it."""
+        """The question on the machine as a scenario has it."""
         device = self.problem.cluster.device
         n_bytes = scenario.device(device).memory_bytes
         rest = tuple(setting for setting in scenario.settings if setting.name != "memory_bytes")
@@ -178,7 +178,7 @@ class Question:
         return replace(changed, scenario=Scenario(rest))
 
     def with_memory(self, n_bytes: float) -> "Question":
-        """The same with so much memory on every device."""
+        """The question with so much memory on every device."""
 
         def holding(cluster: Cluster) -> Cluster:
             device = replace(cluster.device, memory_bytes=n_bytes)
@@ -306,7 +306,7 @@ SEARCH_WORDS: Final = MappingProxyType(_search_words())
 
 
 def file_words(file: catalog.JobFile) -> dict[str, Any]:
-    """What `[search]` of a job file says.
+    """The settings as `[search]` of a job file writes them.
 
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Beyond:
-    """What a framework that could run every layout of the space would gain."""
+    """The gain of a framework that could run every layout of the space."""
 
     layout: Layout
     """The best of even stages, which the framework cannot run."""

@@ -49,7 +49,7 @@ class Robustness:
         return ranks
 
     def kept(self, places: Sequence[int]) -> "Robustness":
-        """The same figures (against all) for some of the layouts."""
+        """The figures (against all layouts) of some of them."""
         chosen = np.array(places)
         return Robustness(
             self.better[np.ix_(chosen, chosen)],
@@ -96,7 +96,7 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
 def square_root(
     covariance: Float[np.ndarray, "*nodes rows rows"],
 ) -> Float[np.ndarray, "*nodes rows rows"]:
-    """Of covariances that may be singular."""
+    """Square root of covariances that may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
 
@@ -118,7 +118,7 @@ def mixture_draws(
 
 
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
-    """The same draws at every call."""
+    """Standard normal draws, the same at every call."""
     from scipy.special import ndtri
     from scipy.stats import qmc  # a second of imports, for joint draws alone
 

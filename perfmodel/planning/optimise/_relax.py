@@ -38,7 +38,7 @@ FEASIBLE: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """What to minimise: the makespan of a program whose durations depend on unknowns."""
+    """A problem to minimise: the makespan of a program whose durations depend on unknowns."""
 
     variables: Mapping[str, Variable]
     program: CompiledStructure
@@ -63,7 +63,7 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class Form:
-    """What is compiled of a relaxation; equal for problems that share the compilation."""
+    """The compiled part of a relaxation; equal for problems that share the compilation."""
 
     variables: tuple[tuple[str, Variable], ...]
     program: CompiledStructure

@@ -201,7 +201,7 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
 
 
 def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s: float) -> tuple[str, ...]:
-    """What the power limit keeps of a faster device."""
+    """A sentence on the power limit, where it holds a faster device back; else none."""
     device = scenario.cluster(problem.cluster).device
     if not has_power_law(device) or device.power_w is None or not problem.site.power_limited:
         return ()
