@@ -165,6 +165,7 @@ class Server:
         layout = self.layout
         n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
         op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
+        # Stages follow one another, so that a send is between two ranks, however many stages there are.
         two = replace(op, num_ranks=2, ranks_per_node=min(2, op.ranks_per_node))
         return Cost(*_weights((two,), self._times((two,), np.zeros(1, bool))))
 

@@ -94,6 +94,7 @@ def fit_sites(
         raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
+    # A source is predicted without what its own team taught: constants are those of all other teams.
     clocked = lambda source: Site(  # noqa: E731
         sustained=sustained_from(medians, source),
         population=NEUTRAL,

@@ -290,6 +290,7 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     rows = batch * local.seq_local
 
     def product(n: int, k: int, head: int) -> Gemm:
+        # Heads whose rows do not start where tensor cores read are multiplied without them.
         aligned = head * local.act_bytes % TENSOR_CORE_BYTES == 0
         return Gemm(
             op="bmm",

@@ -202,6 +202,8 @@ def check_run(
         progress("causes", 0, 1)
 
     deviation = log_deviation(expected)
+    # What the log itself shows (checkpoints, slow steps, options that differ) is named first; hidden faults are left
+    # the rest.
     excess = log_ratio(series.usual_s, expected.step_time_s)
     observed = _observed(log, series, expected, deviation, job)
     shown = _shown_causes(series, log, expected, _option_causes(step_problem, job, expected))
@@ -221,6 +223,7 @@ def check_run(
         for likely in hidden
         if likely.fault.name not in named and likely.probability > _LEAST_PROBABILITY
     ]
+    # The share of known sites that would be faster: a normal law of the logarithm.
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
     causes = [cause for cause in (*shown, *guessed) if cause.explains_s > _WORTH_NAMING * expected.step_time_s]
     causes = sorted(causes, key=lambda cause: -cause.probability * cause.explains_s)[:NAMED_CAUSES]

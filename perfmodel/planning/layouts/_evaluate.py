@@ -147,10 +147,12 @@ def evaluate(
             evaluated |= _valued(score, numbers, known)
             ranked = _ranked(candidates, evaluated, distinct)
             worst = evaluated[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
+            # A bound is never above the value: what is bounded worse than the worst wanted layout cannot displace it.
             rest = score.below(*min(worst, (cutoff, np.inf)))
             rest = rest[~np.isin(rest, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))]
             complete = not len(rest)
             report("evaluate", len(evaluated), len(evaluated) + len(rest))
+            # Of millions only the nearest are sorted.
             if len(rest) > NEAR * BATCH:
                 rest = rest[np.argpartition(bound[rest], NEAR * BATCH)[: NEAR * BATCH]]
             rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])

@@ -204,6 +204,7 @@ def _search(
     started = time.perf_counter()
     known = Evaluations.open(file, fingerprint(NUMBERING, question.context, question.space, question.devices))
     rejected: Counter[Rejection] = Counter()
+    # A robust order may prefer a layout that is far from first by its median.
     wanted = max(options.top, ROBUST_POOL if options.robust else 0)
     candidates = _candidates(question, goal, options, wanted, rejected, report)
     score = Score(goal, candidates)
@@ -222,6 +223,7 @@ def _search(
     )
     _count_rejected(rejected, goal, score, evaluated)
     satisfying = int(np.isfinite(evaluated.value).sum())
+    # They are ranked ascending, and infinite where a constraint does not hold.
     distinct = evaluated.distinct[evaluated.distinct < satisfying]
 
     even = _explained(
@@ -257,6 +259,8 @@ def _search(
         shown_places = range(min(options.top, len(ranked.predictions)))
         sure, ranked = sure.kept(shown_places), ranked.at(shown_places)
 
+    # Neither an interrupted search nor one that another batch cut short has seen all layouts, and so cannot say what
+    # keeps them from running.
     decided = complete and cutoff == np.inf
     impossible = beyond = None
     if decided and not ranked.predictions:

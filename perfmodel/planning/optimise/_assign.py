@@ -57,6 +57,7 @@ def assign(
     scale = float(np.where(allowed, seconds, 0.0).max()) or 1.0  # the solver's tolerances are absolute
     n = devices * items
     device, item = np.divmod(np.arange(n), items)
+    # Unknowns are x[device, item] row by row, and T, the load of the busiest device, last.
     time = np.where(allowed, seconds / scale, 0.0).ravel()
     once = coo_array((np.ones(n), (item, np.arange(n))), shape=(items, n + 1))
     load = coo_array(

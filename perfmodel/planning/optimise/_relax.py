@@ -181,6 +181,7 @@ def _descend(
     ) -> tuple[Array, Array]:
         values = values_at(free, constants_of_start, temperature)
         span = makespan(form.program, form.durations(values) * noise)
+        # The augmented Lagrangian of inequalities: a limit that holds with room to spare presses no more.
         pressed = multipliers + _PENALTY * form.excess(values)
         pressed = jnp.where(pressed > 0, pressed, 0.0)
         return span / scale + ((pressed**2 - multipliers**2) / (2 * _PENALTY)).sum(), pressed
@@ -195,6 +196,7 @@ def _descend(
         temperature = _TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done
         rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
         key, drawn = jax.random.split(key)
+        # Equally long paths get a share of the gradient each, as either is now and then the longest.
         noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.program.n_classes)))
         gradient, pressed = gradients(free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature))
         update, moments = optimizer.update(gradient, moments)
