@@ -87,8 +87,11 @@ def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("chimera-halving", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
 def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """The order of forward doubling, where a micro-batch is half of what a forward takes: backwards run on
-    halves, and activations are not doubled. `micro_batches` counts the halves."""
+    """Forward doubling at half micro-batches: the same order, where a micro-batch is half of what a forward takes.
+
+    Backwards run on halves, and activations are not doubled. `micro_batches` counts the halves, so that a step of as
+    many sequences has twice the micro-batches of half the size of any other schedule.
+    """
     return _doubled("chimera-halving", devices, micro_batches, chunks)
 
 

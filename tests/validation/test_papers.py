@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 from studies import chimera, distsim, timeprest
-from studies.chimera_figures import RATES, pipelines_table, scaling_table, synchronisation_table
+from studies.chimera_figures import (
+    RATES,
+    layout_of,
+    pipedream_rate,
+    pipelines_table,
+    rate_s,
+    scaling_table,
+    synchronisation_table,
+)
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
@@ -38,6 +46,17 @@ def test_schemes_come_in_the_papers_order_on_the_networks_own_rate(study):
     assert (np.diff([1.0, *speedups]) > 0).all()
     for scheme, share in study.throughput.items():
         assert last[f"over {scheme}"] == pytest.approx(1 / share, rel=1 / 3)
+
+
+@pytest.mark.parametrize("study", chimera.STUDIES, ids=lambda study: study.model)
+def test_pipedream_is_slower_than_chimera_with_the_papers_batches(study):
+    """Figures 14 and 15: 1.94 and 2.01 times at the largest scale."""
+    on = chimera.Conditions().at_rate(RATES["network"])
+    largest = study.at(study.scales[-1])
+    rate, choice = pipedream_rate(largest, on)
+    assert choice != "none fits"
+    ours = rate_s(largest, layout_of(largest, "chimera", *study.best["chimera"]), on)
+    assert ours / rate > 1
 
 
 def test_gloos_rate_is_that_of_the_run_it_is_from():

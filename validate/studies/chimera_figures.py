@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from studies.chimera import STUDIES, Conditions, Study, chimera_search, loads_s, written
+from studies.chimera import PIPEDREAM, STUDIES, Conditions, Study, chimera_search, loads_s, written
 
 from perfmodel import catalog
 from perfmodel.prediction import (
@@ -28,6 +29,7 @@ RATES: Final = {"gloo": 1.2e9, "network": 10.2e9}
 MEMORY_LAYOUTS: Final = {"bert-48": (16, 8, 4), "gpt2-1.3b": (32, 16, 8)}
 """Depths on 32 nodes (figure 9, six configurations; its micro-batches and mini-batch are not in the text)."""
 MEMORY_SCHEMES: Final = ("gpipe", "pipedream", "pipedream-2bw", "1f1b", "chimera", "gems")
+DEPTHS: Final = (4, 8, 16, 32)
 LARGE: Final = (1024, 2048, 4096)
 AVERAGE_SPEEDUPS: Final = {
     "bert-48": {"gpipe": 1.13, "gems": 2.07, "1f1b": 1.06},
@@ -57,6 +59,29 @@ def rate_s(study: Study, layout: Layout, conditions: Conditions) -> float:
     if layout.schedule == "pipedream-2bw" and study.weight_loads and conditions.stashes:
         step_s += loads_s(layout, problem.job, problem.model)
     return study.batch / step_s
+
+
+def pipedream_rate(study: Study, conditions: Conditions) -> tuple[float, str]:
+    """Sequences per second of PipeDream at the paper's batch, and its depth and recompute: the fastest that fit.
+
+    A micro-batch is what the batch of an update leaves to each of the replicas. None fits: not a number.
+    """
+    batch = round(PIPEDREAM[study.model].sequences_per_node * study.nodes)
+    one = replace(study, batch=batch)
+    problem = problem_of(one, conditions)
+    fastest: tuple[float, str] = (np.nan, "none fits")
+    for pp, recompute in product(DEPTHS, ("none", "full")):
+        replicas = study.nodes // pp
+        if batch % replicas:
+            continue
+        layout = layout_of(one, "pipedream", pp, batch // replicas, recompute)
+        peaks = [rank.peak for rank in needed_memory(problem, layout)]
+        if max(peaks) > problem.usable_bytes:
+            continue
+        rate = rate_s(one, layout, conditions)
+        if not rate <= fastest[0]:
+            fastest = rate, written((pp, batch // replicas, recompute))
+    return fastest
 
 
 def synchronisation_table(
@@ -119,8 +144,11 @@ def scaling_table(study: Study) -> pd.DataFrame:
         for n, rates in of.items():
             row = {"messages": name, "nodes": n, "chimera, sequences/s": rates["chimera"]}
             row |= {f"over {s}": rates["chimera"] / rates[s] for s in study.best if s != "chimera"}
+            pipedream, choice = pipedream_rate(study.at(n), on)
+            row |= {"over pipedream": rates["chimera"] / pipedream, "pipedream's p, b": choice}
             rows.append(row | {"efficiency": rates["chimera"] / n / first})
     paper = {f"over {s}": 1 / share for s, share in study.throughput.items()}
+    paper["over pipedream"] = PIPEDREAM[study.model].slower
     rows.append(
         {"messages": "paper", "nodes": study.scales[-1], "efficiency": 0.914 if study.weight_loads else np.nan} | paper
     )
