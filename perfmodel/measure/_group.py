@@ -222,6 +222,11 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
             f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = {op.num_ranks // hosts}, "
             f"not {op.ranks_per_node}; ranks of several hosts are started by a launcher (--launched)"
         )
+    if op.concurrent != 1:
+        raise PerfModelError(
+            f"{op.collective}: one group is measured at a time, but concurrent = {op.concurrent}; remove it, let the "
+            "collective model share links among groups"
+        )
     unit = dtype_bytes(op.dtype) * op.num_ranks
     if op.bytes < unit or op.bytes % unit:
         raise PerfModelError(
