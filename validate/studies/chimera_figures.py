@@ -72,7 +72,7 @@ def pipedream_rate(study: Study, conditions: Conditions) -> tuple[float, str]:
     fastest: tuple[float, str] = (np.nan, "none fits")
     for pp, recompute in product(DEPTHS, ("none", "full")):
         replicas = study.nodes // pp
-        if batch % replicas:
+        if not replicas or batch % replicas:
             continue
         layout = layout_of(one, "pipedream", pp, batch // replicas, recompute)
         peaks = [rank.peak for rank in needed_memory(problem, layout)]
