@@ -17,7 +17,7 @@ from perfmodel.planning.layouts import (
     with_options,
     with_schedules,
 )
-from perfmodel.prediction import StepProblem, bundles, durations, evaluate, prepared, price_grids, step_problem
+from perfmodel.prediction import StepProblem, durations, evaluate, layout_batches, prepared, price_grids, step_problem
 from perfmodel.spec import Job, Model, Problem
 from perfmodel.timeline import ProgramBatch, makespan_many
 
@@ -59,9 +59,9 @@ def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str
     singly = layouts[:: len(layouts) // SINGLY][:SINGLY]
     together_s = best_s(lambda: evaluate(problem, layouts), 4) / len(layouts)
     singly_s = best_s(lambda: [evaluate(problem, [one]) for one in singly], 2) / len(singly)
-    found = bundles(problem, layouts)
-    batch = ProgramBatch(tuple(prepared(bundle.spec).compiled for bundle in found))
-    seconds = [durations(problem, bundle) for bundle in found]
+    found = layout_batches(problem, layouts)
+    batch = ProgramBatch(tuple(prepared(layout_batch.spec).compiled for layout_batch in found))
+    seconds = [durations(problem, layout_batch) for layout_batch in found]
     makespan_many(batch, seconds)
     cpu_s = best_cpu_s(lambda: evaluate(problem, layouts), 4) / len(layouts)
     loops_s = best_cpu_s(lambda: makespan_many(batch, seconds), 4) / len(layouts)

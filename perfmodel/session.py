@@ -18,7 +18,7 @@ def _one(value: Any) -> float:
     return 1.0
 
 
-class Store:
+class Cache:
     """Values by key; where they grow too large, those used least recently go."""
 
     def __init__(self, most: float, size: Callable[[Any], float] = _one) -> None:
@@ -30,7 +30,7 @@ class Store:
     def __len__(self) -> int:
         return len(self._values)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_compute(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key, made where there is none yet. What cannot be made leaves nothing behind.
 
         Args:
@@ -68,19 +68,19 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self.weight_files = Store(8)
+        self.weight_files = Cache(8)
         """Content of calibration folders, by folder and what the file system says of its files."""
-        self.cost_models = Store(8)
+        self.cost_models = Cache(8)
         """Models of kernels and collectives with all they have priced, and what runs said, by content of the folder."""
-        self.problems = Store(64)
+        self.problems = Cache(64)
         """What is predicted, by model, cluster, job, framework, cost models, scenario."""
-        self.parts = Store(128)
+        self.parts = Cache(128)
         """What its layouts have in common: a store for each setting (without prices) and problem (with them)."""
-        self.batches = Store(1)
+        self.batches = Cache(1)
         """The programs of the last batch, joined for evaluation."""
-        self.programs = Store(1.5 * 2**30, _array_bytes)
+        self.programs = Cache(1.5 * 2**30, _array_bytes)
         """Programs compiled for evaluation, by `ProgramSpec`."""
-        self.kernels = Store(4096)
+        self.kernels = Cache(4096)
         """Compiled kernels of programs that are executed, by op, attributes as written, and shapes."""
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn import (
-    Asked,
+    PriceQuery,
     Query,
     Regressor,
     Samples,
@@ -32,7 +32,7 @@ from perfmodel.cost.learn._stack import Stack
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_text
 from perfmodel.ops import KernelKind
-from perfmodel.session import Store
+from perfmodel.session import Cache
 
 HERE = Path(__file__).parent
 FEWEST = 10
@@ -91,8 +91,8 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
                 continue
             left = tuple(without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks)
             index = index[:: max(1, len(index) // MOST)]
-            ours = replace(regressor, stacks=left, _plans=Store(PLANS))
-            ratio = RatioOnly(**vars(ours) | {"_plans": Store(PLANS)})
+            ours = replace(regressor, stacks=left, _plans=Cache(PLANS))
+            ratio = RatioOnly(**vars(ours) | {"_plans": Cache(PLANS)})
             query = Query(figures)
             yield {
                 "regressor": regressor.name, "device": figures.name, "source": stack.source, "kind": str(kind),
@@ -110,7 +110,7 @@ def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Quer
     """Median absolute error in per cent."""
     at = np.zeros(len(index), np.int64)
     eager = samples.stacks[samples.stack[index[0]]].host_launch
-    predicted = regressor.predict(Asked(samples.rows.take(index), (query,), at, host_launch=eager))
+    predicted = regressor.predict(PriceQuery(samples.rows.take(index), (query,), at, host_launch=eager))
     return float(np.median(absolute_percent(np.log(samples.time_s[index]) - predicted.log_time)))
 
 

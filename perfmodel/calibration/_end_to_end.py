@@ -22,8 +22,8 @@ from perfmodel.prediction import (
     LINK_FACTORS,
     LOSSES,
     Adjustment,
-    Belief,
     FittedRuns,
+    SitePrior,
     save_adjustments,
 )
 
@@ -190,7 +190,7 @@ def _fit(
     for group in observed.groups:
         layouts.append((group.model, [runs[i].layout for i in group.runs]))
     before_profile = priors(layouts, base, device)
-    belief = observed.groups[0].model.belief
+    site_prior = observed.groups[0].model.site_prior
     parameter_priors = corrected(before_profile, profiled)
     names = tuple(prior.name for prior in parameter_priors)
     centre = np.array([prior.centre for prior in parameter_priors])
@@ -206,16 +206,16 @@ def _fit(
             slopes=(),
             error=(),
             weight=tuple(observed.weight.tolist()),
-            covariance=tuple(map(tuple, covariance_of(parameter_priors, belief).tolist())),
-            likeness=belief.likeness,
-            noise=belief.noise,
-            scatter=belief.scatter,
-            doubt=belief.doubt,
-            held=belief.held_given,
+            covariance=tuple(map(tuple, covariance_of(parameter_priors, site_prior).tolist())),
+            likeness=site_prior.likeness,
+            noise=site_prior.noise,
+            scatter=site_prior.scatter,
+            doubt=site_prior.doubt,
+            held=site_prior.held_given,
         ),
         np.array([prior.lowest for prior in parameter_priors]) - centre,
     )
-    parameters = _parameters(parameter_priors, posterior, belief, len(runs), device)
+    parameters = _parameters(parameter_priors, posterior, site_prior, len(runs), device)
     profiled_names = {correction.name for correction in profiled}
     adjustment = Adjustment(
         device=device,
@@ -227,8 +227,8 @@ def _fit(
 
     # What the parameters leave of a run's error is named where it lies far outside a site's usual scatter.
     beyond, offset = posterior.errors[: len(runs)], posterior.runs.mean(observed.coordinates)
-    likeness = belief.likeness
-    usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + belief.noise**2)
+    likeness = site_prior.likeness
+    usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + site_prior.noise**2)
     unexplained = []
     for i in np.argsort(-np.abs(beyond)).tolist():
         if abs(beyond[i]) > _FAR_OFF * usual_sd:
@@ -241,16 +241,18 @@ def _fit(
         error_before=mean_error(before),
         error_after=mean_error(beyond + offset),
         overall_factor=float(np.exp(posterior.runs.overall)),
-        beyond=_beyond(before, belief),
+        beyond=_beyond(before, site_prior),
         unexplained=tuple(unexplained),
     )
 
 
 def _parameters(
-    parameter_priors: Sequence[Prior], posterior: Posterior, belief: Belief, runs: int, device: str
+    parameter_priors: Sequence[Prior], posterior: Posterior, site_prior: SitePrior, runs: int, device: str
 ) -> tuple[FittedParameter, ...]:
     """Parameters before and after the runs; one that lies at its bound is as uncertain as if it had none."""
-    unbounded = replace(posterior.runs, covariance=tuple(map(tuple, covariance_of(parameter_priors, belief).tolist())))
+    unbounded = replace(
+        posterior.runs, covariance=tuple(map(tuple, covariance_of(parameter_priors, site_prior).tolist()))
+    )
     sd = np.sqrt(np.diag(unbounded.posterior))
     return tuple(
         _parameter(prior, float(posterior.values[i]), float(sd[i]), posterior.gradient[:runs, i], device)
@@ -274,12 +276,12 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
     )
 
 
-def _beyond(log_errors: np.ndarray, belief: Belief) -> str:
+def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     """A sentence, if most runs took longer or shorter than the published record lets expect of a site."""
     at = float(np.median(-log_errors))
     everything = dict.fromkeys(CLASSES, 1 / len(CLASSES))
-    middle = float(np.mean(belief.mean))
-    half = belief.half_width(everything)
+    middle = float(np.mean(site_prior.mean))
+    half = site_prior.half_width(everything)
     if abs(at - middle) <= half:
         return ""
     return (

@@ -1,7 +1,7 @@
 """Parameters before any run and given runs.
 
 What is known before is what the published record says of sites, and the kernel tables. A parameter is its class's
-factor at the site (`perfmodel.prediction.Belief`), which all of the class share and which differs between classes
+factor at the site (`perfmodel.prediction.SitePrior`), which all of the class share and which differs between classes
 together, plus what is its own, as wide as the intervals of its events. A profile (`Correction`) takes the place of
 both. Runs update it as the model of sites has it (`perfmodel.prediction.FittedRuns`), around tangents of the timeline
 (Gauss-Newton).
@@ -25,13 +25,13 @@ from perfmodel.prediction import (
     HOST_FACTORS,
     KERNEL_FACTORS,
     LOSSES,
-    Belief,
     FittedRuns,
+    SitePrior,
     StepProblem,
-    bundles,
     class_of,
     event_classes,
     factors_of,
+    layout_batches,
 )
 from perfmodel.spec import Layout
 
@@ -88,12 +88,14 @@ def _profiled(prior: Prior, correction: Correction) -> Prior:
     return replace(prior, centre=centre, sd=correction.sd, own_sd=correction.sd)
 
 
-def covariance_of(parameter_priors: Sequence[Prior], belief: Belief) -> Float[np.ndarray, "parameters parameters"]:
+def covariance_of(
+    parameter_priors: Sequence[Prior], site_prior: SitePrior
+) -> Float[np.ndarray, "parameters parameters"]:
     """Prior covariance: of every parameter its own variance, and that of the factors of its class at a site; of what
     a profile told, its own alone."""
     classes = [CLASSES.index(class_of(prior.name)) for prior in parameter_priors]
     shared = np.array([prior.own_sd < prior.sd for prior in parameter_priors], float)
-    class_covariance = belief.covariance[np.ix_(classes, classes)] * shared[:, None] * shared
+    class_covariance = site_prior.covariance[np.ix_(classes, classes)] * shared[:, None] * shared
     return class_covariance + np.diag([prior.own_sd**2 for prior in parameter_priors])
 
 
@@ -111,14 +113,14 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
                 dtypes[factors_of(op)[0]] |= {kind.dtype for kind in rows_from_ops([op]).kinds}
 
     # All run at one site. A parameter's factor is its class's there and, besides, its own.
-    belief = models[0][0].belief
+    site_prior = models[0][0].site_prior
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
     parameter_priors = []
     for name, half in [*half_width.items(), *((name, 0.0) for name in HOST_FACTORS)]:
-        own_sd, place = max(belief.events * half / GAUSS_90, _LEAST), CLASSES.index(class_of(name))
+        own_sd, place = max(site_prior.events * half / GAUSS_90, _LEAST), CLASSES.index(class_of(name))
         measured = _measured(base, device, name, dtypes[name]) if name in KERNEL_FACTORS else None
-        sd = float(np.hypot(own_sd, belief.covariance[place, place] ** 0.5))
-        parameter_priors.append(Prior(name, sd, measured, half, float(belief.mean[place]), own_sd))
+        sd = float(np.hypot(own_sd, site_prior.covariance[place, place] ** 0.5))
+        parameter_priors.append(Prior(name, sd, measured, half, float(site_prior.mean[place]), own_sd))
     return parameter_priors + [Prior(name, WIDTHS[name], None, 0.0, 0.0, WIDTHS[name]) for name in LOSSES]
 
 
@@ -130,8 +132,8 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
 
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
     """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
-    for bundle in bundles(model, layouts):
-        for table, between in zip(bundle.tables, event_classes(model, bundle), strict=True):
+    for batch in layout_batches(model, layouts):
+        for table, between in zip(batch.tables, event_classes(model, batch), strict=True):
             counted = (
                 (table.ops, table.times, np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))),
                 (between.ops, between.times, np.ones(len(between.ops))),

@@ -17,7 +17,7 @@ from perfmodel.prediction import (
     Prepared,
     Site,
     StepProblem,
-    bundles,
+    layout_batches,
     layout_coordinates,
     prepared,
     step_derivatives,
@@ -124,8 +124,8 @@ class Observations:
         for group in self.groups:
             for at in group.runs:
                 if (timeline := runs[at].timeline) is not None:
-                    (bundle,) = bundles(group.model, [runs[at].layout])
-                    self._traced[at] = _traced(runs[at], timeline, prepared(bundle.spec))
+                    (layout_batch,) = layout_batches(group.model, [runs[at].layout])
+                    self._traced[at] = _traced(runs[at], timeline, prepared(layout_batch.spec))
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
         self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
@@ -175,7 +175,7 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
     for (model, cluster, job, framework, site), members in by_model.items():
         problem = step_problem(model, cluster, job, base, framework, site).adjusted(None)
         # Times every event once, for all parameters.
-        bundles(problem, [runs[at].layout for at in members])
+        layout_batches(problem, [runs[at].layout for at in members])
         groups.append(_Group(problem, tuple(members)))
     return groups
 

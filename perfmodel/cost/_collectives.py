@@ -60,7 +60,7 @@ class CollectiveModel:
     @classmethod
     def of(cls, weights: WeightFiles) -> "CollectiveModel":
         """The model of some weights, kept by the session."""
-        return current_session().cost_models.once((cls, weights), lambda: cls(collective_weights(weights)))
+        return current_session().cost_models.get_or_compute((cls, weights), lambda: cls(collective_weights(weights)))
 
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         """Time of each op, alone on the network but for its `concurrent` groups; 0 for one rank.

@@ -165,7 +165,7 @@ def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."])
 
 
 @dataclass(frozen=True)
-class InSteps:
+class MonotoneGrid:
     """Events, each once, with all kernels that theirs are compared with."""
 
     ops: tuple[Op, ...]
@@ -173,7 +173,7 @@ class InSteps:
     """Each with the places of the event that it is of and of its own in `ops`."""
 
     @classmethod
-    def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "InSteps":
+    def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "MonotoneGrid":
         """All that the times of events in a step depend on.
 
         Args:

@@ -8,7 +8,7 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from perfmodel.cost._events import EventTimes, KnownTimes, PricesCollectives, event_times
-from perfmodel.cost._growth import InSteps
+from perfmodel.cost._growth import MonotoneGrid
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import under_load
 from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
@@ -60,7 +60,8 @@ def inference_times(
     than to read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache,
     which in a step hold other layers' by then.
 
-    Twice the tokens or sequences take as long at least and twice as long at most (`InSteps`), however few they are.
+    Twice the tokens or sequences take as long at least and twice as long at most (`MonotoneGrid`), however few they
+    are.
 
     Args:
         stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
@@ -68,11 +69,11 @@ def inference_times(
 
     def work_out(new: list[tuple[Op, float]]) -> Iterator[tuple[list[tuple[Op, float]], EventTimes]]:
         for n_bytes in dict.fromkeys(n for _, n in new):
-            every = InSteps.of((op for op, n in new if n == n_bytes), {})
+            every = MonotoneGrid.of((op for op, n in new if n == n_bytes), {})
             found = every.times(_by_themselves(every.ops, n_bytes, cluster, kernels, collectives))
             yield [(op, n_bytes) for op in every.ops], found
 
-    known = current_session().parts.once((inference_times, cluster, kernels, collectives), KnownTimes)
+    known = current_session().parts.get_or_compute((inference_times, cluster, kernels, collectives), KnownTimes)
     return known.times(list(zip(ops, stored_bytes, strict=True)), work_out)
 
 

@@ -22,9 +22,9 @@ from perfmodel.cost._roofline import (
 )
 from perfmodel.cost.learn import (
     PROVENANCE,
-    Asked,
     Figures,
     Prediction,
+    PriceQuery,
     Query,
     Regressor,
     Rows,
@@ -38,7 +38,7 @@ from perfmodel.cost.learn import (
     with_half_batches,
 )
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Convolution, Gemm, KernelOp
-from perfmodel.session import Store, current_session
+from perfmodel.session import Cache, current_session
 from perfmodel.spec import Device
 
 _LABELS = np.array(PROVENANCE, object)
@@ -62,8 +62,8 @@ class KernelModel:
     def __init__(self, weights: WeightFiles) -> None:
         self._weights = weights
         self._families: dict[str, tuple[Regressor, ...]] = {}
-        self._known = Store(_MOST_DEVICES)
-        self._reached = Store(_MOST_DEVICES)
+        self._known = Cache(_MOST_DEVICES)
+        self._reached = Cache(_MOST_DEVICES)
         """Log of what products take less by, by query and dtype class."""
 
     @classmethod
@@ -81,7 +81,7 @@ class KernelModel:
     @classmethod
     def of(cls, weights: WeightFiles) -> "KernelModel":
         """The model of some weights, kept by the session."""
-        return current_session().cost_models.once((cls, weights), lambda: cls(weights))
+        return current_session().cost_models.get_or_compute((cls, weights), lambda: cls(weights))
 
     def times(self, device: Device, ops: Sequence[KernelOp], *, software: str | None = None) -> EventTimes:
         """Kernel times of `ops` on one device, without the host's launch cost.
@@ -93,7 +93,7 @@ class KernelModel:
         Raises:
             CalibrationError: for weights that are truncated or of another schema version.
         """
-        known = self._known.once((device, software), KnownTimes)
+        known = self._known.get_or_compute((device, software), KnownTimes)
         return known.times(ops, lambda new: [(new, _event_times(self._predict_new(device, software, new)))])
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
@@ -140,10 +140,10 @@ class KernelModel:
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
         total = Prediction.empty(len(ops))
         for members, rows in rows_by_family(ops):
-            total.put(members, self._predict(Asked(rows, (query,), np.zeros(len(rows), np.int64))))
+            total.put(members, self._predict(PriceQuery(rows, (query,), np.zeros(len(rows), np.int64))))
         return total
 
-    def _predict(self, asked: Asked) -> Prediction:
+    def _predict(self, asked: PriceQuery) -> Prediction:
         """Predictions of rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
@@ -192,7 +192,7 @@ class KernelModel:
             _within_reach_of_16_bits(out, at, asked.take(at), self._predict)
         return out
 
-    def _attention(self, asked: Asked) -> Prediction:
+    def _attention(self, asked: PriceQuery) -> Prediction:
         """Predictions of attention. Where no measured source is asked, of 32 bits and more what the roofline says, or
         that of 16 if longer; of fewer no longer than without its mask, or than two of half the sequences, one after the
         other; and where it was not measured no less than its FLOPs at the nominal rate."""
@@ -213,12 +213,12 @@ class KernelModel:
             out.move(at, np.maximum(log_nominal[at] - out.log_time[at], 0.0))
         return out.take(place)
 
-    def _unnamed(self, asked: Asked) -> Bool[np.ndarray, "n"]:
+    def _unnamed(self, asked: PriceQuery) -> Bool[np.ndarray, "n"]:
         """Which rows are asked of no source that the weights rest on."""
         known = {s.source for r in self._regressors(asked.rows.family) for s in r.stacks}
         return asked.of_query(lambda query: query.source not in known).astype(bool)
 
-    def _log_reach(self, asked: Asked) -> Float64[np.ndarray, "n"]:
+    def _log_reach(self, asked: PriceQuery) -> Float64[np.ndarray, "n"]:
         """Log of what products take less by than the regressors say, of a device that no table times: so much that the
         best of them reaches what its best is known to (`Device.reached_share`)."""
         pairs, pair_of = asked.combinations()
@@ -236,9 +236,9 @@ class KernelModel:
             seconds = np.exp(self._predict_ops(plain, large).log_time)
             return min(0.0, float(np.log(max(np.array([op.flops for op in large]) / seconds) / nominal)))
 
-        return self._reached.once((query, dtype), worked_out)
+        return self._reached.get_or_compute((query, dtype), worked_out)
 
-    def _mask(self, found: Prediction, at: np.ndarray, asked: Asked) -> None:
+    def _mask(self, found: Prediction, at: np.ndarray, asked: PriceQuery) -> None:
         """Move times of attention at positions so that leaving scores out by the causal mask takes no longer than all
         of them: of the two the one that less is known of."""
         for mask, other, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
@@ -252,7 +252,7 @@ class KernelModel:
             beyond = sign * np.minimum(sign * (by.log_time - found.log_time[own]), 0.0)
             found.move(own, np.where(less_known, beyond, 0.0))
 
-    def _by_regressors(self, asked: Asked) -> Prediction:
+    def _by_regressors(self, asked: PriceQuery) -> Prediction:
         out = Prediction.empty(len(asked))
         regressors = self._regressors(asked.rows.family)
 
@@ -282,18 +282,18 @@ def _event_times(found: Prediction) -> EventTimes:
     return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[found.provenance].tolist()))
 
 
-def _by_roofline(asked: Asked) -> Prediction:
+def _by_roofline(asked: PriceQuery) -> Prediction:
     """Times by the roofline alone, of what nothing was learned about."""
     return Prediction.around(_log_by_query(roofline_time, asked), HALF_WIDTH, "analytical")
 
 
-def _log_nominal(asked: Asked) -> Float64[np.ndarray, "n"]:
+def _log_nominal(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log seconds of the FLOPs of rows at the nominal rate of their devices."""
     return _log_by_query(least_of_rows, asked)
 
 
 def _log_by_query(
-    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], asked: Asked
+    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], asked: PriceQuery
 ) -> Float64[np.ndarray, "n"]:
     """Log of a time that follows from a device's figures and rows."""
     out = np.zeros(len(asked))
@@ -303,7 +303,7 @@ def _log_by_query(
 
 
 def _within_reach_of_16_bits(
-    found: Prediction, at: np.ndarray, asked: Asked, predict: Callable[[Asked], Prediction]
+    found: Prediction, at: np.ndarray, asked: PriceQuery, predict: Callable[[PriceQuery], Prediction]
 ) -> None:
     """Move times in TF32 at positions to no more than the same kernels in 16 bits take at the rate and the bytes of
     TF32.

@@ -27,8 +27,8 @@ from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import (
-    bundles,
     checkpoint_bytes,
+    layout_batches,
     rank_checkpoint_bytes,
     rank_devices,
     step_problem_of,
@@ -196,11 +196,11 @@ def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability
     A rank's devices have their share of the storage's rate, as many each, and write as much of it each.
     """
     model = step_problem_of(problem)
-    (bundle,) = bundles(model, [layout])
+    (layout_batch,) = layout_batches(model, [layout])
     rate = (reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE) / layout.pp
     checkpoints = []
     n_bytes = rank_checkpoint_bytes(model, layout).tolist()
-    for of_rank, device in zip(n_bytes, rank_devices(model, bundle.layouts[0]), strict=True):
+    for of_rank, device in zip(n_bytes, rank_devices(model, layout_batch.layouts[0]), strict=True):
         write_s = of_rank / rate
         stall_s = _stall_s(of_rank / (layout.devices // layout.pp), write_s, device, reliability)
         checkpoints.append(StageCheckpoint(bytes=of_rank, write_s=write_s, stall_s=stall_s))

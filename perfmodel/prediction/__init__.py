@@ -15,11 +15,11 @@ from perfmodel.prediction._adjustment import (
 from perfmodel.prediction._check import check_layout, check_machine, check_pipeline, layout_of, stages_without_layer
 from perfmodel.prediction._compare import Compared, Comparison, chimera_closed_form, compare_schedules
 from perfmodel.prediction._compose import (
-    Bundle,
+    LayoutBatch,
     bundle_events,
-    bundles,
     event_classes,
     in_program_of,
+    layout_batches,
     pass_s,
     weighted_programs,
 )
@@ -53,9 +53,9 @@ from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors, joint_
 from perfmodel.prediction._known_runs import (
     OUTLIERS,
     Coordinates,
+    CovarianceTerms,
     KnownRuns,
-    Likeness,
-    Parts,
+    LayoutKernel,
     Scales,
     half_width,
     known_runs,
@@ -83,8 +83,8 @@ from perfmodel.prediction._population import (
     DEGREES,
     GENERIC,
     NEUTRAL,
-    Belief,
-    Population,
+    SitePopulation,
+    SitePrior,
     class_of,
     key,
     population,

@@ -106,8 +106,8 @@ def step_account(
     Durations are taken away one kind after another; what the step shortens by is what the kind costs. Where steps are
     not flushed, programs of several steps are taken apart and weighted as their makespans are.
     """
-    bundle = parts[0][0].bundle
-    layout, spec = bundle.layouts[0], bundle.spec
+    batch = parts[0][0].batch
+    layout, spec = batch.layouts[0], batch.spec
     on_kinds = problem.kinds or (problem,)
 
     # Stragglers, and what runs showed beyond all parameters, lengthen every part of the step alike.
@@ -189,7 +189,7 @@ class _Program:
         parts_s = alone_s = waits_s = 0.0
         for part in parts:
             problem, events = part.problem, part.events[0]
-            factor = prod(_whole_step_factors(problem, part.bundle.layouts[0]))
+            factor = prod(_whole_step_factors(problem, part.batch.layouts[0]))
             parts_s = parts_s + _of_passes(part, _phase_parts) * factor
             waits_s = waits_s + part.copy_waits_s * factor
             without_overhead_s -= part.only(optimizer * problem.host.step_overhead_s)
@@ -254,7 +254,7 @@ def _of_passes(
         by_phase = by_phase.reshape(-1, by_phase.shape[-1])
         for classes, counts in passes:
             filled.append((classes, counts.reshape(-1, len(by_phase)) @ by_phase))
-    seconds = np.zeros((prepared(part.bundle.spec).structure.n_classes, filled[0][1].shape[1]))
+    seconds = np.zeros((prepared(part.batch.spec).structure.n_classes, filled[0][1].shape[1]))
     for classes, of_classes in filled:
         seconds[classes] = of_classes
     return part.only(seconds)

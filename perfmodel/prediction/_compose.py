@@ -63,7 +63,7 @@ class LayoutTerms(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Bundle:
+class LayoutBatch:
     """Layouts that share one program and one division of the model: a lane each."""
 
     program: PartitionedProgram
@@ -109,7 +109,7 @@ class Bundle:
         return self.bytes.saved(self.counts.sum(axis=1), self.full.sum(axis=1))
 
 
-def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
+def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutBatch]:
     """Layouts sorted by the program and division that they share.
 
     On several kinds of nodes they are composed as on the first: all but times is the same on each (`parts`).
@@ -118,13 +118,13 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
         LayoutError: the model does not divide as a layout asks, or it does not lie on the cluster's kinds of nodes.
     """
     if problem.kinds:
-        return bundles(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
+        return layout_batches(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
     terms = composed_layouts(problem).of(layouts)
     lanes_of: dict[tuple[PartitionedProgram, PerRank], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
         lanes_of[terms[lane].program, layout.kinds].append(lane)
     return [
-        Bundle(program, tuple(lanes), tuple([layouts[i] for i in lanes]), tuple([terms[i] for i in lanes]))
+        LayoutBatch(program, tuple(lanes), tuple([layouts[i] for i in lanes]), tuple([terms[i] for i in lanes]))
         for (program, _), lanes in lanes_of.items()
     ]
 
@@ -191,52 +191,54 @@ def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateL
     return PlacedBlocks(blocks, ranks, states)
 
 
-def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
+def in_program_of(problem: StepProblem, layout_batch: LayoutBatch, layout: Layout) -> LayoutBatch:
     """Another layout, with blocks of its own, in the bundle's program."""
-    one = _composed_in(problem, bundle.program, shard_events(problem.setting, layout), layout)
-    return replace(bundle, lanes=(0,), layouts=(layout,), composed=(one,))
+    one = _composed_in(problem, layout_batch.program, shard_events(problem.setting, layout), layout)
+    return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(one,))
 
 
-def weighted_programs(bundle: Bundle) -> tuple[tuple[Bundle, float], ...]:
+def weighted_programs(layout_batch: LayoutBatch) -> tuple[tuple[LayoutBatch, float], ...]:
     """Programs whose weighted makespans add up to the step time.
 
     Without a flush between steps a step takes what a longer stream takes more than a shorter one (but no less than
     its busiest rank, see `rank_busy_s`).
     """
-    spec = bundle.spec
+    spec = layout_batch.spec
     if spec.steps == 1:
-        return ((bundle, 1.0),)
+        return ((layout_batch, 1.0),)
     shorter = replace(spec, steps=spec.steps // 2)
     weight = 1 / (spec.steps - shorter.steps)
-    return (bundle, weight), (replace(bundle, program=bundle.program.with_spec(shorter)), -weight)
+    return (layout_batch, weight), (replace(layout_batch, program=layout_batch.program.with_spec(shorter)), -weight)
 
 
-def joined(alike: Sequence[Bundle]) -> Bundle:
+def joined(alike: Sequence[LayoutBatch]) -> LayoutBatch:
     """Layouts of several bundles, whose programs are alike (`PartitionedProgram.alike`), as those of one."""
     lanes, layouts, composed = (
         tuple(chain.from_iterable(parts))
         for parts in zip(*((one.lanes, one.layouts, one.composed) for one in alike), strict=True)
     )
-    return Bundle(alike[0].program, lanes, layouts, composed)
+    return LayoutBatch(alike[0].program, lanes, layouts, composed)
 
 
 # --- passes ---------------------------------------------------------------------------------------
 
 
-def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> Float[np.ndarray, "lanes blocks phases"]:
+def phase_s(
+    problem: StepProblem, layout_batch: LayoutBatch, variant: Variant = PLAIN
+) -> Float[np.ndarray, "lanes blocks phases"]:
     """Seconds that each phase of a pass spends in each block."""
-    tables = bundle.tables
-    slices = bundle.spec.scheduler.slices
+    tables = layout_batch.tables
+    slices = layout_batch.spec.scheduler.slices
     if variant != PLAIN or slices > 1:
-        tables = [block_times(problem, layout, variant, slices) for layout in bundle.layouts]
+        tables = [block_times(problem, layout, variant, slices) for layout in layout_batch.layouts]
     # a third of the time that `stack` takes
     of_lanes = np.concatenate([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 
-def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
+def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
     """Seconds that a plain pass spends in each block, by kind of pass (full recompute comes on top)."""
-    forward, backward, weight = passed_s(phase_s(problem, bundle), bundle.modes).swapaxes(0, 1)
+    forward, backward, weight = passed_s(phase_s(problem, layout_batch), layout_batch.modes).swapaxes(0, 1)
     return {
         Kind.FORWARD: forward,
         Kind.BACKWARD: backward + weight,
@@ -248,9 +250,9 @@ def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray,
 # --- events between blocks ------------------------------------------------------------------------
 
 
-def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> CommunicationEvents:
+def bundle_events(problem: StepProblem, layout_batch: LayoutBatch, lane: int) -> CommunicationEvents:
     """Events between blocks of one of the bundle's layouts."""
-    return _events_between(problem.setting, bundle.program.between, bundle.composed[lane].placed)
+    return _events_between(problem.setting, layout_batch.program.between, layout_batch.composed[lane].placed)
 
 
 @session_cached
@@ -261,10 +263,10 @@ def _events_between(setting: Setting, program: PartitionedProgram, placed: Place
     )
 
 
-def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
+def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:
     """Events between blocks in each class, for each of the bundle's layouts."""
-    tables = program_event_classes(problem, bundle.program.alike.between)
-    return tables.of([terms.placed for terms in bundle.composed])
+    tables = program_event_classes(problem, layout_batch.program.alike.between)
+    return tables.of([terms.placed for terms in layout_batch.composed])
 
 
 class ProgramEventClasses:

@@ -16,7 +16,7 @@ from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import EventClasses
-from perfmodel.prediction._compose import Bundle, bundles, composed, event_classes, pass_s, phase_s
+from perfmodel.prediction._compose import LayoutBatch, composed, event_classes, layout_batches, pass_s, phase_s
 from perfmodel.prediction._layer_copies import copy_waits_s
 from perfmodel.prediction._phases import full_recompute_s, passes_s, phase_counts
 from perfmodel.prediction._price import block_times, priced_events
@@ -41,7 +41,7 @@ class NodeKindShare:
 
     problem: StepProblem
     """The step on this kind."""
-    bundle: Bundle
+    batch: LayoutBatch
     """The layouts as this kind runs them."""
     events: list[EventClasses]
     """Events between blocks, for each of the bundle's layouts."""
@@ -59,18 +59,18 @@ class NodeKindShare:
     @cached_property
     def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
         """What the passes of the first layout wait for copies of layers' activations."""
-        return self.only(copy_waits_s(self.problem, self.bundle)[0])
+        return self.only(copy_waits_s(self.problem, self.batch)[0])
 
     @cached_property
     def host_state_s(self) -> Float[np.ndarray, " classes"]:
         """What states of the first layout in host memory add to its classes: copies, and updates on the host."""
-        return self.only(_host_state_s(self.problem, self.bundle)[0])
+        return self.only(_host_state_s(self.problem, self.batch)[0])
 
     @cached_property
     def passes(self) -> list["VariantPasses"]:
         """Passes of the first layout, by variant."""
-        layout, passes = self.bundle.layouts[0], self.bundle.program.passes
-        slices = self.bundle.spec.scheduler.slices
+        layout, passes = self.batch.layouts[0], self.batch.program.passes
+        slices = self.batch.spec.scheduler.slices
         by_variant = []
         for variant, classes_of_kind in passes.of_variant.items():
             _, _, beside = variant
@@ -101,12 +101,12 @@ class VariantPasses(NamedTuple):
     """One entry for each kind of pass."""
 
 
-def by_node_kind(problem: StepProblem, bundle: Bundle) -> list[NodeKindShare]:
+def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare]:
     """A bundle's program by the kinds of nodes that it runs on; a single entry where nodes are alike."""
     if not problem.kinds:
-        return [NodeKindShare(problem, bundle, event_classes(problem, bundle))]
-    structure, spec = prepared(bundle.spec).structure, bundle.spec
-    kind_of_rank = kind_of_ranks(problem, bundle.layouts[0])
+        return [NodeKindShare(problem, batch, event_classes(problem, batch))]
+    structure, spec = prepared(batch.spec).structure, batch.spec
+    kind_of_rank = kind_of_ranks(problem, batch.layouts[0])
     kind_of_stage = kind_of_rank[rank_of_stage(spec)]
     kind_of_class = kind_of_stage[structure.class_stage]
 
@@ -118,14 +118,14 @@ def by_node_kind(problem: StepProblem, bundle: Bundle) -> list[NodeKindShare]:
     kind_of_peer = np.where(np.isin(class_kind, _EXCHANGED), kind_of_peer, kind_of_class)
 
     # Every kind prices the whole program; then each event goes to the kind that runs it.
-    bundles_of_kinds: dict[int, Bundle] = {}
+    bundles_of_kinds: dict[int, LayoutBatch] = {}
     events_of_kinds: dict[int, list[EventClasses]] = {}
     for kind in np.unique(kind_of_rank).tolist():
         of_kind = problem.kinds[kind]
-        bundles_of_kinds[kind] = replace(bundle, composed=tuple(composed(of_kind, lay) for lay in bundle.layouts))
+        bundles_of_kinds[kind] = replace(batch, composed=tuple(composed(of_kind, lay) for lay in batch.layouts))
         events_of_kinds[kind] = event_classes(of_kind, bundles_of_kinds[kind])
     shares: dict[int, list[EventClasses]] = {kind: [] for kind in bundles_of_kinds}
-    for lane in range(len(bundle.layouts)):
+    for lane in range(len(batch.layouts)):
         events = {kind: of_layouts[lane] for kind, of_layouts in events_of_kinds.items()}
         exchanges_all = class_kind == Kind.EMBEDDING_REDUCE
         assigned = _assign_to_kinds(problem, events, kind_of_class, kind_of_peer, exchanges_all)
@@ -215,9 +215,9 @@ def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
     )
 
 
-def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
+def durations(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of every class of the bundle's program, a row per layout."""
-    return durations_on(by_node_kind(problem, bundle))
+    return durations_on(by_node_kind(problem, batch))
 
 
 def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
@@ -231,56 +231,56 @@ def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes cla
 
 def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes, 0 for those on others."""
-    problem, bundle, program = share.problem, share.bundle, share.bundle.program
+    problem, batch, program = share.problem, share.batch, share.batch.program
     between_blocks_s = np.stack([events.durations_s for events in share.events])
 
     # Passes that are alike are worked out once.
     passes = program.passes.distinct
-    by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
-    distinct_s = passes_s(by_phase, passes.weights, passes.runs, passes.full, bundle.modes)
+    by_phase = {variant: phase_s(problem, batch, variant) for variant in passes.runs}
+    distinct_s = passes_s(by_phase, passes.weights, passes.runs, passes.full, batch.modes)
 
     # Passes are priced for all classes; events between blocks are already those of this kind of nodes alone.
     nodes_are_alike = share.on is None
     seconds = between_blocks_s if nodes_are_alike else np.zeros_like(between_blocks_s)
     seconds = seconds + distinct_s.take(passes.place, axis=1)
-    if bundle.spec.offload:
-        _add_host_copies(problem, bundle, seconds)
-    seconds = seconds + copy_waits_s(problem, bundle)
-    seconds = seconds + _host_state_s(problem, bundle)
+    if batch.spec.offload:
+        _add_host_copies(problem, batch, seconds)
+    seconds = seconds + copy_waits_s(problem, batch)
+    seconds = seconds + _host_state_s(problem, batch)
     if not nodes_are_alike:
         seconds = between_blocks_s + seconds * share.on
     if not has_step_costs(problem):
         return seconds
-    scale = np.array([layout.factor for layout in bundle.composed])[:, None]
-    optimizer = prepared(bundle.spec).optimizer
+    scale = np.array([layout.factor for layout in batch.composed])[:, None]
+    optimizer = prepared(batch.spec).optimizer
     if share.on is not None:
         optimizer = optimizer[share.on[optimizer]]
     overhead_s = problem.host.step_overhead_s
     return with_step_costs(seconds, overhead_s, beside_loss(problem), scale, optimizer, program.beside)
 
 
-def _host_state_s(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
+def _host_state_s(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
     """What the host adds to every class: copies beside gathers and reductions, and updates of states that it holds."""
-    structure = bundle.program.structure
-    seconds = np.zeros((len(bundle.layouts), structure.n_classes))
-    for row, terms, layout in zip(seconds, bundle.composed, bundle.layouts, strict=True):
+    structure = batch.program.structure
+    seconds = np.zeros((len(batch.layouts), structure.n_classes))
+    for row, terms, layout in zip(seconds, batch.composed, batch.layouts, strict=True):
         if host_takes_part(problem.setting, layout):
             row += host_state_s(
-                host_block_s(problem.setting, layout, terms.events, bundle.spec),
+                host_block_s(problem.setting, layout, terms.events, batch.spec),
                 structure.class_kind,
                 structure.class_stage,
                 structure.class_segment,
-                bundle.spec.stage_map,
-                bundle.counts,
+                batch.spec.stage_map,
+                batch.counts,
             )
     return seconds
 
 
-def _add_host_copies(problem: StepProblem, bundle: Bundle, seconds: Float[np.ndarray, "lanes classes"]) -> None:
+def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np.ndarray, "lanes classes"]) -> None:
     """Set the copies of a stage's activations to and from host memory, at the link's nominal rate."""
-    structure = prepared(bundle.spec).structure
+    structure = prepared(batch.spec).structure
     copies = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
-    micro_batch_bytes = bundle.saved_bytes[:, structure.class_stage[copies]] / bundle.spec.scheduler.slices
+    micro_batch_bytes = batch.saved_bytes[:, structure.class_stage[copies]] / batch.spec.scheduler.slices
     copied_bytes = micro_batch_bytes * structure.class_span[copies]
     seconds[:, copies] = copied_bytes / host_bandwidth(problem.cluster.device)
 
@@ -288,13 +288,13 @@ def _add_host_copies(problem: StepProblem, bundle: Bundle, seconds: Float[np.nda
 def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
     """What a scheduler needs to make an order of one's own for a layout: seconds of every stage's passes
     and of a transfer (the longest), one stage per device."""
-    (bundle,) = bundles(problem, [layout.replace(schedule="zb-h1", vpp=1)])
-    structure, durations_s = prepared(bundle.spec).structure, durations(problem, bundle)[0]
-    counts, block_s = bundle.counts.sum(axis=1), pass_s(problem, bundle)
+    (batch,) = layout_batches(problem, [layout.replace(schedule="zb-h1", vpp=1)])
+    structure, durations_s = prepared(batch.spec).structure, durations(problem, batch)[0]
+    counts, block_s = batch.counts.sum(axis=1), pass_s(problem, batch)
     forward_s, backward_input_s, backward_weight_s = (
         (block_s[kind] @ counts.T)[0] for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     )
-    recomputed_s = full_recompute_s(phase_s(problem, bundle), bundle.modes)
-    backward_input_s = backward_input_s + (recomputed_s @ bundle.full.sum(axis=1).T)[0]
+    recomputed_s = full_recompute_s(phase_s(problem, batch), batch.modes)
+    backward_input_s = backward_input_s + (recomputed_s @ batch.full.sum(axis=1).T)[0]
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
     return PassTimes(forward_s, backward_input_s, backward_weight_s, float(durations_s[sends].max(initial=0.0)))

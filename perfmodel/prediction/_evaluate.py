@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._compose import Bundle, bundles, joined, weighted_programs
+from perfmodel.prediction._compose import LayoutBatch, joined, layout_batches, weighted_programs
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import PartitionedProgram, WeightedDurations, prepared, rank_busy_s
@@ -35,13 +35,13 @@ class BatchResult:
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
     # Bundles with the same program are composed in one call.
-    by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[Bundle, float]]] = defaultdict(list)
-    for whole_step in bundles(problem, layouts):
-        for bundle, weight in weighted_programs(whole_step):
-            by_program[bundle.program.alike, bundle.layouts[0].kinds].append((bundle, weight))
+    by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[LayoutBatch, float]]] = defaultdict(list)
+    for whole_step in layout_batches(problem, layouts):
+        for layout_batch, weight in weighted_programs(whole_step):
+            by_program[layout_batch.program.alike, layout_batch.layouts[0].kinds].append((layout_batch, weight))
     groups = list(by_program.values())
-    specs = tuple([tuple([bundle.spec for bundle, _ in group]) for group in groups])
-    batches = current_session().batches.once(specs, lambda: _batches(specs))
+    specs = tuple([tuple([layout_batch.spec for layout_batch, _ in group]) for group in groups])
+    batches = current_session().batches.get_or_compute(specs, lambda: _batches(specs))
     spans: list[Future[Any]] = []
     busy_s: dict[tuple[int, ...], np.ndarray] = {}
     # The loops over one part's events run in a thread while the next part's durations are composed.
@@ -49,20 +49,20 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
         for part, batch in batches:
             durations_of_part = []
             for group in groups[part]:
-                seconds = durations(problem, joined([bundle for bundle, _ in group]))
-                ends = np.cumsum([len(bundle.lanes) for bundle, _ in group])[:-1]
+                seconds = durations(problem, joined([layout_batch for layout_batch, _ in group]))
+                ends = np.cumsum([len(layout_batch.lanes) for layout_batch, _ in group])[:-1]
                 durations_of_part += np.split(seconds.astype(np.float32), ends)
                 # A step without a flush takes no less than its busiest rank.
-                for (bundle, weight), of_bundle in zip(group, np.split(seconds, ends), strict=True):
-                    if bundle.spec.steps > 1:
-                        busy = rank_busy_s([(prepared(bundle.spec), of_bundle, weight)])
-                        busy_s[bundle.lanes] = busy_s.get(bundle.lanes, 0.0) + busy
+                for (layout_batch, weight), of_bundle in zip(group, np.split(seconds, ends), strict=True):
+                    if layout_batch.spec.steps > 1:
+                        busy = rank_busy_s([(prepared(layout_batch.spec), of_bundle, weight)])
+                        busy_s[layout_batch.lanes] = busy_s.get(layout_batch.lanes, 0.0) + busy
             spans.append(loops.submit(makespan_many, batch, durations_of_part))
         # Results are waited for here: an interrupt while an executor joins its thread would leave that running.
         spans_s = list(chain.from_iterable(part.result() for part in spans))
     time_s = np.zeros(len(layouts))
-    for (bundle, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
-        time_s[list(bundle.lanes)] += weight * span_s
+    for (layout_batch, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
+        time_s[list(layout_batch.lanes)] += weight * span_s
     for lanes, busy in busy_s.items():
         time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy.max(axis=1))
     return BatchResult(np.maximum(time_s, problem.job.input_s))
@@ -84,10 +84,10 @@ def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, Progra
 def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
     """Programs that make up the step of each layout."""
     programs_of_layout: list[list[WeightedDurations]] = [[] for _ in layouts]
-    for whole_step in bundles(problem, layouts):
-        for bundle, weight in weighted_programs(whole_step):
-            program = prepared(bundle.spec)
-            for lane, seconds in zip(whole_step.lanes, durations(problem, bundle), strict=True):
+    for whole_step in layout_batches(problem, layouts):
+        for layout_batch, weight in weighted_programs(whole_step):
+            program = prepared(layout_batch.spec)
+            for lane, seconds in zip(whole_step.lanes, durations(problem, layout_batch), strict=True):
                 programs_of_layout[lane].append((program, seconds, weight))
     return programs_of_layout
 

@@ -13,7 +13,7 @@ from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._compose import bundles
+from perfmodel.prediction._compose import layout_batches
 from perfmodel.prediction._durations import NodeKindShare, by_node_kind
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._phases import Phase, phase_counts
@@ -66,7 +66,7 @@ class CriticalPath:
         self.seconds = np.concatenate([row.seconds for row in self._rows])
         self.half_width = np.concatenate([row.half_width for row in self._rows])
 
-        copies = np.isin(prepared(kinds[0].bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        copies = np.isin(prepared(kinds[0].batch.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
         self.copies_s += sum(float((gradient * share.copy_waits_s).sum()) for share in kinds)
 
@@ -91,7 +91,7 @@ class CriticalPath:
         self._rows.append(_EventRow(occurrences, occurrences * between.times.time_s, _half_widths(between.times)))
 
         # States in host memory: copies take part in reductions and gathers, updates in the optimizer's step.
-        updates = prepared(share.bundle.spec).structure.class_kind == Kind.OPTIMIZER
+        updates = prepared(share.batch.spec).structure.class_kind == Kind.OPTIMIZER
         on_host_s = with_slowing * share.host_state_s
         self.host_updates_s += float(on_host_s[updates].sum())
         self.state_copies_s += float(on_host_s[~updates].sum())
@@ -117,10 +117,10 @@ class CriticalPath:
         gradient: Float[np.ndarray, " classes"],
     ) -> Float[np.ndarray, " classes"]:
         """What reductions and gathers add to the gradient by slowing the passes beside them (`slowed_s`)."""
-        problem, bundle = share.problem, share.bundle
-        beside, loss = bundle.program.beside, beside_loss(problem)
+        problem, batch = share.problem, share.batch
+        beside, loss = batch.program.beside, beside_loss(problem)
         between_s = share.events[0].durations_s + share.host_state_s
-        unslowed_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
+        unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
         passes = beside.slowed[beside.place]
         slowing_s = np.zeros_like(unslowed_s)
         np.add.at(slowing_s, passes, loss * beside.share * between_s[beside.comm])
@@ -234,8 +234,8 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     Raises:
         LayoutError: if the model does not divide as the layout asks.
     """
-    (bundle,), (programs,) = bundles(problem, [layout]), step_programs(problem, [layout])
-    (program, durations, _), kinds = programs[0], by_node_kind(problem, bundle)
+    (batch,), (programs,) = layout_batches(problem, [layout]), step_programs(problem, [layout])
+    (program, durations, _), kinds = programs[0], by_node_kind(problem, batch)
     step_s, gradient, _ = per_step(programs)
     path = CriticalPath(kinds, durations, gradient)
 
@@ -243,7 +243,7 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     # the gradient every event counts, whether it lies on the critical path or not.
     classes = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
     occurrences = np.bincount(classes, minlength=program.structure.n_classes).astype(float)
-    counted = CriticalPath(kinds, durations, occurrences / bundle.spec.steps)
+    counted = CriticalPath(kinds, durations, occurrences / batch.spec.steps)
     index: dict[Op, int] = {}
     number_of_event = np.array([index.setdefault(op, len(index)) for op in path.ops])
     replicas = layout.devices / layout.pp
@@ -284,12 +284,12 @@ def pass_parts(
 
 def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
     """`pass_parts` of the classes on one kind of nodes."""
-    bundle = share.bundle
-    layout, passes = bundle.layouts[0], bundle.program.passes
+    batch = share.batch
+    layout, passes = batch.layouts[0], batch.program.passes
     parts_of_class: dict[int, tuple[PassPart, ...]] = {}
     for variant, classes_of_kind in passes.of_variant.items():
         _, _, beside = variant
-        times = block_times(share.problem, layout, variant, bundle.spec.scheduler.slices)
+        times = block_times(share.problem, layout, variant, batch.spec.scheduler.slices)
         exposed = times.shown(beside == PAIRED)
         for kind, classes in classes_of_kind.items():
             part_of_block: dict[tuple[int, bool], PassPart] = {}

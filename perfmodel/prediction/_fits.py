@@ -7,7 +7,7 @@ from typing import Final, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction._compose import Bundle, bundles
+from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._durations import kind_of_ranks
 from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, communicators, rank_memory
 from perfmodel.prediction._prediction import StageMemory
@@ -28,16 +28,16 @@ _REMEDY = {
 }
 
 
-def bundle_memory(problem: StepProblem, bundle: Bundle) -> MemoryBatch:
+def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
     """Memory of a bundle's layouts; needs the order of events but no times."""
     if problem.kinds:
-        of_rank = kind_of_ranks(problem, bundle.layouts[0])
-        of_kinds = {kind: bundle_memory(problem.kinds[kind], bundle) for kind in np.unique(of_rank).tolist()}
+        of_rank = kind_of_ranks(problem, batch.layouts[0])
+        of_kinds = {kind: bundle_memory(problem.kinds[kind], batch) for kind in np.unique(of_rank).tolist()}
         return _on_ranks(of_kinds, of_rank)
     setting = problem.setting
-    live = program_live(setting, bundle.spec)
-    ranks = RankBlocks.of(bundle.counts.sum(axis=1), bundle.full.sum(axis=1), live)
-    return rank_memory(ranks, bundle.bytes, Sharding.of(bundle.layouts), setting)
+    live = program_live(setting, batch.spec)
+    ranks = RankBlocks.of(batch.counts.sum(axis=1), batch.full.sum(axis=1), live)
+    return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts), setting)
 
 
 def _on_ranks(of_kinds: Mapping[int, MemoryBatch], of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:
@@ -69,9 +69,9 @@ def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray,
         LayoutError: the model does not divide as a layout asks.
     """
     fits = np.zeros(len(layouts), bool)
-    for bundle in bundles(problem, layouts):
-        usable = usable_of_ranks(problem, bundle.layouts[0])
-        fits[list(bundle.lanes)] = (bundle_memory(problem, bundle).total <= usable).all(axis=-1)
+    for batch in layout_batches(problem, layouts):
+        usable = usable_of_ranks(problem, batch.layouts[0])
+        fits[list(batch.lanes)] = (bundle_memory(problem, batch).total <= usable).all(axis=-1)
     return fits
 
 
@@ -82,13 +82,13 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
     Raises:
         LayoutError: the model does not divide as the layout asks.
     """
-    (bundle,) = bundles(problem, [layout])
-    blocks, spec = bundle.tables[0], bundle.spec
+    (batch,) = layout_batches(problem, [layout])
+    blocks, spec = batch.tables[0], batch.spec
     params = layout.tp * blocks.dense_params(layout.pp > 1) + layout.ep * layout.expert_tp * blocks.expert_params
     whole = shard_events(problem.setting, Layout())
     if whole.kinds == blocks.kinds:  # not cut into other blocks: what every shard holds of them counts once
         params = whole.dense_params(layout.pp > 1) + whole.expert_params
-    of_stage = bundle.counts.sum(axis=1) @ params
+    of_stage = batch.counts.sum(axis=1) @ params
     held = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
     of_rank = (of_stage / held)[spec.stage_map].sum(axis=1)
     return of_rank / of_rank.sum() * checkpoint_bytes(problem.model, problem.job)
@@ -97,8 +97,8 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
 def version_difference(problem: StepProblem, layout: Layout) -> int:
     """Updates between the weights that a gradient is computed with and those that it is added to, 1 where the pipeline
     is flushed: so many mini-batches are under way at once (TiMePReSt, section 4.4)."""
-    (bundle,) = bundles(problem, [layout])
-    spec = bundle.spec
+    (batch,) = layout_batches(problem, [layout])
+    spec = batch.spec
     if spec.steps == 1:
         return 1
     versions = weight_versions(spec.build_schedule(), spec.scheduler.weights)
@@ -108,17 +108,17 @@ def version_difference(problem: StepProblem, layout: Layout) -> int:
 def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
     """Peak bytes of every layout, and the category that takes most of them."""
     peak, largest = np.zeros(len(layouts)), [""] * len(layouts)
-    for bundle in bundles(problem, layouts):
-        memory = bundle_memory(problem, bundle)
-        peak[list(bundle.lanes)] = memory.peak
-        for lane, part in zip(bundle.lanes, memory.largest.tolist(), strict=True):
+    for batch in layout_batches(problem, layouts):
+        memory = bundle_memory(problem, batch)
+        peak[list(batch.lanes)] = memory.peak
+        for lane, part in zip(batch.lanes, memory.largest.tolist(), strict=True):
             largest[lane] = CATEGORIES[part]
     return peak, largest
 
 
-def stage_memory(problem: StepProblem, bundle: Bundle) -> tuple[StageMemory, ...]:
+def stage_memory(problem: StepProblem, batch: LayoutBatch) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank of a bundle's first layout."""
-    memory = bundle_memory(problem, bundle)
+    memory = bundle_memory(problem, batch)
     of_category = (np.broadcast_to(getattr(memory, name), memory.total.shape) for name in CATEGORIES)
     rows = zip(*(part[0].tolist() for part in of_category), strict=True)
     return tuple(StageMemory(**dict(zip(CATEGORIES, row, strict=True))) for row in rows)
@@ -130,8 +130,8 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
     Raises:
         LayoutError: the model does not divide as the layout asks.
     """
-    (bundle,) = bundles(problem, [layout])
-    return stage_memory(problem, bundle)
+    (batch,) = layout_batches(problem, [layout])
+    return stage_memory(problem, batch)
 
 
 def binding_rank(memory: Sequence[StageMemory], usable: Float[np.ndarray, " ranks"]) -> int:
@@ -228,9 +228,9 @@ def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[f
     """
     probabilities = []
     for layout in layouts:
-        (bundle,) = bundles(problem, [layout])
-        placed = bundle.layouts[0]
-        probabilities.append(fit_probability(problem, placed, stage_memory(problem, bundle)))
+        (batch,) = layout_batches(problem, [layout])
+        placed = batch.layouts[0]
+        probabilities.append(fit_probability(problem, placed, stage_memory(problem, batch)))
     return probabilities
 
 

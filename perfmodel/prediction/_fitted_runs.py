@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._known_runs import Coordinates, KnownRuns, Likeness, Parts, known_runs, scales
+from perfmodel.prediction._known_runs import Coordinates, CovarianceTerms, KnownRuns, LayoutKernel, known_runs, scales
 
 Rows = tuple[tuple[float, ...], ...]
 
@@ -32,13 +32,13 @@ class FittedRuns:
     """Of every observation."""
     covariance: Rows
     """Of the parameters, before the runs."""
-    likeness: Likeness
+    likeness: LayoutKernel
     noise: float
     """Standard deviation of the noise of one run at the typical site."""
     scatter: tuple[float, float]
     doubt: float
     held: float
-    """These three as in `Belief`, `held` as `held_given`."""
+    """These three as in `SitePrior`, `held` as `held_given`."""
 
     @cached_property
     def known(self) -> KnownRuns:
@@ -60,8 +60,8 @@ class FittedRuns:
     def posterior(self) -> Float[np.ndarray, "parameters parameters"]:
         """Covariance of the parameters."""
         none, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
-        with_runs = Parts(self._slopes @ self._prior, none_with_runs, none_with_runs)
-        of_nodes = self.known.covariance(Parts(self._prior, none, none), with_runs)
+        with_runs = CovarianceTerms(self._slopes @ self._prior, none_with_runs, none_with_runs)
+        of_nodes = self.known.covariance(CovarianceTerms(self._prior, none, none), with_runs)
         return np.tensordot(self.known.scales.weight, of_nodes, 1)
 
     @cached_property
@@ -104,12 +104,12 @@ class FittedRuns:
         at: Float[np.ndarray, "runs coordinates"],
         others: Float[np.ndarray, "m parameters"],
         where: Float[np.ndarray, "layouts coordinates"],
-    ) -> Parts:
+    ) -> CovarianceTerms:
         """Of observations with others; what traces add to runs is alike by the parameters and the overall factor."""
         shared, alone = np.zeros((2, len(slopes), len(others)))
         shared[: len(at), : len(where)] = self.likeness.shared(at, where)
         alone[: len(at), : len(where)] = self.likeness.alone(at, where)
-        return Parts(slopes @ self._prior @ others.T, shared, alone, overall=1.0)
+        return CovarianceTerms(slopes @ self._prior @ others.T, shared, alone, overall=1.0)
 
     @cached_property
     def _points(self) -> Float[np.ndarray, "runs coordinates"]:
@@ -144,7 +144,7 @@ class FittedRuns:
             error=tuple(map(float, value["error"])),
             weight=tuple(map(float, value["weight"])),
             covariance=_rows(value["covariance"]),
-            likeness=Likeness(**{name: float(one) for name, one in value["likeness"].items()}),
+            likeness=LayoutKernel(**{name: float(one) for name, one in value["likeness"].items()}),
             noise=float(value["noise"]),
             scatter=(first, second),
             doubt=float(value["doubt"]),

@@ -12,8 +12,8 @@ from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._evaluate import step_derivatives
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fitted_runs import FittedRuns
-from perfmodel.prediction._known_runs import Parts, half_width, widened
-from perfmodel.prediction._population import CLASSES, DEGREES, Belief
+from perfmodel.prediction._known_runs import CovarianceTerms, half_width, widened
+from perfmodel.prediction._population import CLASSES, DEGREES, SitePrior
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import layout_coordinates
@@ -48,20 +48,24 @@ def _before_runs(
     problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
     """What the published record says of a site without runs."""
-    belief = problem.belief
-    sources = {f"events: {name}": belief.events * half / GAUSS_90 for name, half in path.family_half_widths().items()}
+    site_prior = problem.site_prior
+    sources = {
+        f"events: {name}": site_prior.events * half / GAUSS_90 for name, half in path.family_half_widths().items()
+    }
     shares = path.class_shares
-    loads = np.array([shares[name] for name in CLASSES]) @ belief.root
+    loads = np.array([shares[name] for name in CLASSES]) @ site_prior.root
     sources |= {f"site: {name}": float(load) for name, load in zip(CLASSES, loads, strict=True)}
-    sources |= {f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, belief.degrees, strict=True)}
+    sources |= {
+        f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, site_prior.degrees, strict=True)
+    }
     apart = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
     unknown = {
         "settings_unstated": degrees["unstated"],
         "extrapolated": degrees["extrapolated"],
         "contradictions": float(problem.site.contradictions),
     }
-    half = belief.half_width(shares, apart, unknown)
-    return (exp(-half), exp(half)), sources | {OWN: belief.noise}
+    half = site_prior.half_width(shares, apart, unknown)
+    return (exp(-half), exp(half)), sources | {OWN: site_prior.noise}
 
 
 def _given_runs(
@@ -137,7 +141,7 @@ def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joi
     names, shared, own_sd = shared_errors(predictions)
     points = np.array([layout_coordinates(problem.setting, p.layout) for p in predictions])
     if known is None or known.runs is None:
-        return joint_of(problem.belief, names, shared, own_sd, points)
+        return joint_of(problem.site_prior, names, shared, own_sd, points)
     runs = known.runs
     from_events = [name.startswith("events: ") for name in names]
     derivatives = step_derivatives(problem, [p.layout for p in predictions], known.names)
@@ -148,7 +152,7 @@ def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joi
 
 
 def joint_of(
-    belief: Belief,
+    site_prior: SitePrior,
     names: Sequence[str],
     shared: Float[np.ndarray, "layouts sources"],
     own_sd: Float[np.ndarray, " layouts"],
@@ -157,8 +161,8 @@ def joint_of(
     """`joint_errors` before any run, from what `shared_errors` gives and the layouts' coordinates."""
     is_of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
     of_site, of_layouts = shared[:, is_of_site], shared[:, ~is_of_site]
-    scales, likeness = belief.scales, belief.likeness
+    scales, likeness = site_prior.scales, site_prior.likeness
     within = of_layouts @ of_layouts.T + likeness.shared(points, points)
     single = likeness.alone(points, points) + np.diag(own_sd**2)
-    covariance = Parts(of_site @ of_site.T, within, single).under(scales)
+    covariance = CovarianceTerms(of_site @ of_site.T, within, single).under(scales)
     return Joint(covariance, scales.weight, scales.own[:, None] * own_sd**2)

@@ -1,7 +1,7 @@
 """What some runs of a site say of its others: the one update of the model of sites.
 
 Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`): their covariance is
-that of the factors (`_population`), and that of what layouts share and of what is a layout's own (`Likeness`), each
+that of the factors (`_population`), and that of what layouts share and of what is a layout's own (`LayoutKernel`), each
 times its scale. Under every node of the scales the noise of the runs that are known is Student's t, found by
 reweighting from the side on which runs that lie far off are outliers (Lange, Little and Taylor, JASA 84, 1989); nodes
 count as likely as the runs are under them. Repeats of one run share all but the noise, so that ten of them are not ten
@@ -42,7 +42,7 @@ def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class LayoutKernel:
     """How layouts of one site are alike before any run, in log time."""
 
     near: float
@@ -179,7 +179,7 @@ def half_width(
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class CovarianceTerms:
     """Covariances of runs with runs, by what scales them."""
 
     fixed: Float[np.ndarray, "rows columns"]
@@ -191,10 +191,10 @@ class Parts:
     overall: float = field(default=0.0, kw_only=True)
     """1 where rows and columns are times of steps of one site, which its overall factor moves alike."""
 
-    def take(self, rows: np.ndarray, columns: np.ndarray) -> "Parts":
+    def take(self, rows: np.ndarray, columns: np.ndarray) -> "CovarianceTerms":
         """Of some of the runs."""
         at = np.ix_(rows, columns)
-        return Parts(self.fixed[at], self.within[at], self.repeats[at], overall=self.overall)
+        return CovarianceTerms(self.fixed[at], self.within[at], self.repeats[at], overall=self.overall)
 
     def under(self, scales: Scales) -> Float[np.ndarray, "nodes rows columns"]:
         """Their sum at every node."""
@@ -214,7 +214,7 @@ class KnownRuns:
     pull: Float[np.ndarray, "nodes known"]
     """By what a covariance with the runs is multiplied to be a shift."""
 
-    def shift(self, across: Parts) -> Float[np.ndarray, "nodes others"]:
+    def shift(self, across: CovarianceTerms) -> Float[np.ndarray, "nodes others"]:
         """By what others' logs of measured over expected time are expected to differ from 0, at every node.
 
         Args:
@@ -222,7 +222,7 @@ class KnownRuns:
         """
         return np.einsum("nko,nk->no", across.under(self.scales), self.pull)
 
-    def covariance(self, prior: Parts, across: Parts) -> Float[np.ndarray, "nodes others others"]:
+    def covariance(self, prior: CovarianceTerms, across: CovarianceTerms) -> Float[np.ndarray, "nodes others others"]:
         """Of others, the noise of one run left out. What the nodes expect differs little beside their spreads: it
         counts as variance."""
         shift, with_runs = self.shift(across), across.under(self.scales)
@@ -239,7 +239,7 @@ def widened(
 
 
 def known_runs(
-    prior: Parts,
+    prior: CovarianceTerms,
     noise: Float[np.ndarray, " known"],
     error: Float[np.ndarray, " known"],
     scales: Scales,

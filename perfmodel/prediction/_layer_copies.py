@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._check import check_offloaded_layers
-from perfmodel.prediction._compose import Bundle, pass_s
+from perfmodel.prediction._compose import LayoutBatch, pass_s
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._stages import by_layer
 from perfmodel.prediction._zero import host_bandwidth
@@ -106,23 +106,23 @@ def offloads_layers(problem: StepProblem, layout: Layout) -> bool:
     return layout.offload_layers > 0 and problem.job.mode == "train"
 
 
-def copy_waits_s(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
+def copy_waits_s(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
     """What every class of a bundle's program waits for copies, by layout.
 
     Raises:
         LayoutError: a layout offloads as many layers as there are, or the device entry does not tell of its host's
             link.
     """
-    structure = bundle.program.structure
-    out = np.zeros((len(bundle.layouts), structure.n_classes))
-    if not any(offloads_layers(problem, layout) for layout in bundle.layouts):
+    structure = layout_batch.program.structure
+    out = np.zeros((len(layout_batch.layouts), structure.n_classes))
+    if not any(offloads_layers(problem, layout) for layout in layout_batch.layouts):
         return out
-    of_kind, kept = pass_s(problem, bundle), bundle.bytes.kept
-    for lane, (layout, one) in enumerate(zip(bundle.layouts, bundle.composed, strict=True)):
+    of_kind, kept = pass_s(problem, layout_batch), layout_batch.bytes.kept
+    for lane, (layout, one) in enumerate(zip(layout_batch.layouts, layout_batch.composed, strict=True)):
         if not layout.offload_layers:
             continue
         copies = LayerCopies.of(one.events, layout.offload_layers)
-        per_segment = (bundle.counts[0] @ one.events.layers).astype(int).tolist()
+        per_segment = (layout_batch.counts[0] @ one.events.layers).astype(int).tolist()
         out[lane] = CopyClasses.of(copies, structure, per_segment).seconds(
             copies, kept[lane], host_bandwidth(problem.cluster.device),
             of_kind[Kind.FORWARD][lane], of_kind[Kind.BACKWARD][lane],

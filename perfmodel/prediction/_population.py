@@ -22,7 +22,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json, read_checked
 from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
 from perfmodel.prediction._coverage import NOTHING_UNKNOWN, Coverage, Seen, model_kind
-from perfmodel.prediction._known_runs import Likeness, Scales, half_width, scales
+from perfmodel.prediction._known_runs import LayoutKernel, Scales, half_width, scales
 from perfmodel.prediction._teams import teams_of
 from perfmodel.spec import Device, Framework, Model
 
@@ -52,7 +52,7 @@ def class_of(parameter: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
+class SitePrior:
     """What is believed of one site and of its runs before any of them, in log time."""
 
     mean: Float[np.ndarray, " classes"]
@@ -62,7 +62,7 @@ class Belief:
     """Standard deviation of what a site adds per unit of each of `DEGREES`."""
     events: float
     """By what the half-widths of events' own intervals are multiplied to be those of a step's."""
-    likeness: Likeness
+    likeness: LayoutKernel
     """What layouts share beyond the factors."""
     noise: float
     """Standard deviation of the noise of one run."""
@@ -111,17 +111,17 @@ class Belief:
 
 
 @dataclass(frozen=True, eq=False)
-class Population:
+class SitePopulation:
     """Posteriors from the record, or from all of it but a group of sources."""
 
     common: Mapping[str, Any]
-    """What is the same for every site, by the names of `Belief`."""
+    """What is the same for every site, by the names of `SitePrior`."""
     of: Mapping[str, Mapping[str, list[float]]]
     """By `key`, `mean` and the lower triangle of `covariance`."""
     seen: Seen = field(default_factory=Seen)
     """What the runs are of that it was fitted to."""
 
-    def belief(self, framework: Framework, device: Device, model: Model | None = None) -> Belief:
+    def site_prior(self, framework: Framework, device: Device, model: Model | None = None) -> SitePrior:
         """Of a site with this framework and device; what the record has nothing of is as in all of it.
 
         Args:
@@ -139,17 +139,17 @@ class Population:
     def _first(self, *keys: str) -> str:
         return next((one for one in keys if one in self.of), key("", ""))
 
-    def _belief(self, which: str, unknown: Mapping[str, float]) -> Belief:
+    def _belief(self, which: str, unknown: Mapping[str, float]) -> SitePrior:
         told, size = self.of[which], len(CLASSES)
         lower = np.zeros((size, size))
         lower[np.tril_indices(size)] = told["covariance"]
         common = self.common
-        return Belief(
+        return SitePrior(
             mean=np.array(told["mean"]),
             covariance=lower + np.tril(lower, -1).T,
             degrees=np.array(common["degrees"]),
             events=common["events"],
-            likeness=Likeness(near=common["near"], length=common["length"], own=common["layout"]),
+            likeness=LayoutKernel(near=common["near"], length=common["length"], own=common["layout"]),
             noise=common["noise"],
             scatter=tuple(common["scatter"]),
             coverage=Coverage(**common["coverage"]),
@@ -159,7 +159,7 @@ class Population:
         )
 
 
-NEUTRAL: Final = Population(
+NEUTRAL: Final = SitePopulation(
     common={
         "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
         "scatter": [0.0, 0.0], "coverage": {}, "doubt": 1.0, "held_given": 1.0,
@@ -181,10 +181,10 @@ def _fitted() -> Mapping[str, Any]:
 
 
 @lru_cache
-def population(without: str = "") -> Population:
+def population(without: str = "") -> SitePopulation:
     """Fitted to all published sources but those that share a team with the source `without`."""
     numbers = _fitted()[fit_without(without, _fitted())]
-    return Population(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
+    return SitePopulation(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
 
 
 def fit_without(source: str, fits: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from perfmodel import catalog
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
-from perfmodel.prediction._compose import bundles, weighted_programs
+from perfmodel.prediction._compose import layout_batches, weighted_programs
 from perfmodel.prediction._durations import NodeKindShare, by_node_kind, durations_on
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
@@ -93,14 +93,14 @@ def predict(
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks through it."""
     # What one rank computes in each block, how long that takes, and the program in which the blocks run.
-    (bundle,) = bundles(problem, [layout])
-    layout = bundle.layouts[0]
+    (batch,) = layout_batches(problem, [layout])
+    layout = batch.layouts[0]
 
     # How long each class of the program's events takes. Without a flush between steps, a step is the difference
     # between a longer and a shorter program.
     shares_of_programs: list[list[NodeKindShare]] = []
     programs: list[WeightedDurations] = []
-    for weighted, weight in weighted_programs(bundle):
+    for weighted, weight in weighted_programs(batch):
         on_kinds = by_node_kind(problem, weighted)
         shares_of_programs.append(on_kinds)
         programs.append((prepared(weighted.spec), durations_on(on_kinds)[0], weight))
@@ -122,7 +122,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     bubble = account.breakdown_s["bubble"] / step_s
 
     # Memory of every stage, on the rank that has least to spare.
-    memory = stage_memory(problem, bundle)
+    memory = stage_memory(problem, batch)
     devices, usable = rank_devices(problem, layout), usable_of_ranks(problem, layout)
     binding = binding_rank(memory, usable)
     capacity, needed = devices[binding].memory_bytes, memory[binding].peak
@@ -180,7 +180,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             *problem.job.assumed,
             *_warnings(provenance, devices),
         ),
-        saved_bytes_per_stage=tuple(bundle.saved_bytes[0].tolist()),
+        saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
         timeline=times(program.compiled, durations_s) if timeline else None,
         pass_parts=pass_parts(shares_of_programs[0], durations_s) if timeline else {},
     )

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, InSteps, event_times, under_load
+from perfmodel.cost import EventTimes, MonotoneGrid, event_times, under_load
 from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
@@ -64,12 +64,12 @@ class EventPrices:
 
     def of(self, ops: Sequence[Op]) -> list[EventPrice]:
         """The price of each event."""
-        new = InSteps.of(op for op in ops if op not in self._prices)
+        new = MonotoneGrid.of(op for op in ops if op not in self._prices)
         if new.ops:
             self._prices.update(zip(new.ops, self._worked_out(new), strict=True))
         return [self._prices[op] for op in ops]
 
-    def _worked_out(self, in_steps: InSteps) -> Iterator[EventPrice]:
+    def _worked_out(self, in_steps: MonotoneGrid) -> Iterator[EventPrice]:
         problem, ops = self._problem, in_steps.ops
         device, site = problem.cluster.device, problem.site
 

@@ -13,9 +13,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
 from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.prediction._adjustment import Adjustment, adjustments
-from perfmodel.prediction._population import Belief
+from perfmodel.prediction._population import SitePrior
 from perfmodel.prediction._site import EAGER, Site
-from perfmodel.session import Store, current_session
+from perfmodel.session import Cache, current_session
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.workload import step_flops
 
@@ -87,9 +87,9 @@ class StepProblem:
         return framework if self.adjustment is None else self.adjustment.framework(framework)
 
     @cached_property
-    def belief(self) -> Belief:
+    def site_prior(self) -> SitePrior:
         """What is believed of the site's runs before any of them."""
-        return self.site.belief(self.framework, self.cluster.device, self.model)
+        return self.site.site_prior(self.framework, self.cluster.device, self.model)
 
     @cached_property
     def flops(self) -> float:
@@ -159,9 +159,9 @@ def step_problem(
     site = site or Site()
     weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
     session = current_session()
-    of_device = session.cost_models.once((adjustments, weights), lambda: adjustments(weights))
+    of_device = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
     kinds = tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds)
-    return session.problems.once(
+    return session.problems.get_or_compute(
         (model, cluster, job, framework, site, weights),
         lambda: StepProblem(
             model=model,
@@ -190,9 +190,9 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def store_of(record: Setting | StepProblem) -> Store:
+def store_of(record: Setting | StepProblem) -> Cache:
     """What the session keeps of a setting or problem."""
-    return current_session().parts.once(record, partial(Store, _MOST_KEPT))
+    return current_session().parts.get_or_compute(record, partial(Cache, _MOST_KEPT))
 
 
 def session_cached(
@@ -206,6 +206,6 @@ def session_cached(
     @wraps(function)
     def cached(record: Record, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         key = (function, args, *sorted(kwargs.items()))
-        return store_of(record).once(key, partial(function, record, *args, **kwargs))
+        return store_of(record).get_or_compute(key, partial(function, record, *args, **kwargs))
 
     return cached

@@ -13,7 +13,7 @@ from perfmodel.prediction._phases import PassClasses, pass_classes
 from perfmodel.prediction._pipeline import LiveState, live_state
 from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
-from perfmodel.prediction._step_costs import Beside, beside_passes
+from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
@@ -128,7 +128,7 @@ def rank_busy_s(programs: Iterable[WeightedDurations]) -> Float[np.ndarray, "*la
 
 def prepared(spec: ProgramSpec) -> Prepared:
     """The program's structure, built and compiled once in a session."""
-    return current_session().programs.once(spec, lambda: _prepare(spec))
+    return current_session().programs.get_or_compute(spec, lambda: _prepare(spec))
 
 
 def _prepare(spec: ProgramSpec) -> Prepared:
@@ -197,7 +197,7 @@ class PartitionedProgram:
         return pass_classes(self.structure, self.counts, self.full)
 
     @cached_property
-    def beside(self) -> Beside:
+    def beside(self) -> Overlap:
         """What runs beside what."""
         return beside_passes(self.spec, self.structure)
 
@@ -209,7 +209,7 @@ class PartitionedProgram:
         stated = structure.class_kind, structure.class_stage, structure.class_segment, structure.class_variant
         arrays = (*stated, structure.variants, *self.beside)
         key = replace(self.spec, micro_batches=1), self.division, *(one.tobytes() for one in arrays)
-        return store_of(self.setting).once((PartitionedProgram, key), lambda: self)
+        return store_of(self.setting).get_or_compute((PartitionedProgram, key), lambda: self)
 
     @cached_property
     def between(self) -> "PartitionedProgram":

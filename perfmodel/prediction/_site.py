@@ -9,7 +9,7 @@ from typing import Final
 from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Op, Pass
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._population import GENERIC, Belief, Population, population
+from perfmodel.prediction._population import GENERIC, SitePopulation, SitePrior, population
 from perfmodel.prediction._site_constants import MemorySpread, Sustained, memory_spread, sustained
 from perfmodel.prediction._teams import team_key
 from perfmodel.spec import AttentionKernel, Device, Framework, Job, Model
@@ -39,7 +39,7 @@ class Site:
     apart."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
-    population: Population | None = None
+    population: SitePopulation | None = None
     """What is believed of the site before any of its runs; None for what all published sources say, read when first
     needed."""
     memory: MemorySpread | None = None
@@ -80,15 +80,15 @@ class Site:
             return 0.0
         return self.skew
 
-    def belief(self, framework: Framework, device: Device, model: Model | None = None) -> Belief:
+    def site_prior(self, framework: Framework, device: Device, model: Model | None = None) -> SitePrior:
         """What is believed of the site's runs before any of them; of a model that is named, where one is."""
         known = population() if self.population is None else self.population
-        return known.belief(framework, device, model)
+        return known.site_prior(framework, device, model)
 
     def expected(self, framework: Framework, device: Device) -> Adjustment | None:
         """What the published record makes of the cost models for a framework and device: the median site. None for
         `generic`, which is the physics alone: no framework that anybody ran."""
-        return None if framework.name == GENERIC else self.belief(framework, device).expected(device)
+        return None if framework.name == GENERIC else self.site_prior(framework, device).expected(device)
 
 
 # --- generations of attention kernels ------------------------------------------------------------------

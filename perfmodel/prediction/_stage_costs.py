@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.prediction._compose import Bundle, bundles, pass_s, phase_s
+from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s
 from perfmodel.prediction._memory import RankBlocks, Sharding, rank_memory
 from perfmodel.prediction._phases import full_recompute_s
 from perfmodel.prediction._pipeline import LiveState
@@ -57,41 +57,41 @@ def stage_costs(
         LayoutError: a schedule with several stages per rank, or with passes of several kinds.
     """
     layout = layout.replace(partition=None, recompute_full_layers=None, kinds=None)
-    (bundle,) = bundles(problem, [layout])
-    if not one_stage_per_rank(bundle):
+    (layout_batch,) = layout_batches(problem, [layout])
+    if not one_stage_per_rank(layout_batch):
         raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
-    before, upto, after = by_layer(bundle.tables[0].pairs)
-    held = np.repeat((upto[None, :] - upto[:, None])[None], bundle.spec.stages, axis=0)
+    before, upto, after = by_layer(layout_batch.tables[0].pairs)
+    held = np.repeat((upto[None, :] - upto[:, None])[None], layout_batch.spec.stages, axis=0)
     held[0] += before
     held[-1] += after
-    of_block = pass_s(problem, bundle)
+    of_block = pass_s(problem, layout_batch)
     recomputes = recompute_to_fit and layout.recompute != "full" and problem.job.mode == "train"
-    full, fits = _full_layers(problem, bundle, recomputes)
-    good = fits & _possible(bundle)
-    recomputed_s = upto @ full_recompute_s(phase_s(problem, bundle), bundle.modes)[0]
+    full, fits = _full_layers(problem, layout_batch, recomputes)
+    good = fits & _possible(layout_batch)
+    recomputed_s = upto @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
     start = np.arange(len(upto))[:, None]
     extra_s = recomputed_s[np.minimum(start + full, len(upto) - 1)] - recomputed_s[start]
     backward_s = 0.0 if problem.job.mode != "train" else held @ of_block[Kind.BACKWARD][0] + extra_s
     return StageCosts(
         forward_s=np.where(good, held @ of_block[Kind.FORWARD][0], np.inf),
         backward_s=np.where(good, backward_s, np.inf),
-        sends_s=_sends_s(problem, bundle, link),
+        sends_s=_sends_s(problem, layout_batch, link),
         full_layers=np.where(good, full, 0),
     )
 
 
-def one_stage_per_rank(bundle: Bundle) -> bool:
+def one_stage_per_rank(layout_batch: LayoutBatch) -> bool:
     """Whether every rank holds one stage, in order, that no other holds, and computes plain passes."""
-    spec = bundle.spec
+    spec = layout_batch.spec
     return spec.scheduler.plain and spec.stage_map.tolist() == [[s] for s in range(spec.stages)]
 
 
-def _possible(bundle: Bundle) -> np.ndarray:
+def _possible(layout_batch: LayoutBatch) -> np.ndarray:
     """Stages hold something, only an embedding or head at the ends; the first starts and the last ends the model."""
-    before, upto, after = by_layer(bundle.tables[0].pairs)
+    before, upto, after = by_layer(layout_batch.tables[0].pairs)
     cuts = len(upto)
     start, end = np.arange(cuts)[:, None], np.arange(cuts)
-    possible = np.repeat((start < end)[None], bundle.spec.stages, axis=0)
+    possible = np.repeat((start < end)[None], layout_batch.spec.stages, axis=0)
     possible[0] |= (start == end) & before.any()
     possible[-1] |= (start == end) & after.any()
     possible[0] &= start == 0
@@ -100,20 +100,20 @@ def _possible(bundle: Bundle) -> np.ndarray:
 
 
 def _full_layers(
-    problem: StepProblem, bundle: Bundle, recomputes: bool
+    problem: StepProblem, layout_batch: LayoutBatch, recomputes: bool
 ) -> tuple[Int[np.ndarray, "stages cuts cuts"], np.ndarray]:
     """The fewest layers that every stage must recompute in full, and whether it fits then."""
     usable = problem.usable_bytes
-    fits = _memory(problem, bundle, full=False) <= usable
+    fits = _memory(problem, layout_batch, full=False) <= usable
     full = np.zeros(fits.shape, int)
     if not recomputes or fits.all():
         return full, fits
-    _, upto, _ = by_layer(bundle.tables[0].pairs)
-    blocks = bundle.bytes
+    _, upto, _ = by_layer(layout_batch.tables[0].pairs)
+    blocks = layout_batch.bytes
     freed = np.append(0.0, np.cumsum(np.diff(upto, axis=0) @ (blocks.kept - blocks.least)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
-    alive = program_live(problem.setting, bundle.spec).activations[:, 0]
-    everything = _memory(problem, bundle, full=True)
+    alive = program_live(problem.setting, layout_batch.spec).activations[:, 0]
+    everything = _memory(problem, layout_batch, full=True)
     # bytes that may be left per micro-batch alive when all layers are recomputed
     spare = (usable - everything) / alive[:, None, None]
     enough = np.searchsorted(freed, freed[end] - spare) - start
@@ -121,15 +121,15 @@ def _full_layers(
     return full, fits | ((spare >= 0) & (start < end))
 
 
-def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
+def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfStages:
     """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
-    table, spec = bundle.tables[0], bundle.spec
+    table, spec = layout_batch.tables[0], layout_batch.spec
     before, upto, after = by_layer(table.pairs)
     bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(upto))], axis=1)
-    live, blocks = program_live(problem.setting, spec), bundle.bytes
+    live, blocks = program_live(problem.setting, spec), layout_batch.bytes
     out = np.full((spec.stages, len(upto), len(upto)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
-    for stage, possible in enumerate(_possible(bundle)):
+    for stage, possible in enumerate(_possible(layout_batch)):
         if memory is None or stage in (1, spec.stages - 1):  # those in between are alike
             start, end = np.nonzero(possible)
             counts = np.diff(upto[start[:, None] + bounds[end - start]], axis=1)
@@ -141,7 +141,7 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
             one = np.ones(len(start), int)
             alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, spec.replicas, split=False)
             ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
-            memory = rank_memory(ranks, blocks, Sharding.of(bundle.layouts), problem.setting)
+            memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts), problem.setting)
         out[stage, start, end] = (
             memory.weights[0] * live.versions[stage]
             + memory.gradients[0]
@@ -152,16 +152,18 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
     return out
 
 
-def _sends_s(problem: StepProblem, bundle: Bundle, link: StepProblem | None) -> Float[np.ndarray, "stages cuts"]:
+def _sends_s(
+    problem: StepProblem, layout_batch: LayoutBatch, link: StepProblem | None
+) -> Float[np.ndarray, "stages cuts"]:
     """Transfers of both directions by the block that a stage ends with."""
-    spec, layout, table = bundle.spec, bundle.layouts[0], bundle.tables[0]
+    spec, layout, table = layout_batch.spec, layout_batch.layouts[0], layout_batch.tables[0]
     before, upto, _ = by_layer(table.pairs)
     out = np.zeros((spec.stages, len(upto)))
     if spec.stages == 1:
         return out
     sent = transfers(layout, table.blocks, 1.0, problem.job, problem.cluster)
     seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
-    tier = hops(spec, bundle.counts, layout, problem.cluster).tier
+    tier = hops(spec, layout_batch.counts, layout, problem.cluster).tier
     ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *np.diff(upto, axis=0))]
     if link is not None:
         ways = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))

@@ -22,7 +22,7 @@ _NEXT = {
 before it are computed, its weights are gathered while the one before it in that order computes."""
 
 
-class Beside(NamedTuple):
+class Overlap(NamedTuple):
     """Overlapped reductions and gathers of a program and the passes that they run beside."""
 
     comm: Int[np.ndarray, " pairs"]
@@ -35,7 +35,7 @@ class Beside(NamedTuple):
     """Classes of passes that anything is beside, each once."""
 
 
-def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
+def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
     """What runs beside what in a program; what is communicated for a chunk as a whole finds passes of the same chunk
     no longer or not yet, and is beside nothing.
 
@@ -66,11 +66,11 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
         passes_beside += beside
         shares += [float(occurrences[comm] / occurrences[beside].sum())] * len(beside)
     slowed, place = np.unique(np.array(passes_beside, int), return_inverse=True)
-    return Beside(np.array(comms, int), place, np.array(shares), slowed)
+    return Overlap(np.array(comms, int), place, np.array(shares), slowed)
 
 
 def slowed_s(
-    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Beside
+    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Overlap
 ) -> Float[np.ndarray, "*lanes slowed"]:
     """By how much the passes of `beside.slowed` run longer: for what is communicated beside them, and as long as they
     run themselves.
@@ -91,7 +91,7 @@ def with_step_costs(
     loss: float,
     scale: Float[np.ndarray, "lanes #classes"],
     optimizer: Int[np.ndarray, " some"],
-    beside: Beside,
+    beside: Overlap,
 ) -> Float[np.ndarray, "lanes classes"]:
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer, the classes `optimizer`."""

@@ -15,10 +15,10 @@ from perfmodel.ops import Attention, Collective, MemoryBound, Op
 from perfmodel.prediction import (
     DEGREES,
     GAUSS_90,
-    Belief,
     Phase,
     Placement,
     Setting,
+    SitePrior,
     shard_events,
     stage_blocks,
 )
@@ -74,7 +74,7 @@ class Cost:
         at = int(np.argmax(self.parts_s.sum(axis=1)))
         return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
 
-    def interval(self, belief: Belief) -> tuple[float, float]:
+    def interval(self, site_prior: SitePrior) -> tuple[float, float]:
         """Ends of the 90 % interval as factors of the seconds: errors within a part are common to all its events, those
         of different parts and of what no table knows (`belief`) independent, as in predictions of training steps."""
         total_s = self.total_s
@@ -88,9 +88,9 @@ class Cost:
             "inter_node": between_nodes,
             "intra_node": max(0.0, communication - between_nodes),
         }
-        more = (extrapolated * float(belief.degrees[DEGREES.index("extrapolated")])) ** 2
-        more += belief.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
-        half = belief.half_width(shares, more)
+        more = (extrapolated * float(site_prior.degrees[DEGREES.index("extrapolated")])) ** 2
+        more += site_prior.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
+        half = site_prior.half_width(shares, more)
         return exp(-half), exp(half)
 
 

@@ -8,7 +8,7 @@ from perfmodel.catalog import JobFile
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.prediction import Belief, Site
+from perfmodel.prediction import Site, SitePrior
 from perfmodel.serving._request import Requests, ServingKeywords, ServingQuestion, ServingWords, serving_question
 from perfmodel.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
@@ -180,9 +180,9 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
 
 def served(server: Server) -> Serving:
     """The prediction of a server."""
-    requests, belief = (
+    requests, site_prior = (
         server.requests,
-        Site().belief(server.framework, server.cluster.device),
+        Site().site_prior(server.framework, server.cluster.device),
     )
     sequences, more = server.sequences, requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
@@ -197,16 +197,16 @@ def served(server: Server) -> Serving:
     request_s = ttft + decode * more + between
     tpot = (decode * more + between) * (1.0 / more) if more else decode
     tokens_per_s = requests.batch * requests.output_tokens / request_s.total_s
-    low, high = request_s.interval(belief)
+    low, high = request_s.interval(site_prior)
     return Serving(
         model=server.model.name,
         cluster=server.cluster.name,
         layout=server.layout,
         requests=requests,
         ttft_s=ttft.total_s,
-        ttft_interval_s=_ends(ttft, belief),
+        ttft_interval_s=_ends(ttft, site_prior),
         tpot_s=tpot.total_s,
-        tpot_interval_s=_ends(tpot, belief),
+        tpot_interval_s=_ends(tpot, site_prior),
         decode_step_s=decode.total_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_interval=(tokens_per_s / high, tokens_per_s / low),
@@ -232,8 +232,8 @@ def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
     return min(1.0, utilisation * each_s / (2.0 * (1.0 - utilisation)) / others_s)
 
 
-def _ends(cost: Cost, belief: Belief) -> Interval:
-    low, high = cost.interval(belief)
+def _ends(cost: Cost, site_prior: SitePrior) -> Interval:
+    low, high = cost.interval(site_prior)
     return cost.total_s * low, cost.total_s * high
 
 

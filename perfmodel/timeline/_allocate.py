@@ -67,13 +67,13 @@ def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], In
     return np.cumsum(rank == 0) - 1, rank
 
 
-def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
+def blocks(batch: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     """Block of slots of each position; a bundle's block is reused once all its values were read."""
-    n_ops = len(bundle)
+    n_ops = len(batch)
     last_reader = np.arange(n_ops + 1)
     np.maximum.at(last_reader, pred[:, 0], np.arange(n_ops))
     np.maximum.at(last_reader, pred[:, 1], np.arange(n_ops))
-    start = np.flatnonzero(np.r_[True, bundle[1:] != bundle[:-1]])
+    start = np.flatnonzero(np.r_[True, batch[1:] != batch[:-1]])
     last_read = np.maximum.reduceat(last_reader[:-1], start)
     reusable_from = np.searchsorted(start, (last_read // GROUP + 1) * GROUP)
     released: list[list[int]] = [[] for _ in range(len(start) + 1)]
@@ -89,4 +89,4 @@ def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> I
             n_blocks += 1
         block_of_bundle.append(block)
         released[released_at].append(block)
-    return np.array(block_of_bundle)[bundle]
+    return np.array(block_of_bundle)[batch]

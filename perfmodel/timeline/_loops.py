@@ -137,7 +137,7 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
     threads, at many times its cost, were it not part of an update in place.
     """
 
-    def bundle(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def batch(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         slots, ends = state
         row = unsigned(read(tables.rows, unsigned(k)))
         slots = lax.dynamic_update_slice(slots, ends[1:], (row[-1], jnp.uint32(0)))
@@ -150,7 +150,7 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
 
     lanes = durations.shape[1]
     start = empty_slots(tables.n_slots, durations), jnp.zeros((1 + BUNDLE, lanes), durations.dtype)
-    _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, bundle, start)
+    _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, batch, start)
     return ends[1]
 
 

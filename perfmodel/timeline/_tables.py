@@ -94,7 +94,7 @@ class CompiledStructure:
     structure: Structure
     order: Int[np.ndarray, " ops"]
     """Op of the structure at each position; the last position holds the last op."""
-    bundle: Int[np.ndarray, " ops"]
+    layout_batch: Int[np.ndarray, " ops"]
     """Bundle of each position, not descending; ops of one bundle do not depend on each other."""
     program: UInt[np.ndarray, "ops columns"]
     """Columns of each op: the slots of both predecessors' end times, the slot of its own (never one
@@ -119,7 +119,7 @@ class CompiledStructure:
 
     @property
     def n_bundles(self) -> int:
-        return int(self.bundle[-1]) + 1
+        return int(self.layout_batch[-1]) + 1
 
     @cached_property
     def op_tables(self) -> OpTables:
@@ -181,8 +181,8 @@ def lay_out(compiled: CompiledStructure) -> BundleTables:
     """The program by bundles; places of a bundle that no op fills compute 0 and are never read."""
     n_bundles = compiled.n_bundles
     padded = bucket(n_bundles, SMALLEST_BUNDLES)
-    first = np.searchsorted(compiled.bundle, np.arange(n_bundles))
-    place = compiled.bundle * BUNDLE + np.arange(compiled.n_ops) - first[compiled.bundle]
+    first = np.searchsorted(compiled.layout_batch, np.arange(n_bundles))
+    place = compiled.layout_batch * BUNDLE + np.arange(compiled.n_ops) - first[compiled.layout_batch]
 
     columns = [i for i in range(compiled.program.shape[1]) if i != DESTINATION]
     places = np.empty((padded * BUNDLE, len(columns)), compiled.program.dtype)
@@ -234,8 +234,8 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     position[order] = np.arange(len(order), dtype=np.int32)
     position[-1] = -1
     pred = position[pred[order]]
-    bundle, rank = bundles(level[order])
-    destination = BUNDLE * blocks(bundle, pred) + rank
+    layout_batch, rank = bundles(level[order])
+    destination = BUNDLE * blocks(layout_batch, pred) + rank
     n_slots = int(destination.max()) + 1
     destination[-1] = RESULT_SLOT
     source = np.where(pred < 0, [ZERO_SLOT, NEVER_SLOT], destination[pred])
@@ -246,7 +246,7 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     return CompiledStructure(
         structure=structure,
         order=order.astype(np.int32),
-        bundle=bundle.astype(np.int32),
+        layout_batch=layout_batch.astype(np.int32),
         program=program.astype(np.uint16 if program.max() < 1 << 16 else np.uint32),
         pred=pred,
         n_slots=n_slots,

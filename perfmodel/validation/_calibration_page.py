@@ -14,7 +14,7 @@ from perfmodel.display import Report, calibration_page, inline_frame, shows_prog
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_text
 from perfmodel.spec import Layout, Problem
-from perfmodel.validation._next_measurements import Wanted, near_shapes, of_step
+from perfmodel.validation._next_measurements import WantedMeasurement, near_shapes, of_step
 from perfmodel.validation._parity import all_rows, is_runs
 from perfmodel.validation._report import errors
 
@@ -107,7 +107,7 @@ def calibration_report(
     )
 
 
-def _next_of(proposal: Wanted, problem: Problem | None, layout: Layout | str) -> str:
+def _next_of(proposal: WantedMeasurement, problem: Problem | None, layout: Layout | str) -> str:
     if problem is not None and layout:
         layout_label = layout if isinstance(layout, str) else layout.label
         step = f"{problem.model.name} as {layout_label} on {problem.cluster.name}"

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction import Parts, Scales, half_width, known_runs, widened
+from perfmodel.prediction import CovarianceTerms, Scales, half_width, known_runs, widened
 
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Runs of a source that the card says the worth of."""
@@ -28,13 +28,13 @@ class FewRuns:
 
 
 @dataclass(frozen=True, eq=False)
-class Covariances(Parts):
+class Covariances(CovarianceTerms):
     """Covariances of runs' residuals."""
 
     noise: float
     """Variance of what each run has for itself."""
     doubt: float = 1.0
-    """`Belief.doubt`."""
+    """`SitePrior.doubt`."""
 
 
 def given(
@@ -119,7 +119,7 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
     Args:
         drawn: draws of the known runs.
         before: half-widths of the intervals of the source's runs while none of them is known.
-        held_given: as in `Belief`.
+        held_given: as in `SitePrior`.
     """
     figures = {}
     for k, draws_of_k in drawn.items():

@@ -53,7 +53,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedMeasurement:
     """What to measure next, the most telling first."""
 
     wanted: tuple[Measurement, ...] = ()
@@ -63,7 +63,7 @@ class Wanted:
     """What was looked at, as a sentence."""
 
 
-def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) -> Wanted:
+def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) -> WantedMeasurement:
     """Events of one layout's step by share of the step times half-width of their interval.
 
     Raises:
@@ -97,7 +97,7 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
         kernels=tuple(op for op in full_plan.kernels if op in chosen),
         collectives=tuple(op for op in full_plan.collectives if op in chosen),
     )
-    return Wanted(tuple(wanted), plan_text(plan) if plan.kernels or plan.collectives else "")
+    return WantedMeasurement(tuple(wanted), plan_text(plan) if plan.kernels or plan.collectives else "")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Candidate:
         return np.array(powers)
 
 
-def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wanted:
+def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> WantedMeasurement:
     """Shapes within a factor of two of those in the tables, but not among them, whose intervals are widest.
 
     Each size that a kind of kernel or collective varies in the tables is halved and doubled; of a kind the widest few
@@ -135,7 +135,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
     neighbours = [_neighbours(frame) for frame in frames]
     neighbours = [frame for frame in neighbours if len(frame)]
     if not neighbours:
-        return Wanted()
+        return WantedMeasurement()
 
     # Only shapes of which one more measurement would tell something are candidates.
     candidates: list[_Candidate] = []
@@ -173,7 +173,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
                 half_width=expm1(candidate.half_width_log),
             )
         )
-    return Wanted(
+    return WantedMeasurement(
         tuple(wanted),
         _plan([candidate.record for candidate in taken]),
         f"Shapes half or twice as large as measured ones, widest intervals first, at most {MOST_OF_KIND} of a kind.",

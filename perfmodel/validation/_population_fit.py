@@ -59,7 +59,7 @@ _ITERATIONS: Final = 10
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
 DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
-"""`Belief.doubt` that are tried."""
+"""`SitePrior.doubt` that are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,10 @@ class PopulationFit:
     """The model, and what it was fitted to."""
 
     parameters: dict[str, dict[str, Any]]
-    """What `perfmodel.prediction.Population` is made of, by the teams left out ("" for none). With teams left out the
-    variances, and what is known of frameworks and architectures, are of the others alone; it holds only what their
-    own runs need."""
+    """What `perfmodel.prediction.SitePopulation` is made of, by the teams left out ("" for none).
+
+    With teams left out the variances, and what is known of frameworks and architectures, are of the others alone; it
+    holds only what their own runs need."""
     score: Score
     state: State
     left_out: Float[np.ndarray, " runs"]
@@ -83,7 +84,7 @@ class PopulationFit:
 
     @property
     def hyperparameters(self) -> dict[str, Float[np.ndarray, " values"]]:
-        """By name, in the units of `Belief`; of `constant` and `spread` by level."""
+        """By name, in the units of `SitePrior`; of `constant` and `spread` by level."""
         return {name: np.asarray(values) for name, values in unpack(self.state.vector).items()}
 
 

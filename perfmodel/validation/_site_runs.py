@@ -69,7 +69,7 @@ def site_runs(
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.
-        sites: constants for the runs of a source, without any of `Population`.
+        sites: constants for the runs of a source, without any of `SitePopulation`.
         undo: a framework without the facts that were looked up with a source's results in view.
         looked_at: whether facts of any kind were ever looked up with a source's results in view.
     """

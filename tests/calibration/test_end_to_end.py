@@ -24,11 +24,11 @@ from perfmodel.prediction import (
     LINK_FACTORS,
     PARAMETERS,
     Adjustment,
-    bundles,
     class_of,
     durations,
     evaluate,
     explain,
+    layout_batches,
     prepared,
     step_problem,
     step_times_s,
@@ -163,10 +163,10 @@ def test_one_run_far_off_is_no_site_that_is() -> None:
 def test_sites_as_the_record_has_them_are_predicted_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors of classes drawn from what the record says of sites: that one factor may move all changes nothing."""
     problem, layouts = models("gpt3-6.7b"), [Layout.parse(text) for text in LAYOUTS]
-    belief, with_overall, without_overall = problem.belief, [], []
+    site_prior, with_overall, without_overall = problem.site_prior, [], []
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        factors = dict(zip(CLASSES, belief.mean + belief.root @ rng.standard_normal(len(CLASSES)), strict=True))
+        factors = dict(zip(CLASSES, site_prior.mean + site_prior.root @ rng.standard_normal(len(CLASSES)), strict=True))
         names = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS)
         truth = tuple((name, float(factors[class_of(name)])) for name in names)
         there = problem.adjusted(Adjustment(device=DEVICE, values=truth))
@@ -223,8 +223,8 @@ def test_a_timeline_tells_kernels_from_communication() -> None:
     problem, layout = models("gpt3-1.3b"), Layout.parse("tp=1,pp=2,dp=16,overlap_grad_reduce=false")
     truth = Adjustment(device=DEVICE, values=(("inter_node.all_reduce.beta", 0.6),))
     slow = problem.adjusted(truth)
-    (bundle,) = bundles(slow, [layout])
-    measured = times(prepared(bundle.spec).compiled, durations(slow, bundle)[0])
+    (layout_batch,) = layout_batches(slow, [layout])
+    measured = times(prepared(layout_batch.spec).compiled, durations(slow, layout_batch)[0])
     run = Run(
         name="traced", model=problem.model, cluster=CLUSTER, job=problem.job, layout=layout,
         measured_s=measured.makespan_s, timeline=measured,

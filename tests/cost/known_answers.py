@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from perfmodel import catalog
-from perfmodel.cost import CollectiveModel, EventTimes, InSteps, KernelModel, event_times, inference_times
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel, MonotoneGrid, event_times, inference_times
 from perfmodel.ops import (
     Attention,
     Collective,
@@ -213,7 +213,7 @@ def answers() -> Iterator[Answer]:
     for name in ("dgx-a100", "dgx-h100", "hgx-b200"):
         cluster = catalog.cluster(name)
         ops = [op for op in kernels() if op.dtype in cluster.device.dtypes and op.pass_ in ("fwd", "wgrad")]
-        in_steps = InSteps.of(ops)
+        in_steps = MonotoneGrid.of(ops)
         alone = event_times(in_steps.ops, cluster, kernel_model, collective_model)
         found = in_steps.times(alone)
         place = {op: i for i, op in enumerate(in_steps.ops)}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes, InSteps, KernelModel
+from perfmodel.cost import EventTimes, KernelModel, MonotoneGrid
 from perfmodel.cost._growth import growing
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound, Op
 from perfmodel.spec import Device
@@ -93,13 +93,13 @@ def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(
 
 def in_steps_s(ops: Sequence[KernelOp], on: Device) -> dict[Op, float]:
     """Seconds of kernels and all that they are compared with, of which none was measured."""
-    every = InSteps.of(ops)
+    every = MonotoneGrid.of(ops)
     alone = KernelModel.load().times(on, [op for op in every.ops if not isinstance(op, Collective)])
     found = every.times(replace(alone, provenance=("learned",) * len(every.ops)))
     return dict(zip(every.ops, found.time_s.tolist(), strict=True))
 
 
-def unit(every: InSteps) -> EventTimes:
+def unit(every: MonotoneGrid) -> EventTimes:
     """As if all took a second."""
     ones = np.ones(len(every.ops))
     return EventTimes(ones, ones, ones, ("learned",) * len(ones))
@@ -146,7 +146,7 @@ def test_attention_of_twice_the_heads_takes_up_to_twice_as_long(device: str, kv_
 def test_attention_of_any_sizes_is_among_those_it_is_compared_with(batch: int, heads: int, kv_heads: int) -> None:
     """But of more sequences than are compared, of which odd ones grow as they are and others in proportion."""
     op = Attention(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=128, seq_kv=128, head_dim=64)
-    every = InSteps.of([op])
+    every = MonotoneGrid.of([op])
     assert op in every.ops
     assert every.times(unit(every)).time_s[every.ops.index(op)] == pytest.approx(
         1.0 if batch <= 1024 or batch % 2 else batch / 1024
@@ -177,7 +177,7 @@ def test_whoever_asks_for_other_sizes_is_told_the_same(dtype: str) -> None:
 
 def test_collectives_and_element_wise_kernels_are_left_as_they_are() -> None:
     reduction = Collective(collective="all_reduce", bytes=1e6, num_ranks=8, ranks_per_node=8)
-    every = InSteps.of([reduction, MemoryBound(op="add", rows=4096, hidden=1024)])
+    every = MonotoneGrid.of([reduction, MemoryBound(op="add", rows=4096, hidden=1024)])
     assert len(every.ops) == 2
     assert every.times(unit(every)).time_s.tolist() == [1.0, 1.0]
 

@@ -96,11 +96,11 @@ def test_a_bundle_is_captured_once(machine: Machine):
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=5))
-def test_spans_follow_one_another_and_fill_their_bundles(bundles: list[tuple[float, int]]):
+def test_spans_follow_one_another_and_fill_their_bundles(layout_batches: list[tuple[float, int]]):
     at_s = [0.0]
-    for length_s, _ in bundles:
+    for length_s, _ in layout_batches:
         at_s.append(at_s[-1] + length_s)
-    spans = evenly_divided(at_s, [calls for _, calls in bundles])
-    assert len(spans) == sum(calls for _, calls in bundles)
+    spans = evenly_divided(at_s, [calls for _, calls in layout_batches])
+    assert len(spans) == sum(calls for _, calls in layout_batches)
     assert spans[-1][1] - spans[0][0] == pytest.approx(at_s[-1])
     assert all(a[1] == pytest.approx(b[0]) for a, b in pairwise(spans))

@@ -22,10 +22,10 @@ from perfmodel.prediction import (
     Prediction,
     Site,
     StepProblem,
-    bundles,
     durations,
     evaluate,
     explain,
+    layout_batches,
     prepared,
     step_problem,
     step_times_s,
@@ -139,8 +139,8 @@ def test_the_bubble_is_idle_time_without_any_communication(name: str) -> None:
     """By start and end of every op, reductions, gathers and transfers taken away."""
     serial = {"overlap_grad_reduce": False, "overlap_param_gather": False}  # nothing slows the passes
     problem, layout = model(0, 0, 32), Layout(pp=4, dp=2, zero=1, schedule=name, **serial)
-    (bundle,) = bundles(problem, [layout])
-    program, durations_s = prepared(bundle.spec), durations(problem, bundle)[0]
+    (batch,) = layout_batches(problem, [layout])
+    program, durations_s = prepared(batch.spec), durations(problem, batch)[0]
     kind = program.structure.class_kind
     computes = np.isin(kind, (*range(Kind.FORWARD, Kind.SEND_FORWARD), Kind.OPTIMIZER))
     alone = times(program.compiled, np.where(computes, durations_s, 0.0))

@@ -5,7 +5,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.prediction import lower_bounds_s, step_problem_of, step_times_s
-from perfmodel.prediction._compose import bundles, pass_s, phase_s
+from perfmodel.prediction._compose import layout_batches, pass_s, phase_s
 from perfmodel.prediction.differentiable import step_time_function_of
 from perfmodel.program import COMBINED, PAIRED, Kind, ProgramSpec, build, variants_of
 from perfmodel.schedule import Phase
@@ -26,10 +26,10 @@ def step_s(layout, micro_batches):
 
 def times_of_passes(layout):
     """Seconds of a forward and a backward of the whole model, by what runs beside them."""
-    (bundle,) = bundles(step_problem_of(problem(4)), [layout])
-    counts = bundle.counts.sum(axis=(0, 1))
-    alone = pass_s(step_problem_of(problem(4)), bundle)
-    phases = phase_s(step_problem_of(problem(4)), bundle, (1, 0, COMBINED))[0]
+    (layout_batch,) = layout_batches(step_problem_of(problem(4)), [layout])
+    counts = layout_batch.counts.sum(axis=(0, 1))
+    alone = pass_s(step_problem_of(problem(4)), layout_batch)
+    phases = phase_s(step_problem_of(problem(4)), layout_batch, (1, 0, COMBINED))[0]
     combined_s = counts @ phases[:, 0], counts @ (phases[:, 1] + phases[:, 2])
     return (counts @ alone[Kind.FORWARD][0], counts @ alone[Kind.BACKWARD][0]), combined_s
 

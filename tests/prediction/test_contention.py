@@ -23,7 +23,7 @@ from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
 from perfmodel.prediction._overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._price import block_times
-from perfmodel.prediction._step_costs import Beside, beside_loss, slowed_s
+from perfmodel.prediction._step_costs import Overlap, beside_loss, slowed_s
 from perfmodel.spec import Framework, Job, Layout
 
 H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")
@@ -104,7 +104,7 @@ def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
 
 def test_passes_are_slowed_for_what_is_beside_them_and_no_longer_than_they_run() -> None:
     durations = np.array([[1.0, 10.0, 2.0], [1.0, 10.0, 0.1]])  # a gather, a long pass, a short one
-    beside = Beside(np.array([0, 0]), np.array([0, 1]), np.array([1.0, 0.5]), np.array([1, 2]))
+    beside = Overlap(np.array([0, 0]), np.array([0, 1]), np.array([1.0, 0.5]), np.array([1, 2]))
     np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.2, 0.1], [0.2, 0.025]])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.ops import Collective, OptimizerStep
-from perfmodel.prediction import Placement, StepProblem, bundle_events, bundles, explain, step_problem
+from perfmodel.prediction import Placement, StepProblem, bundle_events, explain, layout_batches, step_problem
 from perfmodel.prediction._host import host_update_s
 from perfmodel.program import Kind
 from perfmodel.spec import OPTIMIZERS, Job, Layout
@@ -38,8 +38,8 @@ class Exchanged(NamedTuple):
 
 def exchanged(problem: StepProblem, layout: Layout, *kinds: Kind, stage: int = 0) -> list[Exchanged]:
     """What a stage exchanges in events of these kinds, in their order."""
-    (bundle,) = bundles(problem, [layout])
-    events = bundle_events(problem, bundle, 0)
+    (batch,) = layout_batches(problem, [layout])
+    events = bundle_events(problem, batch, 0)
     ops = list(events.ops)
     found = []
     for table in events.tables:
@@ -137,8 +137,8 @@ def test_zero_3_gathers_layer_by_layer_and_zero_1_segment_by_segment() -> None:
     for zero, by_layer in ((1, False), (3, True)):
         problem, layout = problem_of(), Layout(dp=8, zero=zero)
         ((*_, parts),) = exchanged(problem, layout, Kind.PARAM_GATHER)
-        (bundle,) = bundles(problem, [layout])
-        assert parts == (LLAMA.layers if by_layer else bundle.spec.segments)
+        (batch,) = layout_batches(problem, [layout])
+        assert parts == (LLAMA.layers if by_layer else batch.spec.segments)
 
 
 def test_what_is_not_trained_is_gathered_and_not_reduced() -> None:
@@ -152,8 +152,8 @@ def test_what_is_not_trained_is_gathered_and_not_reduced() -> None:
 
 def updated(problem: StepProblem, layout: Layout) -> int:
     """Parameters that a rank of the first stage updates."""
-    (bundle,) = bundles(problem, [layout])
-    return sum(op.n_params for op in bundle_events(problem, bundle, 0).ops if isinstance(op, OptimizerStep))
+    (batch,) = layout_batches(problem, [layout])
+    return sum(op.n_params for op in bundle_events(problem, batch, 0).ops if isinstance(op, OptimizerStep))
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -267,8 +267,8 @@ def test_stages_send_inside_a_node_where_their_ranks_share_it(pp: int, tp: int, 
     """Tensor-parallel ranks send a part each, which the receivers gather (scatter-gather of arXiv 2104.04473)."""
     problem, layout = problem_of(), Layout(tp=tp, pp=pp)
     activation = 1024 * LLAMA.hidden * 2
-    (bundle,) = bundles(problem, [layout])
-    events = bundle_events(problem, bundle, 0)
+    (batch,) = layout_batches(problem, [layout])
+    events = bundle_events(problem, batch, 0)
     sends = next(table for table in events.tables if table.kind == Kind.SEND_FORWARD)
     for stage, leaves in enumerate(crosses):
         found = without_parts(exchanged(problem, layout, Kind.SEND_FORWARD, stage=stage))

@@ -17,14 +17,14 @@ from perfmodel.prediction import (
     NEUTRAL,
     UNKNOWNS,
     Adjustment,
-    Belief,
+    CovarianceTerms,
     Coverage,
     FittedRuns,
     Joint,
-    Likeness,
-    Parts,
+    LayoutKernel,
     Prediction,
     Seen,
+    SitePrior,
     StepProblem,
     class_of,
     event_shares,
@@ -49,12 +49,12 @@ from perfmodel.spec import Framework, Job, Layout
 JOB = Job(global_batch=32, seq_len=2048)
 CLUSTER = catalog.cluster("dgx-h100")
 MEGATRON = catalog.framework("megatron-core")
-PLAIN = Belief(
+PLAIN = SitePrior(
     mean=np.zeros(len(CLASSES)),
     covariance=np.diag(np.arange(1.0, len(CLASSES) + 1) ** 2) * 1e-4,
     degrees=np.array([0.3, 0.2, 0.1]),
     events=0.5,
-    likeness=Likeness(near=0.04, length=2.0, own=0.03),
+    likeness=LayoutKernel(near=0.04, length=2.0, own=0.03),
     noise=0.02,
     scatter=(0.0, 0.0),
     coverage=Coverage(),
@@ -119,14 +119,14 @@ def test_less_known_runs_are_wider_by_a_factor_and_a_power() -> None:
 
 
 def test_scales_of_a_site_multiply_what_layouts_share_and_what_is_their_own() -> None:
-    belief, shares = replace(PLAIN, scatter=(0.5, 0.9)), {"products": 1.0}
-    nodes = belief.scales
+    site_prior, shares = replace(PLAIN, scatter=(0.5, 0.9)), {"products": 1.0}
+    nodes = site_prior.scales
     variance = 0.01**2 + nodes.within * (0.04**2 + 0.001) + nodes.own * (0.03**2 + 0.02**2)
 
     def outside(half: float) -> float:
         return float(nodes.weight @ (2 * norm.cdf(half / np.sqrt(variance)) - 1)) - 0.9
 
-    assert belief.half_width(shares, 0.001) == pytest.approx(brentq(outside, 1e-6, 10.0))
+    assert site_prior.half_width(shares, 0.001) == pytest.approx(brentq(outside, 1e-6, 10.0))
 
 
 @pytest.mark.parametrize(("half", "before", "expected"), [(0.1, 0.5, 0.15), (0.4, 0.5, 0.5), (0.6, 0.5, 0.6)])
@@ -142,26 +142,26 @@ def test_what_runs_left_open_is_never_widened_beyond_what_was_before_them(
 @pytest.mark.parametrize("layout", [Layout(tp=8, pp=4), Layout(dp=32, zero=3), Layout(tp=2, pp=2, dp=8, zero=1)])
 def test_an_interval_is_that_of_its_sources(layout: Layout) -> None:
     found, problem = predicted(layout)
-    belief: Belief = problem.belief
+    site_prior: SitePrior = problem.site_prior
     sources = found.error_sources
     loads = np.array([sources[f"site: {name}"] for name in CLASSES])
     others = {name: sd for name, sd in sources.items() if name != "own" and name[6:] not in CLASSES}
     guessed = found.provenance["extrapolated"] + found.provenance["analytical"]
     unknown = {"settings_unstated": problem.site.unstated, "extrapolated": guessed, "contradictions": 0.0}
-    half = belief.half_width(found.class_shares, sum(sd**2 for sd in others.values()), unknown)
+    half = site_prior.half_width(found.class_shares, sum(sd**2 for sd in others.values()), unknown)
     assert log(found.step_time_hi_s / found.step_time_s) == pytest.approx(half)
     lower = max(found.step_time_s * exp(-half), found.kernels_alone_s)
     assert found.step_time_lo_s == pytest.approx(lower)
     shares = np.array([found.class_shares[name] for name in CLASSES])
-    assert loads @ loads == pytest.approx(shares @ belief.covariance @ shares, rel=1e-6)
-    assert sources["own"] == belief.noise
+    assert loads @ loads == pytest.approx(shares @ site_prior.covariance @ shares, rel=1e-6)
+    assert sources["own"] == site_prior.noise
 
 
 def test_a_step_is_less_certain_by_what_is_unstated_extrapolated_or_idle() -> None:
     problem = step_problem(catalog.model("gpt3-6.7b"), CLUSTER, JOB, None, MEGATRON)
     problem = replace(problem, site=replace(problem.site, unstated=0.25))
     found = explain(problem, Layout(tp=2, pp=4, dp=4))
-    belief = problem.belief
+    site_prior = problem.site_prior
     driven_by = {
         "unstated": 0.25,
         "extrapolated": found.provenance["extrapolated"] + found.provenance["analytical"],
@@ -169,7 +169,7 @@ def test_a_step_is_less_certain_by_what_is_unstated_extrapolated_or_idle() -> No
     }
     assert tuple(driven_by) == DEGREES
     assert found.bubble_fraction > 0.01
-    for name, sd in zip(DEGREES, belief.degrees.tolist(), strict=True):
+    for name, sd in zip(DEGREES, site_prior.degrees.tolist(), strict=True):
         assert found.error_sources[f"site: {name}"] == pytest.approx(sd * driven_by[name])
 
 
@@ -182,7 +182,7 @@ def test_events_count_by_their_share_of_the_step_and_their_own_intervals() -> No
     for op, seconds, half in zip(events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True):
         name = f"events: {op.family}"
         share = seconds / found.step_time_s
-        expected[name] = expected.get(name, 0.0) + problem.belief.events * share * half / GAUSS_90
+        expected[name] = expected.get(name, 0.0) + problem.site_prior.events * share * half / GAUSS_90
     sources = {name: sd for name, sd in found.error_sources.items() if name.startswith("events: ")}
     assert sources == pytest.approx(expected, rel=1e-6)
 
@@ -199,7 +199,7 @@ def with_runs(problem: StepProblem, held: float) -> StepProblem:
         error=(0.05, 0.08),
         weight=(1.0, 1.0),
         covariance=((0.02, 0.01), (0.01, 0.03)),
-        likeness=Likeness(near=0.05, length=2.0, own=0.02),
+        likeness=LayoutKernel(near=0.05, length=2.0, own=0.02),
         noise=0.03,
         scatter=(0.3, 0.5),
         doubt=1.0,
@@ -272,7 +272,7 @@ def test_shares_of_a_step_by_class_add_up_to_all_of_it() -> None:
 
 
 def test_layouts_near_one_another_are_alike_by_an_exponential_of_their_distance() -> None:
-    likeness = Likeness(near=0.2, length=1.5, own=0.1)
+    likeness = LayoutKernel(near=0.2, length=1.5, own=0.1)
     a, b = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
     np.testing.assert_allclose(likeness.shared(a, b)[:, 0], 0.04 * np.exp([0.0, -5 / 1.5]))
     np.testing.assert_allclose(likeness.alone(a, b)[:, 0], [0.01, 0.0])
@@ -300,9 +300,9 @@ def test_what_sites_share_cancels_between_layouts_and_their_own_does_not() -> No
     names = ["site: products", "events: gemm"]
     shared, own = np.array([[0.1, 0.05], [0.1, 0.05]]), np.array([0.02, 0.02])
     same, far = np.zeros((2, 8)), np.array([[0.0] * 8, [100.0] * 8])
-    belief = replace(PLAIN, likeness=Likeness(near=0.04, length=2.0, own=0.0))
+    site_prior = replace(PLAIN, likeness=LayoutKernel(near=0.04, length=2.0, own=0.0))
     for where, left in ((same, 2 * 0.02**2), (far, 2 * 0.02**2 + 2 * 0.04**2)):
-        joint = joint_of(belief, names, shared, own, where)
+        joint = joint_of(site_prior, names, shared, own, where)
         (covariance,) = joint.covariance
         assert covariance[0, 0] == pytest.approx(0.1**2 + 0.05**2 + 0.04**2 + 0.02**2)
         assert covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1] == pytest.approx(left)
@@ -315,7 +315,7 @@ def test_errors_of_a_site_without_runs_are_what_the_record_says_of_them(framewor
     _, problem = predicted(Layout(tp=8), framework)
     joint = joint_errors(problem, predictions)
     where = np.array([layout_coordinates(problem.setting, prediction.layout) for prediction in predictions])
-    expected = joint_of(problem.belief, *shared_errors(predictions), where)
+    expected = joint_of(problem.site_prior, *shared_errors(predictions), where)
     np.testing.assert_allclose(joint.covariance, expected.covariance)
     np.testing.assert_allclose(joint.noise, expected.noise)
 
@@ -323,8 +323,8 @@ def test_errors_of_a_site_without_runs_are_what_the_record_says_of_them(framewor
 def test_scales_move_what_is_within_a_site_and_its_noise_and_leave_factors() -> None:
     names = ["events: gemm", "site: bubble", "site: products"]
     shared, own = np.array([[0.03, 0.02, 0.1]]), np.array([0.02])
-    belief = replace(PLAIN, scatter=(0.4, 0.8))
-    joint, nodes = joint_of(belief, names, shared, own, np.zeros((1, 8))), belief.scales
+    site_prior = replace(PLAIN, scatter=(0.4, 0.8))
+    joint, nodes = joint_of(site_prior, names, shared, own, np.zeros((1, 8))), site_prior.scales
     within, single = 0.03**2 + 0.02**2 + 0.04**2, 0.03**2 + 0.02**2
     np.testing.assert_allclose(joint.covariance[:, 0, 0], 0.1**2 + nodes.within * within + nodes.own * single)
     np.testing.assert_allclose(joint.noise[:, 0], nodes.own * 0.02**2)
@@ -352,7 +352,7 @@ def test_sources_line_up_by_name_and_own_noise_stands_apart() -> None:
 
 def test_parts_of_a_covariance_are_taken_together() -> None:
     values = np.arange(9.0).reshape(3, 3)
-    parts = Parts(values, 2 * values, 3 * values).take(np.array([0, 2]), np.array([1]))
+    parts = CovarianceTerms(values, 2 * values, 3 * values).take(np.array([0, 2]), np.array([1]))
     assert [part.tolist() for part in (parts.fixed, parts.within, parts.repeats)] == [
         [[1.0], [7.0]], [[2.0], [14.0]], [[3.0], [21.0]]
     ]  # fmt: skip
@@ -376,39 +376,39 @@ def test_parameters_move_the_class_that_they_time() -> None:
 def test_a_site_is_that_of_its_framework_and_device_or_of_the_nearest_that_is_known() -> None:
     known = population()
     hopper, unknown = catalog.device("H100-SXM5-80GB"), replace(catalog.device("L40S"), architecture="Nobody's")
-    of_both = known.belief(MEGATRON, hopper)
+    of_both = known.site_prior(MEGATRON, hopper)
     assert of_both.mean.tolist() == known.of[key(MEGATRON.name, "Hopper")]["mean"]
-    assert known.belief(MEGATRON, unknown).mean.tolist() == known.of[key(MEGATRON.name, "")]["mean"]
+    assert known.site_prior(MEGATRON, unknown).mean.tolist() == known.of[key(MEGATRON.name, "")]["mean"]
     nobody = replace(MEGATRON, name="nobody's")
-    assert known.belief(nobody, hopper).mean.tolist() == known.of[key("", "Hopper")]["mean"]
-    assert known.belief(nobody, unknown).mean.tolist() == known.of[key("", "")]["mean"]
+    assert known.site_prior(nobody, hopper).mean.tolist() == known.of[key("", "Hopper")]["mean"]
+    assert known.site_prior(nobody, unknown).mean.tolist() == known.of[key("", "")]["mean"]
 
 
 def test_physics_alone_is_the_median_and_less_certain_by_what_the_record_is_off() -> None:
     hopper = catalog.device("H100-SXM5-80GB")
-    of_device = population().belief(replace(MEGATRON, name="nobody's"), hopper)
-    physics = population().belief(Framework(), hopper)
+    of_device = population().site_prior(replace(MEGATRON, name="nobody's"), hopper)
+    physics = population().site_prior(Framework(), hopper)
     assert physics.mean.tolist() == [0.0] * len(CLASSES)
     np.testing.assert_allclose(physics.covariance, of_device.covariance + np.outer(of_device.mean, of_device.mean))
 
 
 def test_covariances_are_symmetric_and_positive() -> None:
-    belief = population().belief(MEGATRON, catalog.device("A100-SXM4-80GB"))
-    np.testing.assert_allclose(belief.covariance, belief.covariance.T)
-    np.testing.assert_allclose(belief.root @ belief.root.T, belief.covariance, atol=1e-11)
+    site_prior = population().site_prior(MEGATRON, catalog.device("A100-SXM4-80GB"))
+    np.testing.assert_allclose(site_prior.covariance, site_prior.covariance.T)
+    np.testing.assert_allclose(site_prior.root @ site_prior.root.T, site_prior.covariance, atol=1e-11)
     stored = population().of[key("", "")]["covariance"]
     assert len(stored) == len(CLASSES) * (len(CLASSES) + 1) // 2
 
 
 def test_expected_factors_are_means_of_their_class() -> None:
-    belief = replace(PLAIN, mean=np.arange(1.0, len(CLASSES) + 1))
-    expected = belief.expected(catalog.device("H100-SXM5-80GB"))
+    site_prior = replace(PLAIN, mean=np.arange(1.0, len(CLASSES) + 1))
+    expected = site_prior.expected(catalog.device("H100-SXM5-80GB"))
     for name in ("gemm", "attention", "memory", "intra_node.alpha", "inter_node.send_recv.beta", "host_op_s"):
         assert expected.of[name] == 1 + CLASSES.index(class_of(name))
 
 
 def test_physics_that_is_certain_of_all_but_events_has_no_other_width() -> None:
-    neutral = NEUTRAL.belief(MEGATRON, catalog.device("H100-SXM5-80GB"))
+    neutral = NEUTRAL.site_prior(MEGATRON, catalog.device("H100-SXM5-80GB"))
     assert neutral.half_width(dict.fromkeys(CLASSES, 0.1)) == pytest.approx(0.0, abs=1e-5)
     assert neutral.half_width({}, 0.01) == pytest.approx(GAUSS_90 * 0.1)
     assert (neutral.events, neutral.held_given, neutral.doubt) == (1.0, 1.0, 1.0)

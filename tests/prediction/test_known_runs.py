@@ -9,9 +9,9 @@ import pytest
 from perfmodel.prediction import (
     GAUSS_90,
     OUTLIERS,
+    CovarianceTerms,
     FittedRuns,
-    Likeness,
-    Parts,
+    LayoutKernel,
     _known_runs,
     half_width,
     known_runs,
@@ -20,14 +20,14 @@ from perfmodel.prediction import (
 )
 
 NOISE = 0.02
-LIKENESS = Likeness(near=0.05, length=2.0, own=0.02)
+LIKENESS = LayoutKernel(near=0.05, length=2.0, own=0.02)
 ALIKE = scales((0.0, 0.0))
 UNKNOWN = scales((0.5, 1.2))
 
 
-def site(n: int, together: float = 0.1) -> Parts:
+def site(n: int, together: float = 0.1) -> CovarianceTerms:
     """Runs that share a factor, of layouts that have nothing else in common."""
-    return Parts(np.full((n, n), together**2), 0.03**2 * np.eye(n), 0.02**2 * np.eye(n))
+    return CovarianceTerms(np.full((n, n), together**2), 0.03**2 * np.eye(n), 0.02**2 * np.eye(n))
 
 
 def fitted(errors: list[float], at: list[float], scatter: tuple[float, float]) -> FittedRuns:
@@ -57,9 +57,9 @@ def test_with_one_scale_and_no_outlier_it_is_a_gaussian_process():
 def test_ten_repeats_are_not_ten_witnesses(of):
     def told(runs: int, repeats: bool) -> float:
         apart = np.ones((runs, runs)) if repeats else np.eye(runs)
-        prior = Parts(np.full((runs, runs), 0.05**2), 0.05**2 * apart, 0.02**2 * apart)
+        prior = CovarianceTerms(np.full((runs, runs), 0.05**2), 0.05**2 * apart, 0.02**2 * apart)
         found = known_runs(prior, np.full(runs, NOISE**2), np.full(runs, 0.1), of)
-        across = Parts(np.full((runs, 1), 0.05**2), np.zeros((runs, 1)), np.zeros((runs, 1)))
+        across = CovarianceTerms(np.full((runs, 1), 0.05**2), np.zeros((runs, 1)), np.zeros((runs, 1)))
         return (found.scales.weight @ found.shift(across)).item()
 
     one, repeated, different = told(1, True), told(10, True), told(10, False)
@@ -79,7 +79,7 @@ def test_a_site_whose_runs_scatter_stays_uncertain():
     def left(spread: float) -> float:
         error = spread * np.array([1.0, -1.0, 0.5, -0.5])
         found = known_runs(site(4), np.full(4, NOISE**2), error, UNKNOWN)
-        nothing = Parts(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros((4, 1)))
+        nothing = CovarianceTerms(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros((4, 1)))
         other = found.covariance(site(4).take(np.array([0]), np.array([0])), nothing)[:, 0, 0]
         return float(found.scales.weight @ other)
 
@@ -93,7 +93,7 @@ def test_parameters_and_offsets_are_parts_of_one_update(scatter):
     where, slopes = np.array([[0.5]]), np.array([[0.5]])
     points = np.array(runs.at)
     of_parameter = np.full((3, 1), 0.25 * 0.04)
-    across = Parts(of_parameter, LIKENESS.shared(points, where), LIKENESS.alone(points, where), overall=1.0)
+    across = CovarianceTerms(of_parameter, LIKENESS.shared(points, where), LIKENESS.alone(points, where), overall=1.0)
     whole = runs.known.scales.weight @ runs.known.shift(across)
     assert slopes[0] @ runs.values + runs.mean(where)[0] == pytest.approx(whole.item(), rel=1e-6)
     beyond = np.array([[0.03]])
@@ -145,7 +145,7 @@ def test_the_interval_holds_nine_tenths_of_sites_that_scatter_otherwise():
 
 
 def update_by_hand(
-    prior: Parts, noise: np.ndarray, error: np.ndarray, within: float, own: float
+    prior: CovarianceTerms, noise: np.ndarray, error: np.ndarray, within: float, own: float
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Log likelihood, precision and pull of one node: Student's t by reweighting until nothing moves."""
     covariance, weight = prior.fixed + within * prior.within + own * prior.repeats, np.ones(len(error))
@@ -166,7 +166,7 @@ def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(seed:
     n, rng = 6, np.random.default_rng(seed)
     error = rng.normal(0.0, 0.05, n) + outlier * (np.arange(n) == 0)
     noise = np.linspace(0.01, 0.03, n) ** 2
-    prior = Parts(np.full((n, n), 0.05**2), 0.03**2 * np.eye(n), 0.01**2 * np.eye(n))
+    prior = CovarianceTerms(np.full((n, n), 0.05**2), 0.03**2 * np.eye(n), 0.01**2 * np.eye(n))
     found = known_runs(prior, noise, error, UNKNOWN)
     assert len(found.scales.weight) < len(UNKNOWN.weight) or not outlier  # what is unlikely is left out on the way
 
@@ -174,8 +174,8 @@ def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(seed:
     logs, inverses, pulls = zip(*(update_by_hand(prior, noise, error, *node) for node in nodes), strict=True)
     likely = np.exp(np.array(logs) - max(logs)) * UNKNOWN.weight
     likely /= likely.sum()
-    across = Parts(np.full((n, 1), 0.05**2), np.full((n, 1), 0.02**2), np.zeros((n, 1)))
-    other = Parts(np.full((1, 1), 0.05**2), np.full((1, 1), 0.03**2), np.full((1, 1), 0.01**2))
+    across = CovarianceTerms(np.full((n, 1), 0.05**2), np.full((n, 1), 0.02**2), np.zeros((n, 1)))
+    other = CovarianceTerms(np.full((1, 1), 0.05**2), np.full((1, 1), 0.03**2), np.full((1, 1), 0.01**2))
     with_runs = across.under(UNKNOWN)[:, :, 0]
     shifts = np.array([row @ pull for row, pull in zip(with_runs, pulls, strict=True)])
     assert (found.scales.weight @ found.shift(across)).item() == pytest.approx(likely @ shifts, rel=1e-2)

@@ -10,7 +10,7 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction import explain, layout_of, lower_bounds_s, peak_memory, step_problem_of, step_times_s
 from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._compose import bundles, pass_s
+from perfmodel.prediction._compose import layout_batches, pass_s
 from perfmodel.prediction._layer_copies import window_ends
 from perfmodel.prediction.differentiable import step_time_function_of
 from perfmodel.program import Kind
@@ -38,10 +38,10 @@ def step_s(text, rate=None, **words):
 def of_layer(own, text):
     """Bytes that a layer keeps, and seconds of its forward and its backward."""
     step, layout = step_problem_of(own), layout_of(own, text)[0]
-    (bundle,) = bundles(step, [layout])
-    at = int(np.flatnonzero(bundle.composed[0].events.layers)[0])
-    of_kind = pass_s(step, bundle)
-    return bundle.bytes.kept[0, at], *(of_kind[kind][0, at] for kind in (Kind.FORWARD, Kind.BACKWARD))
+    (batch,) = layout_batches(step, [layout])
+    at = int(np.flatnonzero(batch.composed[0].events.layers)[0])
+    of_kind = pass_s(step, batch)
+    return batch.bytes.kept[0, at], *(of_kind[kind][0, at] for kind in (Kind.FORWARD, Kind.BACKWARD))
 
 
 @pytest.mark.parametrize(("layers", "offloaded"), [(80, 40), (80, 30), (80, 79), (7, 3), (5, 1)])
@@ -181,9 +181,9 @@ def test_blocks_of_several_kinds_wait_layer_by_layer():
     own = pm.problem("deepseek-v3", "dgx-h100", global_batch=64, seq_len=4096)
     step = step_problem_of(own)
     layouts = [layout_of(own, f"tp=8,dp=8,ep=64,etp=1,sequence_parallel=true,offload_layers={n}")[0] for n in (0, 3)]
-    (bundle,) = bundles(step, layouts[:1])
-    events: ShardBlocks = bundle.composed[0].events
+    (batch,) = layout_batches(step, layouts[:1])
+    events: ShardBlocks = batch.composed[0].events
     first = int(np.flatnonzero(events.layers)[0])
     assert events.repeats[first] == 3
     kept = [explain(step, layout).memory.activations for layout in layouts]
-    assert kept[0] - kept[1] == pytest.approx(2 * bundle.bytes.kept[0, first])
+    assert kept[0] - kept[1] == pytest.approx(2 * batch.bytes.kept[0, first])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog, predict
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective
-from perfmodel.prediction import bundle_events, bundles, check_layout, explain, step_problem
+from perfmodel.prediction import bundle_events, check_layout, explain, layout_batches, step_problem
 from perfmodel.prediction._placement import Placement
 from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Experts, Job, Layout, Transformer
 from perfmodel.workload import Shard, blocks, matmul_flops
@@ -119,11 +119,11 @@ def test_a_node_holds_eight_whole_experts():
 def test_experts_reduce_their_gradients_over_their_own_replicas():
     problem = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
     layout = Layout(tp=4, dp=4, ep=2, etp=1, sequence_parallel=True)  # edp=8, on other ranks than dp=4
-    (bundle,) = bundles(problem, [layout])
-    sizes = {op.num_ranks: op.bytes for op in bundle_events(problem, bundle, 0).ops if isinstance(op, Collective)}
+    (layout_batch,) = layout_batches(problem, [layout])
+    sizes = {op.num_ranks: op.bytes for op in bundle_events(problem, layout_batch, 0).ops if isinstance(op, Collective)}
     expert = 4 * 16 * 3 * 1024 * 2048 / 2 * 4  # layers, experts, products; half of them in fp32
     assert set(sizes) == {4, 8}
-    segments = bundle.spec.segments
+    segments = layout_batch.spec.segments
     assert sizes[8] == pytest.approx(expert / segments)
 
 

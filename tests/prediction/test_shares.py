@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes, InSteps
+from perfmodel.cost import EventTimes, MonotoneGrid
 from perfmodel.ops import Op
-from perfmodel.prediction import Site, bundles, evaluate, event_shares, prepared, step_problem
+from perfmodel.prediction import Site, evaluate, event_shares, layout_batches, prepared, step_problem
 from perfmodel.session import Session
 from perfmodel.spec import Job, Layout, Mlp
 
@@ -27,7 +27,7 @@ class Slower:
 
     def times(self, where, ops) -> EventTimes:
         t = self.prices.times(where, ops)  # pyright: ignore
-        slow = set(InSteps.of([self.slow]).ops)
+        slow = set(MonotoneGrid.of([self.slow]).ops)
         factor = np.array([self.factor if op in slow else 1.0 for op in ops])
         return EventTimes(t.time_s * factor, t.lo_s, t.hi_s, t.provenance)
 
@@ -53,7 +53,7 @@ def test_repriced_shares_structures_and_no_prices():
     problem, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048)), Layout(tp=2, pp=2, dp=2)
     before = event_shares(problem, layout)
     again = problem.repriced(problem.kernels, problem.collectives)
-    (first,), (second,) = bundles(problem, [layout]), bundles(again, [layout])
+    (first,), (second,) = layout_batches(problem, [layout]), layout_batches(again, [layout])
     assert prepared(first.spec) is prepared(second.spec)
     assert event_shares(again, layout).step_time_s == before.step_time_s
     op = before.ops[int(np.argmax(before.critical_s))]
@@ -87,7 +87,7 @@ def test_layouts_composed_together_take_what_each_takes_alone():
         Layout(tp=2, pp=4, dp=2, micro_batch=size, zero=zero, schedule=schedule, recompute=recompute)
         for size, zero, schedule, recompute in choices
     ]
-    programs = [bundle.program for bundle in bundles(problem, layouts)]
+    programs = [batch.program for batch in layout_batches(problem, layouts)]
     assert len({program.alike for program in programs}) < len(programs)
     together_s = evaluate(problem, layouts).step_time_s
     for layout, step_s in zip(layouts, together_s, strict=True):

@@ -7,8 +7,8 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction import (
     bundle_memory,
-    bundles,
     evaluate,
+    layout_batches,
     lower_bounds_s,
     pass_times,
     peak_memory,
@@ -49,8 +49,8 @@ def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
         for stage in np.flatnonzero(full).tolist():  # one layer less would not fit
             recomputed += 1
             less = full - (np.arange(4) == stage)
-            (bundle,) = bundles(problem, [uneven.replace(recompute_full_layers=tuple(less.tolist()))])
-            memory = bundle_memory(problem, bundle)
+            (batch,) = layout_batches(problem, [uneven.replace(recompute_full_layers=tuple(less.tolist()))])
+            memory = bundle_memory(problem, batch)
             peak = memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
             assert peak[0, stage] > usable * (1 - 1e-9)
     assert recomputed or "schedule" not in text

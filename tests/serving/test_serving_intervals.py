@@ -25,11 +25,11 @@ class Recorded:
 
 
 def asked(extrapolated_s: float = 0.0, between_nodes_s: float = 0.0, half: float = 0.0) -> Recorded:
-    belief = Recorded()
+    site_prior = Recorded()
     cost = Cost(PARTS_S, half * PARTS_S, np.array([extrapolated_s, between_nodes_s]))
-    low, high = cost.interval(belief)  # pyright: ignore[reportArgumentType]
+    low, high = cost.interval(site_prior)  # pyright: ignore[reportArgumentType]
     assert (low, high) == (exp(-0.25), exp(0.25))
-    return belief
+    return site_prior
 
 
 @pytest.mark.parametrize("between_nodes_s", [0.0, 2.0, 5.0])

@@ -59,7 +59,7 @@ source = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PriceQuery:
     """One question, and what the files hold when it is put."""
 
     kind: str = "predict"

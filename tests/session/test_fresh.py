@@ -9,7 +9,7 @@ from pathlib import Path
 
 import asked as questions
 import pytest
-from asked import LAYOUTS, SETTINGS, Asked
+from asked import LAYOUTS, SETTINGS, PriceQuery
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,10 +25,10 @@ def _factors(names: tuple[str, ...]) -> st.SearchStrategy[tuple[tuple[str, float
     return st.lists(st.tuples(st.sampled_from(names), FACTORS), max_size=2, unique_by=lambda one: one[0]).map(tuple)
 
 
-def asked() -> st.SearchStrategy[Asked]:
+def asked() -> st.SearchStrategy[PriceQuery]:
     rate = st.sampled_from([100.0, 200.0, 300.0])
     return st.builds(
-        Asked,
+        PriceQuery,
         kind=st.sampled_from(["predict", "predict", "predict", "whatif", "compare", "search"]),
         layout=st.sampled_from(LAYOUTS),
         layers=st.sampled_from([4, 8]),
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(st.lists(asked(), min_size=2, max_size=4))
 @settings(max_examples=6, deadline=None)
 def test_a_session_that_has_answered_others_answers_as_a_fresh_one(
-    folder: Path, fits: list[dict[str, bytes]], sequence: list[Asked]
+    folder: Path, fits: list[dict[str, bytes]], sequence: list[PriceQuery]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, Session():
         for one in sequence:
@@ -72,17 +72,17 @@ def test_a_session_that_has_answered_others_answers_as_a_fresh_one(
 
 FAST = (("peak", 2.0), ("power_w", 4.0))  # or the power limit holds products back
 SEQUENCE = [
-    Asked(),
-    Asked(device=FAST),
-    Asked(device=(("clock_hz", 2.0), ("l2_bytes", 0.5)), layout=LAYOUTS[1]),
-    Asked(kind="search", settings=SETTINGS[:2]),
-    Asked(cluster_file=(300.0, 2000.0, 300.0, 25.0)),
-    Asked(cluster_file=(600.0, 2000.0, 300.0, 12.0)),
-    Asked(schedule_file=0),
-    Asked(schedule_file=1),
-    Asked(weights=1),
-    Asked(weights=2, kind="whatif", settings=("inter_node_bandwidth=0.5x",)),
-    Asked(weights=2, kind="search"),
+    PriceQuery(),
+    PriceQuery(device=FAST),
+    PriceQuery(device=(("clock_hz", 2.0), ("l2_bytes", 0.5)), layout=LAYOUTS[1]),
+    PriceQuery(kind="search", settings=SETTINGS[:2]),
+    PriceQuery(cluster_file=(300.0, 2000.0, 300.0, 25.0)),
+    PriceQuery(cluster_file=(600.0, 2000.0, 300.0, 12.0)),
+    PriceQuery(schedule_file=0),
+    PriceQuery(schedule_file=1),
+    PriceQuery(weights=1),
+    PriceQuery(weights=2, kind="whatif", settings=("inter_node_bandwidth=0.5x",)),
+    PriceQuery(weights=2, kind="search"),
 ]
 
 
@@ -104,7 +104,7 @@ def test_a_process_that_has_answered_others_answers_as_a_fresh_one(
 
 def test_figures_of_a_device_count_whatever_its_name(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
     """Doubled peak rates shorten a step that products fill, asked second as asked first."""
-    slow, fast = Asked(batch=64), replace(Asked(batch=64), device=FAST)
+    slow, fast = PriceQuery(batch=64), replace(PriceQuery(batch=64), device=FAST)
     with Session():
         first = json.loads(slow.put(tmp_path, fits))["step_time_s"]
         then = json.loads(fast.put(tmp_path, fits))["step_time_s"]

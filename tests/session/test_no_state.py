@@ -100,28 +100,28 @@ def test_functions_change_nothing_that_their_module_holds() -> None:
             if isinstance(target, ast.Name)
         }
         for function in functions(tree):
-            local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Cache)}
             local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
             for node in ast.walk(function):
                 match node:
                     case ast.Global(names=names):
                         found |= {f"{module}.{name}" for name in names}
-                    case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                    case ast.Subscript(value=ast.Name(id=name), ctx=ast.Cache() | ast.Del()):
                         found |= {f"{module}.{name}"} if name in held - local else set()
                     case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATING:
                         found |= {f"{module}.{name}"} if name in held - local else set()
-                    case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
+                    case ast.Attribute(value=ast.Name(id=name), ctx=ast.Cache()):
                         found |= {f"{module}.{name}"} if name in held - local else set()
     assert found == set(CHANGED)
 
 
 def test_stores_belong_to_objects() -> None:
-    """A `Store` or a `Session` on a module's own level is the default session alone."""
+    """A `Cache` or a `Session` on a module's own level is the default session alone."""
     found = [
         f"{module}.{ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)}"
         for module, tree in MODULES
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        if any(isinstance(n, ast.Name) and n.id in ("Store", "Session") for n in ast.walk(node.value))
+        if any(isinstance(n, ast.Name) and n.id in ("Cache", "Session") for n in ast.walk(node.value))
     ]
     assert found == ["session._DEFAULT"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import perfmodel as pm
 from perfmodel.cost import KernelModel
-from perfmodel.prediction import bundles, evaluate, explain, prepared, step_problem
-from perfmodel.session import Session, Store, current_session
+from perfmodel.prediction import evaluate, explain, layout_batches, prepared, step_problem
+from perfmodel.session import Cache, Session, current_session
 from perfmodel.spec import Job, Layout
 
 LAYOUTS = [
@@ -29,7 +29,7 @@ LAYOUTS = [
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=60), st.integers(1, 8))
 def test_a_store_tells_what_was_made_and_stays_small(asked: list[tuple[int, int]], most: int) -> None:
     """Against a plain list of what was used when."""
-    store, used, made = Store(most, lambda value: value[1]), [], []
+    store, used, made = Cache(most, lambda value: value[1]), [], []
     for key in asked:
         kept = key in used
 
@@ -38,7 +38,7 @@ def test_a_store_tells_what_was_made_and_stays_small(asked: list[tuple[int, int]
             return key
 
         before = len(made)
-        assert store.once(key, make) == key
+        assert store.get_or_compute(key, make) == key
         assert len(made) == before + (not kept)
         used = [*(k for k in used if k != key), key]
         while sum(size for _, size in used) > most and len(used) > 1:
@@ -47,10 +47,10 @@ def test_a_store_tells_what_was_made_and_stays_small(asked: list[tuple[int, int]
 
 
 def test_what_cannot_be_made_leaves_nothing_behind() -> None:
-    store = Store(4)
+    store = Cache(4)
     with pytest.raises(ZeroDivisionError):
-        store.once("a", lambda: 1 // 0)
-    assert store.once("a", lambda: 2) == 2
+        store.get_or_compute("a", lambda: 1 // 0)
+    assert store.get_or_compute("a", lambda: 2) == 2
 
 
 def test_a_session_is_used_where_it_is_opened() -> None:
@@ -70,7 +70,7 @@ def test_clearing_forgets_everything_and_changes_no_answer() -> None:
         problem = step_problem(model, cluster, job)
         assert step_problem(model, cluster, job) is problem
         before = explain(problem, LAYOUTS[0]).to_dict()
-        program = prepared(bundles(problem, [LAYOUTS[0]])[0].spec)
+        program = prepared(layout_batches(problem, [LAYOUTS[0]])[0].spec)
         kept = [weakref.ref(problem), weakref.ref(KernelModel.load()), weakref.ref(program)]
         del problem, program
         session.clear()
@@ -83,7 +83,7 @@ def test_equal_programs_are_shared_by_problems() -> None:
     model, job = pm.model("gpt3-1.3b"), Job(global_batch=16, seq_len=2048)
     with Session():
         found = [step_problem(model, pm.cluster(name), job) for name in ("dgx-a100", "dgx-h100")]
-        specs = [bundles(problem, [LAYOUTS[0]])[0].spec for problem in found]
+        specs = [layout_batches(problem, [LAYOUTS[0]])[0].spec for problem in found]
         assert prepared(specs[0]) is prepared(specs[1])
 
 

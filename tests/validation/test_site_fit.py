@@ -12,7 +12,17 @@ import pytest
 from perfmodel.catalog import device, framework
 from perfmodel.cli import main
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines
-from perfmodel.prediction import CLASSES, NEUTRAL, Population, Seen, Site, key, population, step_problem, step_times_s
+from perfmodel.prediction import (
+    CLASSES,
+    NEUTRAL,
+    Seen,
+    Site,
+    SitePopulation,
+    key,
+    population,
+    step_problem,
+    step_times_s,
+)
 from perfmodel.spec import Framework
 from perfmodel.validation import read_case
 from perfmodel.validation._population_fit import fit_population
@@ -107,11 +117,11 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: 
     inside = []
     for at in range(len(source)):
         told = fit.parameters[str(runs.labels["group"][at])]
-        belief = Population(told["common"], told["of"], Seen.from_dict(told["seen"])).belief(
+        site_prior = SitePopulation(told["common"], told["of"], Seen.from_dict(told["seen"])).site_prior(
             Framework(name=str(runs.labels["framework"][at])), device("V100-SXM2-32GB")
         )
-        half = belief.half_width(dict(zip(CLASSES, runs.shares[at].tolist(), strict=True)))
-        inside.append(abs(runs.log[at] - runs.shares[at] @ belief.mean) < half)
+        half = site_prior.half_width(dict(zip(CLASSES, runs.shares[at].tolist(), strict=True)))
+        inside.append(abs(runs.log[at] - runs.shares[at] @ site_prior.mean) < half)
     assert 0.8 < np.mean(inside) <= 1.0
     assert fit.score.sources.tolist() == sorted(set(runs.labels["source"].tolist()))
 
@@ -141,7 +151,7 @@ def test_a_source_is_left_out_with_its_group():
 def test_physics_alone_is_the_median_of_no_framework():
     h100 = device("H100-SXM5-80GB")
     assert Site().expected(Framework(), h100) is None
-    assert not Site().belief(Framework(), h100).mean.any()
-    known, anybody = (Site().belief(framework(name), h100) for name in ("nemo", "generic"))
+    assert not Site().site_prior(Framework(), h100).mean.any()
+    known, anybody = (Site().site_prior(framework(name), h100) for name in ("nemo", "generic"))
     assert known.mean.any()
     assert np.diag(known.covariance).sum() < np.diag(anybody.covariance).sum()

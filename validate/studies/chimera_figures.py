@@ -12,9 +12,9 @@ from studies.chimera import PIPEDREAM, STUDIES, Conditions, Study, chimera_searc
 from perfmodel import catalog
 from perfmodel.prediction import (
     StepProblem,
-    bundles,
     chimera_closed_form,
     evaluate,
+    layout_batches,
     needed_memory,
     prepared,
     step_problem,
@@ -108,9 +108,11 @@ def synchronisation_table(
 def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> float:
     """Step time of Chimera at the paper's choice where gradients are reduced in some way."""
     problem = problem_of(study, conditions)
-    (bundle,) = bundles(problem, [layout_of(study, "chimera", *study.best["chimera"])])
-    bundle = replace(bundle, program=bundle.program.with_spec(replace(bundle.spec, grad_reduce=grad_reduce)))
-    return float(makespan_lanes(prepared(bundle.spec).compiled, durations_of(problem, bundle))[0])
+    (layout_batch,) = layout_batches(problem, [layout_of(study, "chimera", *study.best["chimera"])])
+    layout_batch = replace(
+        layout_batch, program=layout_batch.program.with_spec(replace(layout_batch.spec, grad_reduce=grad_reduce))
+    )
+    return float(makespan_lanes(prepared(layout_batch.spec).compiled, durations_of(problem, layout_batch))[0])
 
 
 def closed_form_table(study: Study) -> pd.DataFrame:

@@ -13,10 +13,10 @@ from studies.tables import percent, rows_table
 
 from perfmodel.planning.layouts import expected_given, runs_and_pairs, square_root, weighed
 from perfmodel.prediction import (
-    Belief,
     Joint,
     Prediction,
     Site,
+    SitePrior,
     joint_of,
     layout_coordinates,
     shared_errors,
@@ -69,7 +69,7 @@ class PredictedRun:
     sources: Mapping[str, float]
     """`Prediction.error_sources`."""
     at: tuple[float, ...]
-    belief: Belief
+    site_prior: SitePrior
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def choices(runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, 
 
 def _choice(source: str, some: Sequence[PredictedRun], measured: Float[np.ndarray, " layouts"]) -> Choice:
     names, shared, own = shared_errors([one.sources for one in some])
-    joint = joint_of(some[0].belief, names, shared, own, np.array([one.at for one in some]))
+    joint = joint_of(some[0].site_prior, names, shared, own, np.array([one.at for one in some]))
     return Choice(source, np.array([one.log_s for one in some]), measured, joint)
 
 
@@ -179,8 +179,8 @@ def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]
 def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRun:
     """What `choices` needs of a run that was predicted at a site."""
     setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
-    at, belief = layout_coordinates(setting, case.layout), site.belief(case.framework, case.cluster.device)
-    return PredictedRun(float(np.log(prediction.step_time_s)), prediction.error_sources, at, belief)
+    at, site_prior = layout_coordinates(setting, case.layout), site.site_prior(case.framework, case.cluster.device)
+    return PredictedRun(float(np.log(prediction.step_time_s)), prediction.error_sources, at, site_prior)
 
 
 def next_run(some: Sequence[Choice]) -> dict[str, Any]:

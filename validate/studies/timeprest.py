@@ -13,7 +13,7 @@ from studies.tables import markdown_table
 
 from perfmodel import catalog
 from perfmodel.ir.interpreter import TimeToAccuracy, accuracy_curve, digits_task, map_task
-from perfmodel.prediction import StepProblem, bundles, evaluate, fitting, needed_memory, step_problem
+from perfmodel.prediction import StepProblem, evaluate, fitting, layout_batches, needed_memory, step_problem
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Cluster, ConvNet, Job, Layout, NetworkLevel
 
@@ -109,7 +109,7 @@ def images_table() -> pd.DataFrame:
     }
     for (name, net), (where, (cluster, orders)) in product(networks().items(), machines.items()):
         problem = step_problem(net, cluster, Job(global_batch=128, seq_len=1, dtype="fp32", optimizer="sgd"))
-        (even,) = bundles(problem, [Layout(pp=2, micro_batch=128, kinds=orders[0])])
+        (even,) = layout_batches(problem, [Layout(pp=2, micro_batch=128, kinds=orders[0])])
         layers, some = sum(count for block, count in even.tables[0].pairs if block.is_layer), []
         for kinds, cut in product(orders, range(1, layers)):
             whole = Layout(pp=2, micro_batch=128, schedule="pipedream", partition=(cut, layers - cut), kinds=kinds)

@@ -21,8 +21,8 @@ from perfmodel.cost.learn._moe_alltoall import MOE_KINDS, MoeRows, moe_rows, pre
 from perfmodel.cost.learn._parameters import Inputs, Parameters, power_join
 from perfmodel.cost.learn._queries import (
     PROVENANCE,
-    Asked,
     Prediction,
+    PriceQuery,
     Query,
     kernel_physics,
     table_rows,

@@ -44,7 +44,7 @@ class Curve:
 Placements = Mapping[tuple[float, float], Curve]
 """Curves by ranks and ranks per node."""
 
-Parts = list[tuple[float, dict[float, Curve]]]
+CovarianceTerms = list[tuple[float, dict[float, Curve]]]
 """Weights and measured curves by count."""
 
 
@@ -82,7 +82,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return replace(curves[0], start=start, value=value.astype(np.float32))
 
 
-def correction(parts: Parts, count: np.ndarray) -> np.ndarray:
+def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
     """Log correction at rank or node counts on `GRID`, float64[c, g]."""
     total = np.zeros((len(count), len(GRID)))
     for share, curves in parts:

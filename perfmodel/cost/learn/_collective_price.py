@@ -16,14 +16,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn._collective_curves import GRID, PER_OCTAVE, Curve, Parts, between_of, correction, inside_of
+from perfmodel.cost.learn._collective_curves import (
+    GRID,
+    PER_OCTAVE,
+    CovarianceTerms,
+    Curve,
+    between_of,
+    correction,
+    inside_of,
+)
 from perfmodel.cost.learn._collective_effects import constants
 from perfmodel.cost.learn._collective_physics import collective_time, least_volume, peers_of
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, EntryKey, LinksKey
 from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.ingest.tables import groups_of
-from perfmodel.session import Store
+from perfmodel.session import Cache
 
 _STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 96)
 RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
@@ -122,7 +130,7 @@ class CollectivePrices:
 
     def __init__(self, weights: CollectiveWeights) -> None:
         self.weights = weights
-        self._tables = Store(_MOST_TABLES)  # weights never change: what was worked out for equal questions stays right
+        self._tables = Cache(_MOST_TABLES)  # weights never change: what was worked out for equal questions stays right
 
     def price(self, asked: CollectiveRequest, groups: Groups) -> Priced:
         """Time, interval and provenance of every group; 0 for one rank."""
@@ -141,7 +149,7 @@ class CollectivePrices:
         for i, (per_node, level, concurrent) in enumerate(found.tolist()):
             own = rest[which.ravel() == i]
             place = (asked, per_node, int(level), concurrent)
-            table = self._tables.once(place, lambda place=place: self._between_table(*place))
+            table = self._tables.get_or_compute(place, lambda place=place: self._between_table(*place))
             self._fill(asked, table, groups, own, groups.ranks / groups.ranks_per_node, (log_s, half, provenance))
             rate[own] = fabric.share_between(int(level), per_node, concurrent)
         reduces = np.array([x.of.reduces for x in fabric.levels])[groups.level]
@@ -183,7 +191,7 @@ class CollectivePrices:
 
     def _inside(self, asked: CollectiveRequest, sharing: float) -> _Table:
         make = self._inside_table if sharing == 1 else self._bridge_table
-        return self._tables.once((asked, sharing), lambda: make(asked, sharing))
+        return self._tables.get_or_compute((asked, sharing), lambda: make(asked, sharing))
 
     def _bridge_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
         """Of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
@@ -245,7 +253,7 @@ class CollectivePrices:
 
     def _measured_curves(
         self, asked: CollectiveRequest, between: bool, level: int, per_node: float
-    ) -> tuple[Parts, CurveKey | None]:
+    ) -> tuple[CovarianceTerms, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
         usual = self.weights.priced_by(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()

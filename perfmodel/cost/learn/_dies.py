@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost.learn._queries import Asked, Prediction, Query
+from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn._rows import Rows, kinds_of, physics_of
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
@@ -66,14 +66,14 @@ def as_equal_heads(rows: Rows, die: np.ndarray, kept: np.ndarray) -> tuple[Rows,
     return Rows(rows.family, shape, *kinds_of(columns)), log_over
 
 
-def log_over_served(asked: Asked, served: np.ndarray) -> Float64[np.ndarray, "n"]:
+def log_over_served(asked: PriceQuery, served: np.ndarray) -> Float64[np.ndarray, "n"]:
     """Log of the time of training kernels of forward over that of servers' kernels, for rows that are `served` [n]."""
     forward = asked.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
     usual = asked.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
     return np.where(served & forward & ~_slides(asked.rows), usual + log_over_exponentials(asked), 0.0)
 
 
-def log_over_exponentials(asked: Asked) -> Float64[np.ndarray, "n"]:
+def log_over_exponentials(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time of attention on a device over that on one of its kind with `USUAL_EXPONENTIALS`.
 
     The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
@@ -113,7 +113,7 @@ def forward_rows(rows: Rows) -> Rows:
     return rows.changed({}, pass_="fwd")
 
 
-def log_over_forward(asked: Asked) -> Float64[np.ndarray, "n"]:
+def log_over_forward(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time of rows of backward over that of their forward."""
     rows, die = asked.rows, asked.of_query(lambda query: query.figures.die)
     usual = np.array([_OVER_FORWARD[of, dtype] for of, dtype in zip(die, rows.dtypes, strict=True)])
@@ -155,7 +155,7 @@ def goes_by_bandwidth(kind: KernelKind, die: str) -> bool:
     return kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd") and die in _FUSED
 
 
-def norm_times(asked: Asked) -> Prediction:
+def norm_times(asked: PriceQuery) -> Prediction:
     """Times of norms, by the software of that name where it was timed."""
     backward = asked.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
     reached = asked.of_query(lambda q: [share * q.figures.bandwidth for share in _shares(q)])
@@ -163,7 +163,7 @@ def norm_times(asked: Asked) -> Prediction:
     return Prediction.around(log_time, _NORM_HALF_WIDTH, "learned")
 
 
-def log_least(asked: Asked) -> Float64[np.ndarray, "n"]:
+def log_least(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time in which what the last-level cache cannot hold streams through memory; -inf where it holds
     all."""
     l2, bandwidth = asked.of_query(lambda q: [q.figures.l2, q.figures.bandwidth]).T
@@ -179,7 +179,7 @@ def _shares(query: Query) -> _Shares:
     return _BY_SOFTWARE.get((die, word), _FUSED.get(die, _Shares(1.0, 1.0)))
 
 
-def _bytes(asked: Asked) -> Float64[np.ndarray, "n"]:
+def _bytes(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     return physics_of([q.figures for q in asked.queries], asked.query, asked.rows)[0].bytes
 
 
@@ -195,7 +195,7 @@ _LEAST_PRODUCT_SHARE: Final = 0.25
 """Share of a row's time that is left to its product at least."""
 
 
-def log_product_share(asked: Asked, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+def log_product_share(asked: PriceQuery, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """Log of the part of `log_time` that products [m, k] x [k, n] take without the quantising of [m, k]."""
     shape = asked.rows.shape
     elements = np.asarray(shape["m"] * shape["k"] * shape["batch"] * shape["groups"], float)

@@ -17,7 +17,7 @@ from perfmodel.cost.learn._intervals import (
     summary,
 )
 from perfmodel.cost.learn._parameters import Parameters
-from perfmodel.cost.learn._queries import Asked, Query
+from perfmodel.cost.learn._queries import PriceQuery, Query
 from perfmodel.cost.learn._recipe import Recipe, Stages
 from perfmodel.cost.learn._regressor import Regressor
 from perfmodel.cost.learn._rows import KindCode
@@ -111,7 +111,7 @@ def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tup
     queries = tuple(Query(s.figures, s.source, s.software) for s in samples.stacks)
     for start in range(0, len(index), 50_000):
         part = index[start : start + 50_000]
-        asked = Asked(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        asked = PriceQuery(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
         predicted = regressor.predict(asked)
         error[start : start + 50_000] = np.log(samples.time_s[part]) - predicted.log_time
         log_time[start : start + 50_000] = predicted.log_time

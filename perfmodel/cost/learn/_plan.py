@@ -57,7 +57,7 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class KernelRequest:
     """A kind of kernel on a device, perhaps of some source and software, and the stacks to answer it by."""
 
     stacks: Sequence[Stack]
@@ -76,7 +76,7 @@ class Wanted:
         return similarity(self.figures, self.stacks[stack].figures, self.kind.dtype)
 
     @property
-    def forward(self) -> "Wanted":
+    def forward(self) -> "KernelRequest":
         """The forward pass of the kind."""
         return replace(self, kind=replace(self.kind, pass_="fwd"))
 
@@ -116,7 +116,7 @@ def make_plan(
     from there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or
     it was measured by the user.
     """
-    wanted = Wanted(stacks, figures, kind, *_known_names(stacks, source, software))
+    wanted = KernelRequest(stacks, figures, kind, *_known_names(stacks, source, software))
     source, order = wanted.source, wanted.order
     own = [i for i, s in enumerate(stacks) if s.figures.same_die(figures)]
     exact = [i for i in own if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
@@ -155,7 +155,7 @@ def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
     return larger_part(figures.name) or figures.nominal
 
 
-def _shared(wanted: Wanted, having: Sequence[int]) -> tuple[Term, ...]:
+def _shared(wanted: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
     """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
     stacks, order = wanted.stacks, wanted.order
     best = {stacks[i].figures.name: i for i in reversed(having)}
@@ -184,7 +184,7 @@ def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
     return Plan(mode, tuple(t._replace(work=kind) if t.kind == known else t for t in plan.terms))
 
 
-def _by_own_forward(wanted: Wanted) -> Plan | None:
+def _by_own_forward(wanted: KernelRequest) -> Plan | None:
     """Backward of attention: forward, however it is known, times the ratio between the passes where both are believed.
 
     Masked backward was timed on few shapes only; the ratio under the other mask says more, as both passes skip what
@@ -201,7 +201,7 @@ def _by_own_forward(wanted: Wanted) -> Plan | None:
     return forward and Plan("ratio" if forward.mode == "direct" else forward.mode, (*forward.terms, *ratio))
 
 
-def _through_forward(wanted: Wanted) -> Plan | None:
+def _through_forward(wanted: KernelRequest) -> Plan | None:
     """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
     ratio = _pass_ratio(wanted)
     if wanted.kind.pass_ == "fwd" or not ratio:
@@ -210,7 +210,7 @@ def _through_forward(wanted: Wanted) -> Plan | None:
     return base and Plan(base.mode, (*base.terms, *ratio))
 
 
-def _pass_ratio(wanted: Wanted) -> tuple[Term, ...]:
+def _pass_ratio(wanted: KernelRequest) -> tuple[Term, ...]:
     """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
     kind, forward, stacks = wanted.kind, wanted.forward.kind, wanted.stacks
     donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
@@ -221,7 +221,7 @@ def _pass_ratio(wanted: Wanted) -> tuple[Term, ...]:
     return Term(1.0, donor, kind, own), Term(-1.0, donor, forward, own)
 
 
-def _nearest(plan: Plan, wanted: Wanted) -> float:
+def _nearest(plan: Plan, wanted: KernelRequest) -> float:
     """Mean similarity of the devices that a plan moves to the asked one."""
     moved = [t for t in plan.terms if not wanted.stacks[t.stack].figures.same_kernels(t.figures)]
     return sum(t.coefficient * similarity(t.figures, wanted.stacks[t.stack].figures, wanted.kind.dtype) for t in moved)
@@ -234,7 +234,7 @@ def _known_names(stacks: Sequence[Stack], source: str | None, software: str | No
     return (source if any(s.source == source for s in stacks) else None), software
 
 
-def ratio_plan(wanted: Wanted, own: Sequence[int]) -> Plan | None:
+def ratio_plan(wanted: KernelRequest, own: Sequence[int]) -> Plan | None:
     """The nearest kind that a stack of `own` has, times the ratio to it on the most similar device that has both."""
     stacks, kind = wanted.stacks, wanted.kind
     best: tuple[float, tuple, Plan] | None = None
@@ -254,7 +254,7 @@ def ratio_plan(wanted: Wanted, own: Sequence[int]) -> Plan | None:
     return best[2] if best else None
 
 
-def _sibling(wanted: Wanted, ratio: Plan) -> Plan | None:
+def _sibling(wanted: KernelRequest, ratio: Plan) -> Plan | None:
     """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
     stacks, figures = wanted.stacks, wanted.figures
     reference, donor = ratio.terms[:2]
@@ -268,7 +268,7 @@ def _sibling(wanted: Wanted, ratio: Plan) -> Plan | None:
     return Plan("sibling", siblings.terms) if first == mine or stacks[donor.stack].source != mine else None
 
 
-def _related(wanted: Wanted, among: Collection[int] | None = None) -> Plan | None:
+def _related(wanted: KernelRequest, among: Collection[int] | None = None) -> Plan | None:
     """The stacks that tell most of a kind: of every device that has it, or of those `among` some, the best."""
     source, kind, order = wanted.source, wanted.kind, wanted.order
     scores: dict[str, tuple[float, int]] = {}

@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class PriceQuery:
     """Rows, and the query that each is asked of."""
 
     rows: Rows
@@ -80,11 +80,11 @@ class Asked:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, index: np.ndarray) -> "Asked":
+    def take(self, index: np.ndarray) -> "PriceQuery":
         """The rows at `index`."""
         return replace(self, rows=self.rows.take(index), query=self.query[index])
 
-    def instead(self, rows: Rows) -> "Asked":
+    def instead(self, rows: Rows) -> "PriceQuery":
         """Other rows of the same queries, one for one."""
         return replace(self, rows=rows)
 
@@ -105,8 +105,8 @@ class Asked:
 
 
 def with_half_batches(
-    asked: Asked, divided: Bool[np.ndarray, "n"]
-) -> tuple[Asked, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
+    asked: PriceQuery, divided: Bool[np.ndarray, "n"]
+) -> tuple[PriceQuery, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
     """Rows together with those of half their batch, of a quarter and so on, as far as it divides.
 
     Args:
@@ -144,12 +144,12 @@ class TableQueries:
     host_launch: np.ndarray
     """Whether the row's time contains the host's launch, bool[n]."""
 
-    def parts(self) -> Iterator[tuple[np.ndarray, Asked]]:
+    def parts(self) -> Iterator[tuple[np.ndarray, PriceQuery]]:
         """The rows that can be asked, with their positions: those timed without the host's launch, and those with."""
         for host_launch in (False, True):
             at = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
             if len(at):
-                yield at, Asked(self.rows.take(at), self.queries, self.query[at], host_launch)
+                yield at, PriceQuery(self.rows.take(at), self.queries, self.query[at], host_launch)
 
 
 def table_rows(table: pd.DataFrame, family: str) -> TableQueries:

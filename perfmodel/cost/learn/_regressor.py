@@ -23,12 +23,12 @@ from perfmodel.cost.learn._gradients import Way, added, gradient_products, scale
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
 from perfmodel.cost.learn._plan import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
-from perfmodel.cost.learn._queries import Asked, Prediction, Query
+from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn._rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
 from perfmodel.errors import CalibrationError
 from perfmodel.ops import FAMILIES, KernelKind, KindColumns
-from perfmodel.session import Store
+from perfmodel.session import Cache
 
 _MOST_PLANS: Final = 4096
 _CELL: Final = 2.0
@@ -53,7 +53,7 @@ class Regressor:
     """Sorted uint32 hashes of the coarse cells in which shapes were measured."""
     record: dict[str, Any]
     """Where it came from: tables and hashes, rows by source, seed, split, errors."""
-    _plans: Store = field(default_factory=lambda: Store(_MOST_PLANS), compare=False, repr=False)
+    _plans: Cache = field(default_factory=lambda: Cache(_MOST_PLANS), compare=False, repr=False)
 
     @property
     def kinds(self) -> tuple[KernelKind, ...]:
@@ -69,7 +69,7 @@ class Regressor:
             for s in self.stacks
         )
 
-    def predict(self, asked: Asked) -> Prediction:
+    def predict(self, asked: PriceQuery) -> Prediction:
         """Times of the rows, each of its own query.
 
         Both gradients of a product take as long as the two apart (`learn._gradients`).
@@ -83,7 +83,7 @@ class Regressor:
             out.put(at, self._by_way(how, asked.take(at)))
         return out
 
-    def _by_way(self, how: Way, asked: Asked) -> Prediction:
+    def _by_way(self, how: Way, asked: PriceQuery) -> Prediction:
         """Times of rows that are all answered in one way."""
         match how:
             case "itself":
@@ -109,7 +109,7 @@ class Regressor:
                 parts = (self._by_plans(home.instead(of)) for of in (asked.rows, *gradient_products(whole)))
                 return share_of(self._by_plans(asked.instead(whole)), *parts)
 
-    def _at_home(self, asked: Asked) -> Asked:
+    def _at_home(self, asked: PriceQuery) -> PriceQuery:
         """The same asked of the most measured part of every device's die, with as many exponentials in a clock as the
         device's own."""
 
@@ -119,7 +119,7 @@ class Regressor:
 
         return replace(asked, queries=tuple(q._replace(figures=at_home(q.figures)) for q in asked.queries))
 
-    def _by_plans(self, asked: Asked, *, direct: bool = True) -> Prediction:
+    def _by_plans(self, asked: PriceQuery, *, direct: bool = True) -> Prediction:
         """Times of rows, each by the plan of its own kind.
 
         Products of 8 bits are those of the products alone, also where rows of the source hold more (`quantises`);
@@ -166,7 +166,7 @@ class Regressor:
         stack = self.stacks[plan.terms[0].stack]
         return stack.quantises and query.source != stack.source
 
-    def _as_timed(self, asked: Asked, direct: bool) -> Prediction:
+    def _as_timed(self, asked: PriceQuery, direct: bool) -> Prediction:
         """`_by_plans` with what the sources' rows hold beside their kernel."""
         n = len(asked)
         if not n:
@@ -193,7 +193,7 @@ class Regressor:
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """How a kind is answered on a device (remembered); without `direct`, as if it was not measured there."""
-        return self._plans.once((query, kind, direct), lambda: self._plan(query, kind, direct))
+        return self._plans.get_or_compute((query, kind, direct), lambda: self._plan(query, kind, direct))
 
     def _plan(self, query: Query, kind: KernelKind, direct: bool) -> Plan:
         known = stand_in(kind, self.kinds)

@@ -150,7 +150,7 @@ def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
     return np.where(step < rising, peak * step / rising, 1e-5 + (peak - 1e-5) * falling).astype(np.float32)
 
 
-Form = tuple[str, Any, float]
+StaticArgs = tuple[str, Any, float]
 """Family, graph of the network and weight decay: with the arrays' shapes all that a compiled step depends on, so that
 all trainings of a regressor share one."""
 
@@ -162,14 +162,14 @@ def _optimiser(weight_decay: float) -> optax.GradientTransformation:
     )  # fmt: skip
 
 
-def _log_times(form: Form, frozen: Parameters, state: Any, batch: Design) -> Any:
+def _log_times(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
     family, graph, _ = form
     kernel = batch.log_base + nnx.merge(graph, state)(family, frozen, batch.z, batch.positions, batch.stack)
     return join_floor(jnp, kernel, batch.log_floor)
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(form: Form, frozen: Parameters, rate: Any, state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
+def _step(form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
     """Weights and moments after one more batch."""
 
     def loss(state: Any) -> Any:
@@ -180,7 +180,7 @@ def _step(form: Form, frozen: Parameters, rate: Any, state: Any, moments: Any, b
 
 
 @partial(jax.jit, static_argnums=0)
-def _error(form: Form, frozen: Parameters, state: Any, batch: Design) -> Any:
+def _error(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
     """Mean absolute error of log times."""
     return jnp.mean(jnp.abs(_log_times(form, frozen, state, batch) - batch.log_time))
 

@@ -214,7 +214,7 @@ def weight_files(calibration: Path | str | None) -> WeightFiles:
     seen = _signature(folder)
     if time.time_ns() - max((changed for _, *times in seen for changed in times[:2]), default=0) < _SETTLED_NS:
         return _read_all(folder)
-    return current_session().weight_files.once((folder, seen), lambda: _read_all(folder))
+    return current_session().weight_files.get_or_compute((folder, seen), lambda: _read_all(folder))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -288,7 +288,7 @@ def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Call
     attributes = tuple((name, value) for name, value in instruction.attributes if name != "device")
     shapes = tuple(t.on(0) for t in outputs)
     key = instruction.op, attributes, shapes, repr(attributes)
-    return current_session().kernels.once(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
+    return current_session().kernels.get_or_compute(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
 
 
 def _compiled(op: str, attributes: dict[str, Any], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:

@@ -249,9 +249,9 @@ class OpTable:
         flops = sum(row.count * row.flops for row in self.kernels)
 
         # Which of these times hide behind others is not known, so none do.
-        belief = Site().belief(COMPILED, device)
+        site_prior = Site().site_prior(COMPILED, device)
         shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
-        half = belief.half_width(shares)
+        half = site_prior.half_width(shares)
         room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
         provenance = {}
         for name in sorted(set(names)):

@@ -33,9 +33,9 @@ from perfmodel.planning.layouts._space import (
     with_schedules,
 )
 from perfmodel.planning.layouts._telling import (
-    Evidence,
-    Telling,
-    Worth,
+    MeasurementValue,
+    MeasurementValues,
+    Observation,
     expected_given,
     runs_and_pairs,
     telling,

@@ -21,8 +21,8 @@ from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tar
 from perfmodel.prediction import (
     Prediction,
     StepProblem,
-    bundles,
     durations,
+    layout_batches,
     pass_work_s,
     prepared,
     weighted_programs,
@@ -235,10 +235,10 @@ class Score:
 def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Busy seconds of a step, mean over pipeline ranks: all durations on compute streams, as `Prediction` has them."""
     longest_s = np.zeros(len(layouts))
-    for bundle in bundles(problem, layouts):
-        for weighted, weight in weighted_programs(bundle):
+    for batch in layout_batches(problem, layouts):
+        for weighted, weight in weighted_programs(batch):
             program = prepared(weighted.spec)
-            longest_s[list(bundle.lanes)] += (
+            longest_s[list(batch.lanes)] += (
                 weight * (durations(problem, weighted) @ program.compute_count) / program.structure.devices
             )
     return longest_s

@@ -260,7 +260,7 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
         priced = step_problem if kernels is None else step_problem.repriced(kernels, step_problem.collectives)
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
-    return current_session().problems.once((step_problem, scenario, kernels), other)
+    return current_session().problems.get_or_compute((step_problem, scenario, kernels), other)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from perfmodel.planning.layouts._robust import TINY, mixture_draws, square_root
 from perfmodel.prediction import (
     CLASSES,
     KERNEL_FACTORS,
-    Belief,
     Prediction,
+    SitePrior,
     StepProblem,
     class_of,
     joint_errors,
@@ -39,7 +39,7 @@ _ALIKE: Final = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class Observation:
     """What one measurement shows: slopes w + noise."""
 
     kind: str
@@ -52,7 +52,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worth:
+class MeasurementValue:
     """What one measurement is worth for the choice."""
 
     kind: str
@@ -68,15 +68,15 @@ class Worth:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Telling:
+class MeasurementValues:
     """Measurements that could be made before one of some layouts is chosen."""
 
     layouts: tuple[Prediction, ...]
     regret: float
-    """Expected if the layout of the least predicted step is chosen now, as `Worth.regret`."""
+    """Expected if the layout of the least predicted step is chosen now, as `MeasurementValue.regret`."""
     best: Float[np.ndarray, " layouts"]
     """Probability of each layout to be the fastest."""
-    worth: tuple[Worth, ...]
+    worth: tuple[MeasurementValue, ...]
     """The one that saves most per run first; of those that save alike by `KINDS`, then the better layout."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Telling:
         }
 
 
-def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
+def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> MeasurementValues:
     """What a run of each of some layouts, a run beside one of the first, and a profile would tell of which is fastest.
 
     Args:
@@ -122,15 +122,15 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
     """
     mean = np.log([p.step_time_s for p in predictions])
     joint = joint_errors(problem, predictions)
-    belief = problem.belief
-    noise_sd = np.sqrt(belief.doubt * joint.noise)
+    site_prior = problem.site_prior
+    noise_sd = np.sqrt(site_prior.doubt * joint.noise)
     signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
     seen = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
         names = shared_errors(predictions)[0]
-        seen += [_profile(run, names, belief) for run in seen if run.kind == "run"]
+        seen += [_profile(run, names, site_prior) for run in seen if run.kind == "run"]
     return weighed(mean, loads, seen, joint.weight, tuple(predictions))
 
 
@@ -138,11 +138,11 @@ def runs_and_pairs(
     loads: Float[np.ndarray, "nodes layouts sources"],
     noise: Float[np.ndarray, "nodes layouts"],
     first: int,
-) -> list[Evidence]:
+) -> list[Observation]:
     """A run of each layout, then one of each other beside one of the first."""
     each = range(loads.shape[1])
     places = [(i,) for i in each] + [(first, i) for i in each if i != first]
-    return [Evidence(KINDS[2 * (len(at) - 1)], at, loads[:, at], noise[:, at]) for at in places]
+    return [Observation(KINDS[2 * (len(at) - 1)], at, loads[:, at], noise[:, at]) for at in places]
 
 
 def _loads(
@@ -152,40 +152,40 @@ def _loads(
 ) -> Float[np.ndarray, "nodes layouts sources"]:
     """A root of what no noise is, the sources of error that layouts share first."""
     names, shared, _ = shared_errors(predictions)
-    within = problem.belief.scales.within
+    within = problem.site_prior.scales.within
     of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
     scaled = shared * np.sqrt(np.where(of_site, 1.0, within[:, None]))[:, None]
     return np.concatenate([scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2)
 
 
-def _profile(run: Evidence, names: Sequence[str], belief: Belief) -> Evidence:
+def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> Observation:
     """Of the layout of a run: the seconds of each class of its events, and the step that they are part of."""
     slopes, place = run.slopes[:, 0], {name: i for i, name in enumerate(names)}
     site = [place[f"site: {name}"] for name in CLASSES]
-    share = dict(zip(CLASSES, np.linalg.solve(belief.root.T, slopes[0, site]).tolist(), strict=True))
+    share = dict(zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True))
     tier = max("intra_node", "inter_node", key=share.__getitem__)
     rows, noise = [slopes], [run.noise[:, 0]]
     for i, name in enumerate(CLASSES):
         if name not in TOLD or share[name] < LEAST_SHARE:
             continue
         row = np.zeros_like(slopes)
-        row[:, site] = share[name] * belief.root[i]
+        row[:, site] = share[name] * site_prior.root[i]
         for source, at in place.items():
             kind, _, family = source.partition(": ")
             if kind == "events" and name == (class_of(family) if family in KERNEL_FACTORS else tier):
                 row[:, at] = slopes[:, at]
         rows.append(row)
         noise.append(np.full(len(slopes), NAMED_SD * share[name]))
-    return Evidence("profile", run.places, np.stack(rows, axis=1), np.stack(noise, axis=1))
+    return Observation("profile", run.places, np.stack(rows, axis=1), np.stack(noise, axis=1))
 
 
 def weighed(
     mean: Float[np.ndarray, " layouts"],
     loads: Float[np.ndarray, "nodes layouts sources"],
-    seen: Sequence[Evidence],
+    seen: Sequence[Observation],
     weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
-) -> Telling:
+) -> MeasurementValues:
     """What each of some measurements is worth for the choice between layouts of log step times mean + loads w.
 
     Args:
@@ -202,7 +202,7 @@ def weighed(
         instead = int(chosen.argmax()) if moves > 0 else None
         regret = max(min(expected, now) - truth_least, 0.0)
         worths.append(
-            Worth(
+            MeasurementValue(
                 kind=layout_evidence.kind,
                 places=layout_evidence.places,
                 regret=regret,
@@ -219,12 +219,12 @@ def weighed(
             layout_evidence.places,
         )
     )
-    return Telling(layouts=layouts, regret=regret, best=best, worth=tuple(worths))
+    return MeasurementValues(layouts=layouts, regret=regret, best=best, worth=tuple(worths))
 
 
 def expected_given(
     loads: Float[np.ndarray, "nodes layouts sources"],
-    seen: Evidence,
+    seen: Observation,
     shown: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, "draws layouts"]:
@@ -239,7 +239,7 @@ def expected_given(
     return np.einsum("nd,nld->dl", likely, gain @ shown.T, optimize=True)
 
 
-def _shown(seen: Evidence) -> Float[np.ndarray, "nodes observations observations"]:
+def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observations"]:
     """Covariance of what a measurement shows."""
     slopes, noise = seen.slopes, seen.noise
     return slopes @ slopes.transpose(0, 2, 1) + (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])

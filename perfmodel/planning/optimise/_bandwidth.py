@@ -14,7 +14,7 @@ from perfmodel.planning.optimise._pipeline import Certificate
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import Shares
 from perfmodel.planning.what_if import Scenario, model_in_scenario
-from perfmodel.prediction import StepProblem, bundles, durations, prepared
+from perfmodel.prediction import StepProblem, durations, layout_batches, prepared
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan
@@ -90,13 +90,13 @@ def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
 
 def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation, list[str]]:
     """The split as a relaxation in `links`, and the links' names."""
-    (bundle,) = bundles(problem, [layout])
-    if bundle.spec.steps > 1:
+    (batch,) = layout_batches(problem, [layout])
+    if batch.spec.steps > 1:
         raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
-    structure = prepared(bundle.spec).structure
+    structure = prepared(batch.spec).structure
     scenario = Scenario.parse([f"{tier}_node_bandwidth={_FASTER:g}x" for tier in ("intra", "inter")])
     faster = model_in_scenario(problem, scenario)
-    now_s, then_s = (durations(model, bundles(model, [layout])[0])[0] for model in (problem, faster))
+    now_s, then_s = (durations(model, layout_batches(model, [layout])[0])[0] for model in (problem, faster))
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:
@@ -106,7 +106,7 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     volume_s = np.clip(volume_s, 0.0, now_s)
     constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
     variables = {"links": Shares(len(links), float(len(links)), _LEAST)}
-    return Relaxation(variables, prepared(bundle.spec).compiled, _durations, constants), links
+    return Relaxation(variables, prepared(batch.spec).compiled, _durations, constants), links
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:

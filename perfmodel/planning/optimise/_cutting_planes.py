@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.optimise._relax import Form, Relaxation, Values, objective_at
+from perfmodel.planning.optimise._relax import Relaxation, StaticArgs, Values, objective_at
 from perfmodel.planning.optimise._variables import Polytope
 from perfmodel.timeline import makespan_lanes_and_grad
 
@@ -82,13 +82,13 @@ def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[
 
 
 @partial(jax.jit, static_argnums=0)
-def _durations(form: Form, at: Values, constants: Values) -> Float[Array, " classes"]:
+def _durations(form: StaticArgs, at: Values, constants: Values) -> Float[Array, " classes"]:
     return form.durations({**at, **constants})
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(
-    form: Form, at: Values, constants: Values, paths: Float[Array, "paths classes"]
+    form: StaticArgs, at: Values, constants: Values, paths: Float[Array, "paths classes"]
 ) -> Float[Array, "paths unknowns"]:
     seconds, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(at))
 

@@ -24,14 +24,14 @@ from perfmodel.planning.optimise._pipeline import (
     spread_bound_s,
 )
 from perfmodel.prediction import (
-    Bundle,
+    LayoutBatch,
     Prediction,
     StageCosts,
     StepProblem,
-    bundles,
     evaluate,
     explain,
     fitting,
+    layout_batches,
     layout_of,
     lower_bounds_s,
     one_stage_per_rank,
@@ -150,7 +150,7 @@ def partition_stages(
     """
     started = time.perf_counter()
     partitioned, bases, costs = _space(problem, layout, recompute)
-    (bundle,) = bundles(problem, [partitioned])
+    (batch,) = layout_batches(problem, [partitioned])
     start = [partitioned, *bases]
     for base in bases:
         of_base = costs.get(base.recompute)
@@ -160,7 +160,7 @@ def partition_stages(
         elif cuts is not None:
             start += of_base.layouts(base, [(sizes, base.kinds) for sizes in cuts])
         else:
-            start += of_base.layouts(base, of_base.exact(base, bundle.spec.micro_batches))
+            start += of_base.layouts(base, of_base.exact(base, batch.spec.micro_batches))
 
     def moves(at: Layout) -> Iterable[Layout]:
         sizes, kinds = at.partition or (), at.kinds
@@ -252,8 +252,8 @@ def balanced(
         ordered = [base.replace(kinds=kinds) for kinds in orders]
         fits = [layout for layout in ordered if fitting(problem, [layout])[0]]
         return fits, spread_bound_s(problem, base) if fits else np.inf
-    (bundle,) = bundles(problem, [base])
-    if not bundle.spec.scheduler.plain:  # passes of several micro-batches: as the cuts of a plain pipeline
+    (batch,) = layout_batches(problem, [base])
+    if not batch.spec.scheduler.plain:  # passes of several micro-batches: as the cuts of a plain pipeline
         plain, _ = balanced(problem, base.replace(schedule="1f1b"))
         cuts = [cut.replace(schedule=base.schedule) for cut in plain]
         cuts = [cut for cut, fits in zip(cuts, fitting(problem, cuts), strict=True) if fits]
@@ -263,24 +263,24 @@ def balanced(
         base,
         recompute_to_fit=problem.job.mode == "train" and base.recompute != "full",
     )
-    least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
+    least_s = costs.lower_bound_s(batch.spec, program_live(problem.setting, batch.spec))
     if least_s > worst_s or not np.isfinite(least_s):
         return [], least_s
-    return costs.layouts(base, costs.exact(base, bundle.spec.micro_batches, most=1)), least_s
+    return costs.layouts(base, costs.exact(base, batch.spec.micro_batches, most=1)), least_s
 
 
 def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
     """The layout with its partition written out, the bases of all others, and the stages' costs on each base by its
     recompute; no costs where dynamic programming does not apply."""
-    (bundle,) = bundles(problem, [layout])
-    if bundle.spec.n_stages == 1:
+    (batch,) = layout_batches(problem, [layout])
+    if batch.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
-    partitioned = bundle.layouts[0].replace(partition=layers_per_stage(bundle))
+    partitioned = batch.layouts[0].replace(partition=layers_per_stage(batch))
     bases = [partitioned]
     free = recompute and problem.job.mode == "train"
     if free:
         bases = [partitioned.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
-    if not one_stage_per_rank(bundle) or (layout.recompute_full_layers is not None and not free):
+    if not one_stage_per_rank(batch) or (layout.recompute_full_layers is not None and not free):
         return partitioned, bases, {}
     return (
         partitioned,
@@ -293,20 +293,20 @@ def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[s
     if not costs:
         work_s = min(spread_bound_s(problem, base) for base in bases)
         return Certificate(work_s, "", "all passes spread evenly over the ranks")
-    (bundle,) = bundles(problem, [bases[0]])
-    live = program_live(problem.setting, bundle.spec)
+    (batch,) = layout_batches(problem, [bases[0]])
+    live = program_live(problem.setting, batch.spec)
     orders = "orders of the kinds and " if bases[0].kinds else ""
     return Certificate(
-        min(of_base.lower_bound_s(bundle.spec, live) for of_base in costs.values()),
+        min(of_base.lower_bound_s(batch.spec, live) for of_base in costs.values()),
         "sum of stages + (m - 1) slowest stage",
         f"what every order of passes needs, least over all {orders}partitions by dynamic programming",
     )
 
 
-def layers_per_stage(bundle: Bundle) -> tuple[int, ...]:
+def layers_per_stage(batch: LayoutBatch) -> tuple[int, ...]:
     """The partition that a bundle's layouts have, given or not."""
-    layers = [block.is_layer for block in bundle.tables[0].blocks]
-    return tuple(bundle.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
+    layers = [block.is_layer for block in batch.tables[0].blocks]
+    return tuple(batch.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
 
 
 def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
@@ -322,7 +322,7 @@ def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray
 
 def _is_possible(problem: StepProblem, layout: Layout) -> bool:
     try:
-        bundles(problem, [layout])
+        layout_batches(problem, [layout])
     except LayoutError:
         return False
     return True

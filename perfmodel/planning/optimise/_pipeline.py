@@ -24,7 +24,7 @@ from perfmodel.prediction import (
     LiveState,
     StageCosts,
     StepProblem,
-    bundles,
+    layout_batches,
     one_stage_per_rank,
     pass_s,
     program_live,
@@ -144,16 +144,16 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     computes, of which it has done forwards before its first backward (`KindCosts.lower_bound_s`). 0 where passes may
     overlap.
     """
-    (bundle,) = bundles(problem, [base])
-    spec = bundle.spec
+    (layout_batch,) = layout_batches(problem, [base])
+    spec = layout_batch.spec
     if not spec.scheduler.plain:
         return 0.0
-    counts = bundle.counts.sum(axis=(0, 1))
+    counts = layout_batch.counts.sum(axis=(0, 1))
     passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
-    ranks = Counter(bundle.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
+    ranks = Counter(layout_batch.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
     of_block = {}
     for on_kind in problem.kinds or (problem,):
-        seconds = pass_s(on_kind, bundles(on_kind, bundle.layouts)[0])
+        seconds = pass_s(on_kind, layout_batches(on_kind, layout_batch.layouts)[0])
         of_block[on_kind.cluster.name] = np.sum([seconds[kind][0] for kind in passes], axis=0)
     of_block = {kind: of_block[kind] for kind in ranks}
     fastest = np.min([*of_block.values()], axis=0)
@@ -165,7 +165,7 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
     least_s = spec.micro_batches * share_s
     live = program_live(problem.setting, spec)
-    if spec.steps > 1 or not one_stage_per_rank(bundle) or live.split:
+    if spec.steps > 1 or not one_stage_per_rank(layout_batch) or live.split:
         return least_s
     warm_up = 1 if live.warm_up[-1] == spec.micro_batches else int(live.warm_up.max())
     return max(least_s, once_s + (spec.micro_batches - warm_up) * share_s)

@@ -51,9 +51,9 @@ class Relaxation:
     """Traceable too; every entry must end at or below 0. Best scaled so that 1 is far outside."""
 
     @property
-    def form(self) -> "Form":
+    def form(self) -> "StaticArgs":
         """All but the constants."""
-        return Form(tuple(self.variables.items()), self.program, self.durations, self.limits)
+        return StaticArgs(tuple(self.variables.items()), self.program, self.durations, self.limits)
 
     @property
     def single(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Relaxation:
 
 
 @dataclass(frozen=True)
-class Form:
+class StaticArgs:
     """The compiled part of a relaxation; equal for problems that share the compilation."""
 
     variables: tuple[tuple[str, Variable], ...]
@@ -138,7 +138,7 @@ def objective_at(problem: Relaxation, values: Values) -> float:
 
 @partial(jax.jit, static_argnums=0)
 def _evaluated_starts(
-    form: Form, values: Values, constants: Values
+    form: StaticArgs, values: Values, constants: Values
 ) -> tuple[Float[Array, " starts"], Float[Array, " starts"]]:
     """Makespans, and by how much each start breaks the worst limit (0: it keeps all)."""
 
@@ -151,7 +151,7 @@ def _evaluated_starts(
 
 @partial(jax.jit, static_argnums=0)
 def _descend(
-    form: Form,
+    form: StaticArgs,
     free: Values,
     constants_of_start: Values,
     constants: Values,

@@ -19,14 +19,14 @@ from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
 from perfmodel.prediction import (
-    Bundle,
+    LayoutBatch,
     StepProblem,
-    bundles,
     by_layer,
     durations,
     evaluate,
     fitting,
     in_program_of,
+    layout_batches,
     prepared,
     segment_sizes,
 )
@@ -93,8 +93,8 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
         LayoutError: one micro-batch, or a schedule with passes of several kinds or without a flush.
     """
     began = time.perf_counter()
-    (bundle,) = bundles(problem, [layout])
-    spec = bundle.spec
+    (layout_batch,) = layout_batches(problem, [layout])
+    spec = layout_batch.spec
     if spec.micro_batches < 2 or not spec.scheduler.plain or spec.steps > 1:
         raise LayoutError(
             f"sizes of micro-batches need several of them and a plain schedule that flushes, not {layout.schedule} "
@@ -107,15 +107,15 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
         )
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
     sizes = np.array(sorted({1, *uniform}))
-    layouts = [bundle.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
-    by_size = np.stack([durations(problem, in_program_of(problem, bundle, sized))[0] for sized in layouts])
+    layouts = [layout_batch.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
+    by_size = np.stack([durations(problem, in_program_of(problem, layout_batch, sized))[0] for sized in layouts])
     scaled = of_micro_batch >= 0
     constants = {
         "sizes": sizes,
         "by_size": by_size[:, of_class],
         "of": np.maximum(of_micro_batch, 0),
         "scaled": scaled,
-        "base": durations(problem, bundle)[0][of_class],
+        "base": durations(problem, layout_batch)[0][of_class],
         "largest": float(sizes[-1]),
     }
     program = compile_structure(refined)
@@ -253,19 +253,23 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
         LayoutError: no overlapped reductions to group.
     """
     began = time.perf_counter()
-    (bundle,) = bundles(problem, [layout])
-    if bundle.spec.grad_reduce not in ("overlap", "eager_opt") or bundle.spec.gathers_by_layer or bundle.spec.steps > 1:
+    (layout_batch,) = layout_batches(problem, [layout])
+    if (
+        layout_batch.spec.grad_reduce not in ("overlap", "eager_opt")
+        or layout_batch.spec.gathers_by_layer
+        or layout_batch.spec.steps > 1
+    ):
         raise LayoutError(
             f"layout {layout.label} has no overlapped gradient reductions to group; use dp > 1 and zero < 3"
         )
-    groupings = [_Grouping(problem, bundle, n) for n in sorted(set(numbers))]
+    groupings = [_Grouping(problem, layout_batch, n) for n in sorted(set(numbers))]
     ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in groupings]
     grouping, best, *_ = min(ends, key=lambda end: end[2])
-    assumed = prepared(bundle.spec).compiled
+    assumed = prepared(layout_batch.spec).compiled
     return BucketResult(
         buckets=best,
         step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
-        given_s=float(makespan(assumed, durations(problem, bundle)[0])),
+        given_s=float(makespan(assumed, durations(problem, layout_batch)[0])),
         evaluated=sum(end[3] for end in ends),
         seconds=time.perf_counter() - began,
     )
@@ -274,17 +278,17 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
 class _Grouping:
     """All groupings of a layout's layers into a number of buckets per stage: one structure."""
 
-    def __init__(self, problem: StepProblem, bundle: Bundle, buckets: int) -> None:
-        self._problem, self._bundle = problem, bundle
-        before, upto, after = by_layer(bundle.tables[0].pairs)
-        layer_counts = bundle.counts.sum(axis=1)
+    def __init__(self, problem: StepProblem, layout_batch: LayoutBatch, buckets: int) -> None:
+        self._problem, self._bundle = problem, layout_batch
+        before, upto, after = by_layer(layout_batch.tables[0].pairs)
+        layer_counts = layout_batch.counts.sum(axis=1)
         layer_counts[0] -= before
         layer_counts[-1] -= after
         # cuts between stages: where the prefix sums of blocks agree
         ends = [int(np.flatnonzero((upto == at).all(axis=1))[0]) for at in np.cumsum(layer_counts, axis=0)]
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
-        self.prepared = prepared(replace(bundle.spec, segments=buckets))
+        self.prepared = prepared(replace(layout_batch.spec, segments=buckets))
 
     def moves(self, at: Sizes) -> Iterable[Sizes]:
         """A layer from a bucket to the one beside it."""

@@ -22,9 +22,9 @@ from perfmodel.planning.what_if._scenario import (
 )
 from perfmodel.prediction import (
     StepProblem,
-    bundles,
     check_layout,
     fit_probabilities,
+    layout_batches,
     layout_of,
     peak_memory,
     step_problem_of,
@@ -245,10 +245,10 @@ def parse_sweep(text: str) -> list[Setting]:
 def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
     """Step time of a layout in a scenario."""
     model = model_in_scenario(problem, scenario)
-    (bundle,) = bundles(model, [layout])
+    (batch,) = layout_batches(model, [layout])
     (programs,), slowed = step_programs(model, [layout]), scenario.slowed(layout.pp)
     if slowed is not None:
-        if bundle.spec.replicas > 1:
+        if batch.spec.replicas > 1:
             raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
         programs = [
             (program, of_class * _slower(program.structure, *slowed), weight) for program, of_class, weight in programs

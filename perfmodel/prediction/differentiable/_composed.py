@@ -12,14 +12,14 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import communication_events, event_entries, summed
-from perfmodel.prediction._compose import Bundle, weighted_programs
+from perfmodel.prediction._compose import LayoutBatch, weighted_programs
 from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies, offloads_layers
 from perfmodel.prediction._overlap import BlockEvents
 from perfmodel.prediction._phases import Variant, modes_of
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._step_costs import Beside, beside_loss
+from perfmodel.prediction._step_costs import Overlap, beside_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
@@ -36,7 +36,7 @@ _PER_OP: Final = ("counts", "kernel", "attention", "ring_product", "in_rings", "
 
 def composed(
     problems: Sequence[StepProblem],
-    steps: Sequence[Sequence[Bundle]],
+    steps: Sequence[Sequence[LayoutBatch]],
     layers: Int[np.ndarray, " stages"],
     scales: Sequence[float],
     *,
@@ -53,8 +53,8 @@ def composed(
         scales: what the step of each size is multiplied by.
         elastic: whether prices follow the machine's rates.
     """
-    problem, bundle = problems[0], steps[0][0]
-    spec, layout, slices = bundle.spec, bundle.layouts[0], bundle.spec.scheduler.slices
+    problem, layout_batch = problems[0], steps[0][0]
+    spec, layout, slices = layout_batch.spec, layout_batch.layouts[0], layout_batch.spec.scheduler.slices
     parts = [
         (step, [of_type for of_type, _ in part], part[0][1])
         for step, of_types in enumerate(steps)
@@ -87,7 +87,7 @@ def composed(
         host_states=layout.offload_states != "none",
         ranks=tuple(map(tuple, spec.stage_map.tolist())),
     )
-    starts, cuts, knots = programs.starts, Cuts.of(bundle.composed[0].events, spec.segments), _knots(layers)
+    starts, cuts, knots = programs.starts, Cuts.of(layout_batch.composed[0].events, spec.segments), _knots(layers)
     of_lanes = np.zeros((len(lanes), *next(iter(runs[0].values())).shape[:1], starts[-1]))
     for (step, *_), of, begin, end in zip(parts, runs, starts[:-1], starts[1:], strict=True):
         for variant, where in of.items():
@@ -115,9 +115,9 @@ def composed(
         summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
     )
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
-    blocks = bundle.composed[0].events
+    blocks = layout_batch.composed[0].events
     copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
-    per_segment = (bundle.counts[0] @ blocks.layers).astype(int).tolist()
+    per_segment = (layout_batch.counts[0] @ blocks.layers).astype(int).tolist()
     where = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
     tables = Tables(
         prices=priced,
@@ -166,19 +166,19 @@ def _stacked(
     return BlockEvents(**fields), np.reshape(places, (*shape, n))
 
 
-def _saved_bytes(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "2 blocks"]:
-    kept = bundle.bytes
+def _saved_bytes(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
+    kept = layout_batch.bytes
     return np.stack([kept.kept[0], (kept.kept - kept.least)[0]])
 
 
-def _joined(beside: Sequence[Beside], starts: Sequence[int]) -> Beside:
+def _joined(beside: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
     """Of programs end to end."""
     before = np.cumsum([0, *(len(one.slowed) for one in beside)])
     moved = [
-        Beside(one.comm + at, one.place + slowed, one.share, one.slowed + at)
+        Overlap(one.comm + at, one.place + slowed, one.share, one.slowed + at)
         for one, at, slowed in zip(beside, starts[:-1], before[:-1], strict=True)
     ]
-    return Beside(*map(np.concatenate, zip(*moved, strict=True)))
+    return Overlap(*map(np.concatenate, zip(*moved, strict=True)))
 
 
 def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
@@ -191,13 +191,13 @@ def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
 
 def _between(
     problem: StepProblem,
-    bundle: Bundle,
+    layout_batch: LayoutBatch,
     cuts: Cuts,
     knots: Int[np.ndarray, " knots"],
     layers: Int[np.ndarray, " stages"],
 ) -> tuple[tuple[Op, ...], *tuple[Int[np.ndarray, " entries"], ...]]:
     """Distinct events between blocks at all knots, and where each occurs: knot, class, and which it is."""
-    one, structure = bundle.composed[0].placed, bundle.program.structure
+    one, structure = layout_batch.composed[0].placed, layout_batch.program.structure
     spans = np.unique(structure.variants[:, 0]).tolist()
     index: dict[Op, int] = {}
     found = []
@@ -205,7 +205,7 @@ def _between(
     for at, n in enumerate(knots.tolist()):
         counts = cuts.alike(n, starts)
         events = communication_events(
-            one.ranks, one.states, one.blocks, bundle.spec, spans, counts, problem.job, problem.cluster
+            one.ranks, one.states, one.blocks, layout_batch.spec, spans, counts, problem.job, problem.cluster
         )
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._check import check_layout, layout_of
-from perfmodel.prediction._compose import Bundle, bundles
+from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._memory import BlockBytes, RankBlocks, Sharding, rank_memory
 from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting, StepProblem, step_problem_of
@@ -62,7 +62,7 @@ class Memory:
 
     @classmethod
     def of(
-        cls, problems: Sequence[StepProblem], steps: Sequence[Sequence[Bundle]], cuts: Cuts, sizes: Sequence[int]
+        cls, problems: Sequence[StepProblem], steps: Sequence[Sequence[LayoutBatch]], cuts: Cuts, sizes: Sequence[int]
     ) -> "Memory":
         """Of a layout; arguments are those of `composed`."""
         of_types = []
@@ -80,9 +80,9 @@ class Memory:
         return own[0] + x.fp8 * (own[-1] - own[0])
 
 
-def _live(setting: Setting, bundle: Bundle) -> tuple[LiveState, ...]:
-    offloads = (False, True) if bundle.spec.offload else (False,)
-    return tuple(program_live(setting, replace(bundle.spec, offload=offload)) for offload in offloads)
+def _live(setting: Setting, layout_batch: LayoutBatch) -> tuple[LiveState, ...]:
+    offloads = (False, True) if layout_batch.spec.offload else (False,)
+    return tuple(program_live(setting, replace(layout_batch.spec, offload=offload)) for offload in offloads)
 
 
 def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Array, " knots"]:
@@ -225,10 +225,10 @@ def step_time_function_of(
     problems = [problem] if vary == "layers" else _by_element_type(problem)
     full = layout.recompute == "full"
     base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
-    bundle = bundles(problem, [layout])[0]
-    layers, recomputed = (_layers(bundle, of) for of in (bundle.counts, bundle.full))
+    layout_batch = layout_batches(problem, [layout])[0]
+    layers, recomputed = (_layers(layout_batch, of) for of in (layout_batch.counts, layout_batch.full))
     sizes = [layout.micro_batch] if vary == "layers" else _micro_batches(problem, layout)
-    steps = [[bundles(p, [base.replace(micro_batch=size)])[0] for p in problems] for size in sizes]
+    steps = [[layout_batches(p, [base.replace(micro_batch=size)])[0] for p in problems] for size in sizes]
     scales = [prod(step_factors(problem, layout.replace(micro_batch=size))) for size in sizes]
     programs, tables, times, families = composed(problems, steps, layers, scales, elastic=vary == "all")
     share = np.where(layers > 0, (layers if full else recomputed) / np.maximum(layers, 1), 0.0)
@@ -269,8 +269,10 @@ def _by_element_type(problem: StepProblem) -> list[StepProblem]:
     return [there, problem] if job.dtype == "fp8" else [problem, there]
 
 
-def _layers(bundle: Bundle, counts: Float[np.ndarray, "stages segments blocks"]) -> Int[np.ndarray, " stages"]:
-    return (counts * bundle.composed[0].events.layers).sum(axis=(1, 2)).astype(int)
+def _layers(
+    layout_batch: LayoutBatch, counts: Float[np.ndarray, "stages segments blocks"]
+) -> Int[np.ndarray, " stages"]:
+    return (counts * layout_batch.composed[0].events.layers).sum(axis=(1, 2)).astype(int)
 
 
 def _micro_batches(problem: StepProblem, layout: Layout) -> list[int]:

@@ -21,7 +21,7 @@ from perfmodel.prediction._overlap import BlockEvents, time_phases
 from perfmodel.prediction._phases import block_passes, in_classes, passed_s, passes_s
 from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._stages import by_layer, leading_layers, segment_sizes
-from perfmodel.prediction._step_costs import Beside, with_step_costs
+from perfmodel.prediction._step_costs import Overlap, with_step_costs
 from perfmodel.prediction._zero import host_state_s
 from perfmodel.prediction.differentiable._prices import Prices, StepParameters
 from perfmodel.program import Kind
@@ -121,7 +121,7 @@ class Tables(NamedTuple):
     copy_classes: CopyClasses
     host_state_s: Float[Any, "types 3 blocks"]
     """What states on the host add, by block (`host_block_s`)."""
-    beside: Beside
+    beside: Overlap
     scale: Float[Any, " classes"]
     """What the step is multiplied by (`step_factors`)."""
     overhead_s: Float[Any, ""]

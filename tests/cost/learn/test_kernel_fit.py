@@ -11,7 +11,7 @@ import pytest
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import (
-    Asked,
+    PriceQuery,
     Query,
     Recipe,
     fit,
@@ -131,7 +131,7 @@ def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
     samples = gather([gemm_table(60)], "gemm", ())
     recipe = replace(TINY, members=2, steps=8, refit_steps=4, left_out_steps=4)
     regressor = fit_regressor(samples, recipe, seed=3)
-    asked = Asked(samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64))
+    asked = PriceQuery(samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64))
     each = [replace(regressor, params=member(regressor.params, i)).predict(asked).log_time for i in (0, 1)]
     assert np.abs(each[0] - each[1]).max() > 1e-4
     whole = regressor.predict(asked).log_time

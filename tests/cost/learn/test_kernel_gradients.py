@@ -21,7 +21,7 @@ from perfmodel.cost.learn import (
     shipped_folder,
 )
 from perfmodel.cost.learn._parameters import log_time_and_positions
-from perfmodel.cost.learn._queries import Asked, Query
+from perfmodel.cost.learn._queries import PriceQuery, Query
 from perfmodel.cost.learn._rows import machine_of, one_hot, shape_with_flags
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 
@@ -113,7 +113,7 @@ def test_measured_shapes_alone_are_answered_where_few_backward_rows_exist() -> N
     query = Query(stack.figures, stack.source, stack.software)
     measured = Attention(batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=128, pass_="bwd")
     far = replace(measured, batch=40, seq_q=640, seq_kv=640)
-    alone = regressor.predict(Asked(rows_from_ops([measured]), (query,), np.zeros(1, int)))
-    both = regressor.predict(Asked(rows_from_ops([measured, far]), (query,), np.zeros(2, int)))
+    alone = regressor.predict(PriceQuery(rows_from_ops([measured]), (query,), np.zeros(1, int)))
+    both = regressor.predict(PriceQuery(rows_from_ops([measured, far]), (query,), np.zeros(2, int)))
     assert alone.provenance[0] == 0 < both.provenance[1]
     np.testing.assert_allclose(both.log_time[0], alone.log_time[0])

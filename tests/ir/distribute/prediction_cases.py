@@ -15,7 +15,7 @@ from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution._structure import placed
 from perfmodel.ir.models import Adam, TransformerSize, training_step, transformer_loss
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
-from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundles
+from perfmodel.prediction import LayoutBatch, Site, StepProblem, bundle_events, layout_batches
 from perfmodel.prediction._communication import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
 from perfmodel.prediction._programs import prepared
@@ -112,18 +112,18 @@ def with_blocks(blocks: Blocks) -> Transformer:
     return replace(MODEL, parallel_blocks=blocks)
 
 
-def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MODEL) -> tuple[StepProblem, Bundle]:
+def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MODEL) -> tuple[StepProblem, LayoutBatch]:
     """One step of a layout; collectives of kinds that are `free` take no time."""
     prices = Prices(free)
     problem = StepProblem(
         model=model, job=JOB, cluster=CLUSTER, kernels=prices, collectives=prices, framework=FRAMEWORK,
         site=Site(skew=0.0),  # ranks of a program reach its collectives together
     )  # fmt: skip
-    (bundle,) = bundles(problem, [layout])
+    (layout_batch,) = layout_batches(problem, [layout])
     # programs have no norm of the gradient, for which a prediction lets the updates of all ranks wait, and are of one
     # step, where a prediction of a schedule without a flush is of a stream of them
-    spec = replace(bundle.spec, grad_norm_barrier=False, steps=1)
-    return problem, replace(bundle, program=bundle.program.with_spec(spec))
+    spec = replace(layout_batch.spec, grad_norm_barrier=False, steps=1)
+    return problem, replace(layout_batch, program=layout_batch.program.with_spec(spec))
 
 
 # --- what programs of the IR do ---------------------------------------------------------------------
@@ -192,18 +192,18 @@ def exchanged(rank: int, op: Collective) -> Exchanged:
 # --- what a prediction composes ---------------------------------------------------------------------
 
 
-def composed_passes(problem: StepProblem, bundle: Bundle) -> dict[Pass, Counter[Op]]:
+def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pass, Counter[Op]]:
     """Ops of every pass of the structure that is evaluated."""
-    structure, slices = prepared(bundle.spec).structure, bundle.spec.scheduler.slices
-    blocks = bundle.program.passes
+    structure, slices = prepared(layout_batch.spec).structure, layout_batch.spec.scheduler.slices
+    blocks = layout_batch.program.passes
     found: dict[Pass, Counter[Op]] = {}
     for device, number, micro_batch in zip(structure.device, structure.duration, structure.micro_batch, strict=True):
         kind = Kind(structure.class_kind[number])
         if kind not in PASS_KINDS:
             continue
         _, part, _ = structure.variants[structure.class_variant[number]].tolist()
-        events = shard_events(problem.setting, bundle.layouts[0], slices, part)
-        of_blocks = phase_counts(kind, bundle.layouts[0].recompute, blocks.blocks[number], blocks.full[number])
+        events = shard_events(problem.setting, layout_batch.layouts[0], slices, part)
+        of_blocks = phase_counts(kind, layout_batch.layouts[0].recompute, blocks.blocks[number], blocks.full[number])
         counts = np.einsum("bp,bpo->o", of_blocks, events.counts)
         phase = "forward" if kind == Kind.FORWARD else "backward"
         span = int(structure.class_span[number])
@@ -214,9 +214,9 @@ def composed_passes(problem: StepProblem, bundle: Bundle) -> dict[Pass, Counter[
     return found
 
 
-def composed_exchanges(problem: StepProblem, bundle: Bundle) -> Counter[Exchanged]:
+def composed_exchanges(problem: StepProblem, layout_batch: LayoutBatch) -> Counter[Exchanged]:
     """Bytes that gradients and weights are exchanged with."""
-    structure, events = prepared(bundle.spec).structure, bundle_events(problem, bundle, 0)
+    structure, events = prepared(layout_batch.spec).structure, bundle_events(problem, layout_batch, 0)
     ops, found = list(events.ops), Counter()
     for number, index in zip(*event_entries(structure, events), strict=True):
         op = ops[index]

@@ -54,7 +54,7 @@ from perfmodel.ir.distribute._passes import default_stages
 from perfmodel.ir.execution import program_structure, simulate
 from perfmodel.ir.models import training_step, transformer_loss
 from perfmodel.ops import Attention, Collective, Gemm, Op
-from perfmodel.prediction import Bundle, bundle_events, bundle_memory, durations
+from perfmodel.prediction import LayoutBatch, bundle_events, bundle_memory, durations
 from perfmodel.prediction._communication import event_entries
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._programs import prepared, program_live
@@ -141,8 +141,8 @@ def test_the_grid_has_every_dimension_and_schedule() -> None:
 
 @pytest.mark.parametrize(("layout", "blocks"), CASES, ids=str)
 def test_passes_have_the_same_kernels_and_collectives(layout: Layout, blocks: Blocks) -> None:
-    problem, bundle = composed(layout, model=with_blocks(blocks))
-    found, want = program_passes(distributed(layout, blocks), layout), composed_passes(problem, bundle)
+    problem, layout_batch = composed(layout, model=with_blocks(blocks))
+    found, want = program_passes(distributed(layout, blocks), layout), composed_passes(problem, layout_batch)
     for (_, phase, _), ops in found.items():
         if phase == "backward" and layout.recompute == "selective":
             # fused attention repeats its scores anyway: in programs there is nothing else to recompute
@@ -151,14 +151,14 @@ def test_passes_have_the_same_kernels_and_collectives(layout: Layout, blocks: Bl
         if phase == "backward" and layout.recompute == "full":
             index = micro_batch % slices_of(layout)
             of_slice = shard_events(problem.setting, layout, slices_of(layout), index)
-            ops.update(recomputed_in_programs_alone(bundle, rank, of_slice))
+            ops.update(recomputed_in_programs_alone(layout_batch, rank, of_slice))
             if index < slices_of(layout) - 1:  # later slices see its keys and values, which therefore stay
                 ops.subtract({op: n for op, n in ops.items() if isinstance(op, Gemm) and op.n == 3 * HIDDEN})
-            ops.subtract(gathered_once_in_programs(bundle, rank))
+            ops.subtract(gathered_once_in_programs(layout_batch, rank))
     assert found == want
 
 
-def recomputed_in_programs_alone(bundle: Bundle, rank: int, events: ShardBlocks) -> Counter[Op]:
+def recomputed_in_programs_alone(layout_batch: LayoutBatch, rank: int, events: ShardBlocks) -> Counter[Op]:
     """Embedding and head are tagged as parts of the first and last layer, and are recomputed with them; so is the end
     of the last layer, which the head's norm needs. Frameworks, and so predictions, recompute layers alone."""
     found = Counter()
@@ -166,7 +166,7 @@ def recomputed_in_programs_alone(bundle: Bundle, rank: int, events: ShardBlocks)
     alone = np.zeros(len(events.ops))
     if rank == 0:
         alone += embedding[Phase.FORWARD]
-    if rank == bundle.spec.stages - 1:
+    if rank == layout_batch.spec.stages - 1:
         alone += head[Phase.FORWARD] + layer[Phase.FORWARD] - layer[Phase.RECOMPUTE_FULL]
     for op, n in zip(map(canonical, events.ops), alone, strict=True):
         if op and n:
@@ -174,13 +174,13 @@ def recomputed_in_programs_alone(bundle: Bundle, rank: int, events: ShardBlocks)
     return found
 
 
-def gathered_once_in_programs(bundle: Bundle, rank: int) -> Counter[Op]:
+def gathered_once_in_programs(layout_batch: LayoutBatch, rank: int) -> Counter[Op]:
     """Gathers that sequence parallelism repeats for a recomputed product and, in a prediction as in Megatron-LM, once
     more for its weight gradient; a program uses one for both."""
-    events, found = bundle.composed[0].events, Counter()
+    events, found = layout_batch.composed[0].events, Counter()
     _, layer, head = events.counts
-    counts = bundle.counts[rank].sum(axis=0)[1] * layer[Phase.RECOMPUTE_FULL]
-    counts = counts + (head[Phase.FORWARD] if rank == bundle.spec.stages - 1 else 0.0)
+    counts = layout_batch.counts[rank].sum(axis=0)[1] * layer[Phase.RECOMPUTE_FULL]
+    counts = counts + (head[Phase.FORWARD] if rank == layout_batch.spec.stages - 1 else 0.0)
     for op, n in zip(events.ops, counts, strict=True):
         if isinstance(op, Collective) and op.collective == "all_gather":
             found[op] += round(n)
@@ -195,8 +195,8 @@ def are_exchanged_alike(layout: Layout) -> bool:
 
 @pytest.mark.parametrize(("layout", "blocks"), [case for case in CASES if are_exchanged_alike(case[0])], ids=str)
 def test_gradients_and_weights_are_exchanged_alike(layout: Layout, blocks: Blocks) -> None:
-    problem, bundle = composed(layout, model=with_blocks(blocks))
-    found, want = program_exchanges(distributed(layout, blocks), layout), composed_exchanges(problem, bundle)
+    problem, layout_batch = composed(layout, model=with_blocks(blocks))
+    found, want = program_exchanges(distributed(layout, blocks), layout), composed_exchanges(problem, layout_batch)
     if layout.zero == 3:
         # a program gathers what a backward pass reads; a prediction whole layers, as FSDP does
         for rank in range(layout.pp):
@@ -227,8 +227,8 @@ def unread_bytes(layout: Layout, rank: int, blocks: Blocks) -> int:
 
 @pytest.mark.parametrize("layout", EVERY, ids=str)
 def test_messages_between_stages_are_the_same(layout: Layout) -> None:
-    problem, bundle = composed(layout)
-    structure, events = prepared(bundle.spec).structure, bundle_events(problem, bundle, 0)
+    problem, layout_batch = composed(layout)
+    structure, events = prepared(layout_batch.spec).structure, bundle_events(problem, layout_batch, 0)
     of_class: Counter[int] = Counter()
     for number, index in zip(*event_entries(structure, events), strict=True):
         op = list(events.ops)[index]
@@ -272,11 +272,13 @@ def test_steps_take_as_long_at_the_same_prices(layout: Layout, blocks: Blocks) -
         free |= {"all_reduce", "adam"}
     if layout.zero == 3 or (layout.pp > 1 and layout.tp > 1):  # see `unread_bytes`, and what follows a message
         free |= {"all_gather"}
-    problem, bundle = composed(layout, frozenset(free), with_blocks(blocks))
-    want = times(prepared(bundle.spec).structure, durations(problem, bundle)[0]).makespan_s
+    problem, layout_batch = composed(layout, frozenset(free), with_blocks(blocks))
+    want = times(prepared(layout_batch.spec).structure, durations(problem, layout_batch)[0]).makespan_s
     program = exchanging_on_compute(distributed(layout, blocks))
     assert makespan_s(program, free) == pytest.approx(want, rel=1e-12)
-    if bundle.spec.n_stages <= layout.pp:  # with several chunks a rank's messages, sent in the schedule's order, queue
+    if (
+        layout_batch.spec.n_stages <= layout.pp
+    ):  # with several chunks a rank's messages, sent in the schedule's order, queue
         structure = program_structure(program.function, CLUSTER)
         found = simulate(structure, lambda ops: np.array([price_s(op, free) for op in ops]))
         assert found.makespan_s == pytest.approx(want, rel=1e-12)
@@ -306,8 +308,8 @@ def makespan_s(program: Program, free: Collection[str]) -> float:
 
 @pytest.mark.parametrize(("layout", "blocks"), CASES, ids=str)
 def test_model_states_take_the_same_bytes(layout: Layout, blocks: Blocks) -> None:
-    problem, bundle = composed(layout, model=with_blocks(blocks))
-    memory, program = bundle_memory(problem, bundle), distributed(layout, blocks)
+    problem, layout_batch = composed(layout, model=with_blocks(blocks))
+    memory, program = bundle_memory(problem, layout_batch), distributed(layout, blocks)
 
     def held(role: str, values: Sequence[Whole]) -> list[int]:
         total = [0] * program.n_devices
@@ -364,7 +366,7 @@ def test_the_loss_is_reduced(sequence_parallel: bool, forward: dict[str, int], b
 @pytest.mark.parametrize("layout", PIPELINES, ids=str)
 def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
     """By live ranges of what the first norm of every stage makes, which its weight gradient is the last to use."""
-    problem, bundle = composed(layout)
+    problem, layout_batch = composed(layout)
     function, types = distributed(layout, "none").function, distributed(layout, "none").types
     made: dict[tuple[int, int, int], tuple[int, str]] = {}
     last_use: dict[str, int] = {}
@@ -373,13 +375,13 @@ def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
         tag, (output, *_) = instruction.tag, instruction.outputs
         if instruction.op == "layer_norm" and tag.phase == "forward":
             made.setdefault((types[output].device, tag.layer, tag.micro_batch), (index, output))
-    first_layers = np.flatnonzero(np.diff(default_stages(LAYERS, bundle.spec.n_stages), prepend=-1))
+    first_layers = np.flatnonzero(np.diff(default_stages(LAYERS, layout_batch.spec.n_stages), prepend=-1))
     peak = []
     for rank in range(layout.pp):
         values = [made[key] for key in made if key[0] == rank and key[1] in first_layers]
         change = sorted([(index, 1) for index, _ in values] + [(last_use[name], -1) for _, name in values])
         peak.append(max(np.cumsum([by for _, by in change])) / slices_of(layout))
-    assert peak == program_live(problem.setting, bundle.spec).activations.sum(axis=1).tolist()
+    assert peak == program_live(problem.setting, layout_batch.spec).activations.sum(axis=1).tolist()
 
 
 @pytest.mark.parametrize("blocks", ["none", *PARALLEL])
@@ -388,7 +390,7 @@ def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
 def test_a_micro_batch_leaves_the_same_behind(tp: int, sequence_parallel: bool, recompute: str, blocks: Blocks) -> None:
     """On a rank without embedding and head: what a forward pass makes and a backward pass uses."""
     layout = Layout(tp=tp, pp=4, sequence_parallel=sequence_parallel, recompute=recompute)  # pyright: ignore[reportArgumentType]
-    _, bundle = composed(layout, model=with_blocks(blocks))
+    _, layout_batch = composed(layout, model=with_blocks(blocks))
     function, types = distributed(layout, blocks).function, distributed(layout, blocks).types
     device, kept = tp, dict[str, int]()
     forward: set[str] = set()
@@ -397,9 +399,9 @@ def test_a_micro_batch_leaves_the_same_behind(tp: int, sequence_parallel: bool, 
             forward.update(name for name in instruction.outputs if types[name].device == device)
         elif instruction.tag.micro_batch == 0 and instruction.tag.phase == "backward":
             kept.update({name: types[name].n_bytes for name in instruction.inputs if name in forward})
-    want = bundle.saved_bytes[0, 1]
+    want = layout_batch.saved_bytes[0, 1]
     if recompute == "none":  # fused attention keeps a statistic per query and head, of which programs know nothing
-        want -= 4 * SEQ_LEN * HEADS // tp * bundle.counts[1].sum()
+        want -= 4 * SEQ_LEN * HEADS // tp * layout_batch.counts[1].sum()
     assert sum(kept.values()) == want
 
 
@@ -418,10 +420,10 @@ def test_experts_exchange_tokens_alike(dp: int, ep: int, pp: int) -> None:
             if first and isinstance(op, Collective) and op.collective == "all_to_all":
                 found[instruction.tag.phase][replace(op, bytes=op.bytes / experts / (dp // ep))] += 1
     routed = Experts(count=experts, topk=1, ffn_hidden=4 * HIDDEN)
-    bundle = composed(layout, model=replace(MODEL, layers=2, experts=routed))[1]
-    events, want = bundle.composed[0].events, dict[str, Counter[Op]]()
+    layout_batch = composed(layout, model=replace(MODEL, layers=2, experts=routed))[1]
+    events, want = layout_batch.composed[0].events, dict[str, Counter[Op]]()
     for name, phase in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD_INPUT)):
-        counts = bundle.counts[0].sum(axis=0) @ events.counts[:, phase]
+        counts = layout_batch.counts[0].sum(axis=0) @ events.counts[:, phase]
         want[name] = Counter({op: round(n) for op, n in zip(events.ops, counts, strict=True)
                               if isinstance(op, Collective) and op.collective == "all_to_all"})  # fmt: skip
     assert found == want

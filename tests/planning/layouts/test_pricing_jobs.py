@@ -16,10 +16,10 @@ from perfmodel.prediction import (
     LayoutGrid,
     StepProblem,
     bundle_events,
-    bundles,
     check_layout,
     evaluate,
     explain,
+    layout_batches,
     lower_bounds_s,
     peak_memory,
     price_grids,
@@ -118,7 +118,7 @@ def possible(problem: StepProblem, layout: Layout) -> bool:
         too_many = problem.job.num_microbatches(layout) > MOST_MICRO_BATCHES
         if too_many or problem.job.seq_len % get_schedule(layout.schedule).slices:
             return False
-        bundles(problem, [layout])
+        layout_batches(problem, [layout])
         return not layout.offload or problem.cluster.device.host_bandwidth_bytes_per_s is not None
     except PerfModelError:
         return False
@@ -179,10 +179,8 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
 def test_frozen_weights_have_no_gradients_to_reduce(zero):
     """What a faster reduction of gradients would change: nothing."""
     problem = step_problem(DENSE, catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024, frozen=True))
-    (bundle,) = bundles(problem, [Layout(dp=8, zero=zero)])
-    assert {op.collective for op in bundle_events(problem, bundle, 0).ops if hasattr(op, "collective")} <= {
-        "all_gather"
-    }
+    (batch,) = layout_batches(problem, [Layout(dp=8, zero=zero)])
+    assert {op.collective for op in bundle_events(problem, batch, 0).ops if hasattr(op, "collective")} <= {"all_gather"}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

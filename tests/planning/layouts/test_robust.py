@@ -34,16 +34,16 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     rng, draws = np.random.default_rng(1), 40_000
     names = sorted({name for p in predictions for name in p.error_sources} - {"own"})
     errors = {name: rng.standard_normal(draws) for name in names}
-    belief = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device)
+    site_prior = case.step_problem.site.site_prior(case.step_problem.framework, case.cluster.device)
     at = np.array([layout_coordinates(case.step_problem.setting, p.layout) for p in predictions])
-    near = belief.likeness.shared(at, at)
+    near = site_prior.likeness.shared(at, at)
     alike = rng.multivariate_normal(np.zeros(len(at)), near, draws)
-    node = rng.choice(len(belief.scales.weight), draws, p=belief.scales.weight)
-    within, own = (np.sqrt(scale)[node] for scale in (belief.scales.within, belief.scales.own))
+    node = rng.choice(len(site_prior.scales.weight), draws, p=site_prior.scales.weight)
+    within, own = (np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.own))
     of_site = {f"site: {name}" for name in CLASSES}
     logs = [
         sum(p.error_sources[n] * errors[n] * (1 if n in of_site else within) for n in names if n in p.error_sources)
-        + own * np.hypot(p.error_sources["own"], belief.likeness.own) * rng.standard_normal(draws)
+        + own * np.hypot(p.error_sources["own"], site_prior.likeness.own) * rng.standard_normal(draws)
         + within * alike[:, i]
         for i, p in enumerate(predictions)
     ]
@@ -68,9 +68,9 @@ def test_shared_errors_cancel(case, predictions):
     assert first.step_time_s < last.step_time_s < first.step_time_hi_s
     assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.8
     joint = joint_errors(case.step_problem, [first, last])
-    belief = case.step_problem.belief
-    unknown = {**belief.unknown, "extrapolated": first.unknown_shares["extrapolated"]}
-    half = belief.coverage.half_width(float(half_width(joint.covariance[:, 0, 0], joint.weight)), unknown)
+    site_prior = case.step_problem.site_prior
+    unknown = {**site_prior.unknown, "extrapolated": first.unknown_shares["extrapolated"]}
+    half = site_prior.coverage.half_width(float(half_width(joint.covariance[:, 0, 0], joint.weight)), unknown)
     assert half == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s), rel=0.01)
 
 

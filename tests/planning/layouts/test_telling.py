@@ -7,17 +7,17 @@ from scipy.stats import norm
 from perfmodel.calibration import NAMED_SD, Run, calibrate_end_to_end
 from perfmodel.planning.layouts import search, telling
 from perfmodel.planning.layouts._robust import square_root
-from perfmodel.planning.layouts._telling import Evidence, Telling, expected_given
+from perfmodel.planning.layouts._telling import MeasurementValues, Observation, expected_given
 from perfmodel.planning.layouts._telling import weighed as mixture_weighed
-from perfmodel.prediction import Adjustment, FittedRuns, Likeness, explain, joint_errors
+from perfmodel.prediction import Adjustment, FittedRuns, LayoutKernel, explain, joint_errors
 
 
-def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Evidence:
+def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Observation:
     slopes, own = loads[None, list(places)], np.full((1, len(places)), noise)
-    return Evidence("two runs" if places[1:] else "run", places, slopes, own)
+    return Observation("two runs" if places[1:] else "run", places, slopes, own)
 
 
-def weighed(mean: np.ndarray, loads: np.ndarray, seen: list[Evidence]) -> Telling:
+def weighed(mean: np.ndarray, loads: np.ndarray, seen: list[Observation]) -> MeasurementValues:
     """At a single node."""
     return mixture_weighed(mean, loads[None], seen, np.ones(1))
 
@@ -102,11 +102,11 @@ def predictions(case):
 
 def doubt(case) -> float:
     problem = case.step_problem
-    return problem.site.belief(problem.framework, problem.cluster.device).doubt
+    return problem.site.site_prior(problem.framework, problem.cluster.device).doubt
 
 
 def test_of_a_search(case, predictions, monkeypatch):
-    seen: list[Evidence] = []
+    seen: list[Observation] = []
     monkeypatch.setattr(
         "perfmodel.planning.layouts._telling.weighed",
         lambda mean, loads, found, *_: seen.extend(found) or (loads, found),
@@ -132,7 +132,7 @@ def test_after_runs_further_runs_alone_are_weighed(case, predictions):
         device=case.cluster.device.name, values=(),
         runs=FittedRuns(
             at=((0.0,) * 8,), slopes=((),), error=(0.0,), weight=(1.0,), covariance=(),
-            likeness=Likeness(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5), doubt=1.0, held=1.0,
+            likeness=LayoutKernel(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5), doubt=1.0, held=1.0,
         ),
     )  # fmt: skip
     told = telling(case.step_problem.adjusted(fitted), predictions)
@@ -154,7 +154,7 @@ def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
     moved = np.log(after) - np.log([p.step_time_s for p in predictions])
     joint = joint_errors(case.step_problem, predictions)
     loads = square_root(joint.covariance - joint.noise[:, :, None] * np.eye(len(predictions)))
-    both = Evidence("two runs", tuple(places), loads[:, places], np.sqrt(doubt(case) * joint.noise[:, places]))
+    both = Observation("two runs", tuple(places), loads[:, places], np.sqrt(doubt(case) * joint.noise[:, places]))
     (expected,) = expected_given(loads, both, slower[None], joint.weight)
     np.testing.assert_allclose(moved, expected, atol=0.015)
     assert np.ptp(moved) > 0.03

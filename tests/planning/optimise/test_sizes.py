@@ -7,7 +7,7 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise import by_micro_batch, size_buckets, size_micro_batches
 from perfmodel.planning.optimise._sizes import BucketResult, MicroBatchResult, _Grouping
-from perfmodel.prediction import StepProblem, bundles, durations, evaluate, step_problem
+from perfmodel.prediction import StepProblem, durations, evaluate, layout_batches, step_problem
 from perfmodel.program import ProgramSpec, build
 from perfmodel.session import Session
 from perfmodel.spec import Job, Layout
@@ -52,15 +52,15 @@ def test_small_micro_batches_fill_and_drain(problem: StepProblem) -> None:
 
 def test_buckets_that_a_prediction_assumes_take_as_long(problem: StepProblem) -> None:
     layout = Layout.parse("pp=2,dp=4")
-    (bundle,) = bundles(problem, [layout])
-    grouping = _Grouping(problem, bundle, bundle.spec.segments)
-    assert grouping.durations(grouping.equal) == pytest.approx(durations(problem, bundle)[0])
+    (batch,) = layout_batches(problem, [layout])
+    grouping = _Grouping(problem, batch, batch.spec.segments)
+    assert grouping.durations(grouping.equal) == pytest.approx(durations(problem, batch)[0])
 
 
 def test_each_choice_of_buckets_has_durations_of_its_own(problem: StepProblem) -> None:
     """Also where another was asked for before."""
-    (bundle,) = bundles(problem, [Layout.parse("dp=16")])
-    grouping = _Grouping(problem, bundle, 2)
+    (batch,) = layout_batches(problem, [Layout.parse("dp=16")])
+    grouping = _Grouping(problem, batch, 2)
     even, uneven = grouping.durations(((12, 12),)), grouping.durations(((4, 20),))
     assert np.abs(uneven - even).max() > 0.1 * even.max()
     with Session():
@@ -72,8 +72,8 @@ def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     found = size_buckets(problem, layout, numbers=(1, 2, 4))
     assert found.step_time_s <= found.given_s
     assert [sum(of_stage) for of_stage in found.buckets] == [24]
-    (bundle,) = bundles(problem, [layout])
-    every = _Grouping(problem, bundle, 2)
+    (batch,) = layout_batches(problem, [layout])
+    every = _Grouping(problem, batch, 2)
     alone = min(float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24))
     assert size_buckets(problem, layout, numbers=(2,)).step_time_s == pytest.approx(alone)
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
