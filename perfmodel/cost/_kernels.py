@@ -150,8 +150,8 @@ class KernelModel:
         16, and products that were not measured no less than their FLOPs at the nominal rate (convolutions may do with
         fewer: Winograd). Products and convolutions in TF32 take no longer than in fp32, as libraries may use it, and
         need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`), nor longer than in 16 bits by more than rate and bytes differ
-        (`_within_reach_of_16_bits`), and those in fp64 as long as in fp32 at least. Convolutions in 16 bits take no
-        longer than in fp32.
+        (`_within_reach_of_16_bits`), and those in fp64 as long as in fp32 at least. Convolutions in 16 bits of
+        channels that are no multiple of eight take no longer than in fp32.
         """
         rows, family = asked.rows, FAMILIES[asked.rows.family]
         if family.op is Attention:
@@ -182,10 +182,16 @@ class KernelModel:
         unmeasured = unnamed & (out.provenance != _MEASURED)
         if len(at := np.flatnonzero(unmeasured)) and family.op.is_matmul:
             out.move(at, np.maximum(_log_nominal(asked.take(at)) - out.log_time[at], 0.0))
-        # A convolution may run its 16-bit operands on the ordinary cores, as fast as those of fp32.
-        halves = [("half", np.minimum)] if family.op is Convolution else []
-        for dtype, nearer in (("tf32", np.minimum), ("fp64", np.maximum), *halves):
-            if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == dtype))):
+        # Matrix units take channels by eights: a convolution of others, as of the three of an image, may run its 16-bit
+        # operands on the ordinary cores, as fast as those of fp32.
+        uneven = rows.shape["c_in"] % 8 != 0 if family.op is Convolution else np.zeros(len(rows), bool)
+        nearer_to_fp32 = (
+            (rows.dtypes == "tf32", np.minimum),
+            (rows.dtypes == "fp64", np.maximum),
+            ((rows.dtypes == "half") & uneven, np.minimum),
+        )
+        for of_dtype, nearer in nearer_to_fp32:
+            if len(at := np.flatnonzero(unmeasured & ~whole & of_dtype)):
                 fp32 = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
                 out.move(at, nearer(fp32.log_time - out.log_time[at], 0.0))
         if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == "tf32"))):

@@ -38,7 +38,7 @@ OF_A_PROGRAM = {"dim", "input_value", "pad_vocab", "micro_batches"}
 ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
     "predict": (pm.predict, {}, {"timeline"}),
     "whatif": (pm.whatif, {"set": "settings"}, set()),
-    "schedules": (pm.compare_schedules, {"names": "schedules"}, set()),
+    "schedules": (pm.compare_schedules, {"names": "schedules"}, {"calibration", "strict", "devices"}),
     "explain": (pm.explain_profile, {}, {"problem", "most"}),
     "fit": (pm.fit_profile, {"step_time": "step_s"}, {"problem", "out"}),
 }

@@ -79,7 +79,7 @@ def test_families_it_lacks_come_from_the_shipped_weights(fitted: Path) -> None:
 def test_summary_has_fractions(tmp_path: Path) -> None:
     progress: list[str] = []
     summary = fit([gemm_table()], tmp_path, recipes=[TINY], progress=lambda what, *_: progress.append(what))
-    assert set(summary["gemm"]) == {"rows", "kept_out", "mean_ape", "median_ape", "coverage_90"}
+    assert set(summary["gemm"]) == {"rows", "kept_out", "set_aside", "mean_ape", "median_ape", "coverage_90"}
     assert 0 < summary["gemm"]["mean_ape"] < 1
     assert any("all rows" in line for line in progress)
     assert not list(tmp_path.glob("*.ckpt.npz"))

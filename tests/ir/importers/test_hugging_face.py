@@ -145,6 +145,8 @@ def weights_of(program: Program, graph: Any) -> dict[str, np.ndarray]:
 
 NOT_BY_TORCHSCRIPT = ("whisper",)
 """torch's older exporter cannot write `aten::diff`, by which packed sequences are told apart without a mask."""
+ONE_LAYER_BY_TORCHSCRIPT = ("resnet",)
+"""Its files keep no names of the modules that repeat, so the whole network is one layer, which no pipeline divides."""
 NOT_BY_DYNAMO = ("t5", "swin")
 """torch's newer exporter fails to decompose them."""
 
@@ -171,7 +173,9 @@ def test_onnx_computes_what_the_original_does(torch: Any, transformers: Any, nam
     program = onnx_program(graph, values=model.values, name=name)
     arrays = weights_of(program, graph) | {n: t.numpy() for n, t in model.inputs.items()}
     expected = model.loss().item()
-    for text in ("dp=1", *layouts(ARCHITECTURES[name], ("dp=2,tp=2,pp=2,micro_batches=2",))):
+    pipelined = dynamo or name not in ONE_LAYER_BY_TORCHSCRIPT
+    distributed = layouts(ARCHITECTURES[name], ("dp=2,tp=2,pp=2,micro_batches=2",)) if pipelined else ()
+    for text in ("dp=1", *distributed):
         (loss,) = execute(distribute(program, Degrees.parse(text)), arrays).values()
         np.testing.assert_allclose(loss, expected, rtol=1e-4, err_msg=text)
 
