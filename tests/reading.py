@@ -114,7 +114,7 @@ def _count_nodes(figures: Figures, tree: ast.Module) -> None:
         elif isinstance(node, FUNCTIONS):
             arguments = (*node.args.args, *node.args.kwonlyargs)
             figures.vague_names += sum(argument.arg in VAGUE_NAMES for argument in arguments)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Cache):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             figures.vague_names += node.id in VAGUE_NAMES
         elif isinstance(node, ast.ClassDef):
             fields = sum(isinstance(statement, ast.AnnAssign) for statement in node.body)

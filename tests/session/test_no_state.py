@@ -100,17 +100,17 @@ def test_functions_change_nothing_that_their_module_holds() -> None:
             if isinstance(target, ast.Name)
         }
         for function in functions(tree):
-            local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Cache)}
+            local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
             local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
             for node in ast.walk(function):
                 match node:
                     case ast.Global(names=names):
                         found |= {f"{module}.{name}" for name in names}
-                    case ast.Subscript(value=ast.Name(id=name), ctx=ast.Cache() | ast.Del()):
+                    case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
                         found |= {f"{module}.{name}"} if name in held - local else set()
                     case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATING:
                         found |= {f"{module}.{name}"} if name in held - local else set()
-                    case ast.Attribute(value=ast.Name(id=name), ctx=ast.Cache()):
+                    case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
                         found |= {f"{module}.{name}"} if name in held - local else set()
     assert found == set(CHANGED)
 

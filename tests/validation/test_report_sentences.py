@@ -34,6 +34,8 @@ ALLOWED = {
     "emulation.py": ("1.2 times", "1.5 times"),
     "optimise.py": ("3 times", "99 %", "10 s"),
     "bars.py": ("10 %",),
+    # images of data sets, in pixels
+    "timeprest.py": ("8 x", "32 x", "64 x", "224 x"),
     # widths of parameters' names, styles
     "fit_collectives.py": ("400 rows", "1 MiB"),
 }
