@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Llama
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, LatentLlama, Llama
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts, LatentAttention
+from perfmodel.spec import Experts
 
 EXPERT_KEYS: Final[Mapping[str, str]] = {
     # experts of a layer
@@ -130,24 +130,5 @@ class Qwen3Moe(LlamaWithExperts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSeek(LlamaWithExperts):
+class DeepSeek(LatentLlama, LlamaWithExperts):
     """DeepSeek-V2 and V3, Kimi K2: multi-head latent attention and experts."""
-
-    kv_lora_rank: Count
-    qk_nope_head_dim: Count
-    qk_rope_head_dim: Count
-    v_head_dim: Count
-    q_lora_rank: CountOrNone = 0
-
-    def head_size(self) -> int:
-        return self.v_head_dim
-
-    def fields(self) -> Fields:
-        latent = LatentAttention(
-            q_lora_rank=self.q_lora_rank,
-            kv_lora_rank=self.kv_lora_rank,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            qk_rope_head_dim=self.qk_rope_head_dim,
-            v_head_dim=self.v_head_dim,
-        )
-        return super().fields() | {"kv_heads": self.num_attention_heads, "latent_attention": latent}

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from perfmodel.errors import PerfModelError
+from perfmodel.spec import LatentAttention
 
 MOST = 10**9
 Count = Annotated[int, Ge(1), Le(MOST)]
@@ -118,3 +119,27 @@ class Qwen3(Llama):
 
     def fields(self) -> Fields:
         return super().fields() | {"qk_norm": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentLlama(Llama):
+    """LLaMA with multi-head latent attention and no experts: MiniCPM3, Youtu-LLM."""
+
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+    q_lora_rank: CountOrNone = 0
+
+    def head_size(self) -> int:
+        return self.v_head_dim
+
+    def fields(self) -> Fields:
+        latent = LatentAttention(
+            q_lora_rank=self.q_lora_rank,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+        )
+        return super().fields() | {"kv_heads": self.num_attention_heads, "latent_attention": latent}

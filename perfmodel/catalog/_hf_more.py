@@ -23,7 +23,7 @@ from perfmodel.catalog._hf_llama import (
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts, LatentAttention, ShortConv
+from perfmodel.spec import Experts, ShortConv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,30 +189,6 @@ class ModernBert(Stack):
             "pooler": False,
             "dropout": False,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentLlama(Llama):
-    """LLaMA with multi-head latent attention and no experts: MiniCPM3, Youtu-LLM."""
-
-    kv_lora_rank: Count
-    qk_nope_head_dim: Count
-    qk_rope_head_dim: Count
-    v_head_dim: Count
-    q_lora_rank: CountOrNone = 0
-
-    def head_size(self) -> int:
-        return self.v_head_dim
-
-    def fields(self) -> Fields:
-        latent = LatentAttention(
-            q_lora_rank=self.q_lora_rank,
-            kv_lora_rank=self.kv_lora_rank,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            qk_rope_head_dim=self.qk_rope_head_dim,
-            v_head_dim=self.v_head_dim,
-        )
-        return super().fields() | {"kv_heads": self.num_attention_heads, "latent_attention": latent}
 
 
 @dataclass(frozen=True, kw_only=True)
