@@ -57,6 +57,9 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     )
     check_machine(cluster, job, devices, f"a search over {devices} devices")
     setting = Setting(model=model, cluster=cluster, job=job, framework=problem.framework)
+
+    # The same few shards, orders and pipelines occur under thousands of degrees, so each is
+    # worked out once per call. The caches die with this generator.
     divided = cache(lambda shard: _divided(setting, shard))
     orders = cache(lambda degrees: _orders(space, degrees, cluster))
     unschedulable = cache(lambda layout, layers, ends: _unschedulable(model, job, layout, layers, ends))
@@ -64,23 +67,34 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     if getattr(model, "experts", None) is None:
         space = replace(space, etp=space.etp[:1])
     for degrees in runnable.degrees(_degrees(space, problem, devices, rejected)):
+        # Placement does not depend on the micro-batch, so that one entry of the cache serves all
+        # of them.
         shards = _shards(space, degrees, orders(degrees.replace(micro_batch=1)), divided, rejected)
         shards = tuple(runnable.choices(degrees, shards))
         if not shards:
             continue
+
+        # The number of layers and which recompute modes differ do not depend on sequence
+        # parallelism, so that any valid shard tells them for all.
         cut = divided(Shard.of(degrees.replace(sequence_parallel=shards[0].sequence_parallel)))
         if not isinstance(cut, Divided):  # `_shards` has counted why
             continue
         pipelines = tuple(runnable.choices(degrees, _pipelines(space, degrees, cut, unschedulable, rejected)))
         if not pipelines:
             continue
+
+        # Full recompute leaves no layers over to recompute in full, so that it is combined with
+        # no number of them.
         modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
-        recomputes = []
+        recomputes: list[RecomputeChoice] = []
         for mode in modes:
             full_layers = space.recompute_full_layers if mode != "full" else (None,)
             recomputes += [RecomputeChoice(mode, n) for n in full_layers]  # pyright: ignore[reportArgumentType]
         recomputes = tuple(runnable.choices(degrees, recomputes))
         states = tuple(runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected)))
+
+        # Offloaded layers need a pipeline of one stage and no recompute. They are a grid of their
+        # own, or else most points of the common grid would be invalid.
         resident = tuple(state for state in states if not state.offload_layers)
         if recomputes and resident:
             valid = _few_enough(pipelines, recomputes, degrees.pp, cut.layers)
@@ -120,6 +134,9 @@ class _Runnable:
         if self._everything:
             yield from axis
             return
+
+        # A framework's verdict on a choice depends on which degrees exceed one, not on how far,
+        # so that one verdict serves all such degrees.
         alike = _above_one(degrees)
         for choice in axis:
             layout = degrees if (alike, choice) in self._refused else degrees.replace(**choice._asdict())
@@ -147,14 +164,20 @@ def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Count
     job, framework = problem.job, problem.framework
     for tp, cp, pp in product(space.tp, space.cp, space.pp):
         if space.fewer_devices:
+            # Any number of replicas that fits onto the devices and divides the batch.
             replicas = divisors(job.global_batch, devices // (tp * cp * pp))
         elif devices % (tp * cp * pp):
             rejected[Rejection(Reason.DEVICES)] += 1
             continue
         else:
             replicas = (devices // (tp * cp * pp),)
-        foldings = {tp if etp is None else etp: etp for etp in reversed(space.etp)}  # of values alike the first
+
+        # `etp=None` stands for tp. Where two values come to the same degree, the first in the
+        # space wins: later assignments overwrite, hence the reversed order.
+        foldings = {tp if etp is None else etp: etp for etp in reversed(space.etp)}
         for dp, ep, etp, micro_batch in product(replicas, space.ep, foldings.values(), space.micro_batch):
+            # Experts divide the tp * cp * dp ranks of a stage anew (parallel folding,
+            # arXiv:2504.14960).
             if (tp * cp * dp) % (ep * (tp if etp is None else etp)):
                 rejected[Rejection(Reason.EXPERT_RANKS if etp is None else Reason.FOLDED_RANKS)] += 1
             elif job.global_batch % (dp * micro_batch):
@@ -189,6 +212,7 @@ def _pipelines(
         rejected[Rejection(Reason.STAGES)] += 1
         return
     for vpp, name in product(space.vpp, space.schedule):
+        # Only looped schedules give a rank several chunks.
         if vpp > 1 and name not in LOOPED:
             continue
         if vpp > 1 and layers % (pp * vpp):
@@ -214,6 +238,7 @@ def _pipelines(
 
 def _unschedulable(model: Model, job: Job, layout: Layout, layers: int, riders: int) -> Rejection | None:
     """Why a layout's schedule cannot run, if so; one with chunks of its own has to have a layer in every stage."""
+    # Bidirectional and V-shaped schedules fix the number of chunks by themselves.
     scheduler = get_schedule(layout.schedule)
     if scheduler.chunks and layers:
         stages = scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp))
@@ -228,6 +253,8 @@ def _unschedulable(model: Model, job: Job, layout: Layout, layers: int, riders: 
 
 def _orders(space: SearchSpace, degrees: Layout, cluster: Cluster) -> list[str]:
     """Orders of dimensions that place some process group differently."""
+    # Orders that give every process group the same placement are one; the first in the space
+    # stands for all.
     orders = {placement_on_network(degrees.replace(order=order), cluster): order for order in reversed(space.order)}
     return [order for order in space.order if order in orders.values()]
 
@@ -239,6 +266,7 @@ def _shards(
     divided: Callable[[Shard], "Divided | Rejection"],
     rejected: Counter[Rejection],
 ) -> Iterator[ShardChoice]:
+    # Sequence parallelism and overlap of tensor-parallel collectives mean nothing for tp=1.
     split = degrees.tp > 1
     reasons: dict[Rejection, None] = {}
     for sequence_parallel in _sequence_parallel(space, degrees, divided) if split else (False,):
@@ -268,13 +296,19 @@ def _states(
     layers: int,
     rejected: Counter[Rejection],
 ) -> Iterator[StateChoice]:
-    """Those with offloaded layers where there is no pipeline, nor recompute for the caller to combine them with."""
+    """Yield the choices of ZeRO, overlap and offload beside some degrees.
+
+    Choices with offloaded layers occur without a pipeline only; the caller combines them with no recompute.
+    """
     job = problem.job
     replicated, trained = degrees.replicated, job.mode == "train" and not job.frozen
-    # without gradients and optimizer states there are but weights to shard, and nothing to reduce
+    # Without gradients and optimizer states only weights can be sharded (ZeRO 3), and nothing is reduced.
     effective = [z if trained or z == 3 else 0 for z in space.zero] if replicated else [0]
     zeros = tuple(dict.fromkeys(effective))
     reduces = space.overlap_grad_reduce if replicated and trained else space.overlap_grad_reduce[:1]
+
+    # Pipelines offload the activations of whole micro-batches (`offload`), other layouts those of
+    # single layers (`offload_layers`). Only states of replicas are reduced or gathered.
     offloads = space.offload if degrees.pp > 1 else space.offload[:1]
     counts = [n for n in space.offload_layers if not n or (degrees.pp == 1 and n < layers)]
     if job.mode != "train":
@@ -282,6 +316,8 @@ def _states(
     elif not counts:
         rejected[Rejection(Reason.OFFLOADED_LAYERS)] += 1
     for zero in zeros:
+        # Some frameworks cannot hide the collectives of a ZeRO stage; then they are exposed,
+        # whatever the space says.
         gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
         exposed = not (space.any_framework or problem.framework.hides(zero, degrees.tp))
         axes = (False,) if exposed else reduces, offloads, (False,) if exposed else gathers
@@ -297,6 +333,8 @@ def _few_enough(
     layers: int,
 ) -> Bool[np.ndarray, "pipelines recomputes"]:
     """Whether a choice recomputes fewer layers than the fullest stage has (all of them is a choice of its own)."""
+    # Layers per stage are even, with the remainder on the first stages: ceil(layers / stages) in
+    # the fullest.
     chunks = [get_schedule(p.schedule).chunks_for(p.vpp) for p in pipelines]
     stages = [get_schedule(p.schedule).stage_map(pp, n).max() + 1 for p, n in zip(pipelines, chunks, strict=True)]
     most = -(-layers // np.array(stages))
@@ -324,6 +362,9 @@ def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:
         if error.rejection is None:
             raise
         return error.rejection
+
+    # Two recompute modes are the same if no block recomputes other kernels or collectives, nor
+    # keeps another number of bytes.
     kinds = [block for block, _ in blocks]
     modes = {
         "none": [((), (), block.activation_bytes.none) for block in kinds],

@@ -51,6 +51,7 @@ class Evaluations:
         if path is None or not path.exists():
             return cls(path, search)
         try:
+            # `np.load` does not unpickle by default, so that a stranger's file can do no harm.
             with np.load(path) as file:
                 same = str(file["search"]) == search
                 known = dict(zip(file["number"].tolist(), file["step_s"].tolist(), strict=True))
@@ -127,6 +128,8 @@ def evaluate(
     """
     prune = prune and score.goal.plain
     candidates, bound = score.candidates, score.bound
+
+    # Nothing is ruled out before at least `top` layouts have a value.
     at_first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
     evaluated: dict[int, tuple[float, float]] = {}
     dominated: list[Int[np.ndarray, " dominated"]] = []
@@ -146,6 +149,9 @@ def evaluate(
             evaluate_some(candidates, numbers, context, executor, known)
             evaluated |= _valued(score, numbers, known)
             ranked = _ranked(candidates, evaluated, distinct)
+
+            # Value and step time of the last wanted layout, which all others are measured
+            # against.
             worst = evaluated[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
             # A bound is never above the value: what is bounded worse than the worst wanted layout cannot displace it.
             rest = score.below(*min(worst, (cutoff, np.inf)))
@@ -158,6 +164,7 @@ def evaluate(
             rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])
             numbers = rest[:BATCH]
     except KeyboardInterrupt:
+        # Workers may have returned some step times of the interrupted batch.
         evaluated |= _valued(score, np.array(list(known.step_s), np.int64), known)
     return replace(
         _ranked(candidates, evaluated, distinct),
@@ -197,6 +204,8 @@ def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLa
 def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
     number = np.array(sorted(evaluated), np.int64)
     value, step_s = np.array([evaluated[n] for n in number.tolist()]).reshape(-1, 2).T
+
+    # By value, then step time, then memory: ties go to what needs less.
     order = np.lexsort((candidates.peak_bytes(number), step_s, value))
     number, step_s, value = number[order], step_s[order], value[order]
     distinct_places = np.arange(len(number))
@@ -217,7 +226,8 @@ def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray,
     """Numbers of the layouts with the lowest bounds, in their order."""
     if not count:
         return np.zeros(0, np.int64)
-    # of every part at least one is as low as its least: so many parts hold all that are wanted, and few more
+    # Sort only the layouts that can be among the `count` lowest. Each part's least bound belongs to one layout, so that
+    # the `count`-th lowest of the parts' minima is at or above the `count`-th lowest bound of all.
     parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART)) if len(bound) > PART * count else bound
     low_enough = np.flatnonzero(bound <= np.partition(parts, count - 1)[count - 1])
     return low_enough[np.argsort(bound[low_enough], kind="stable")][:count]
@@ -248,10 +258,15 @@ def _shares(layouts: Sequence[Layout], workers: int) -> list[list[int]]:
     of workers."""
     if workers == 1:
         return [list(range(len(layouts)))]
+
+    # Layouts with the same schedule, chunks, ranks and number of micro-batches run the same
+    # program, which is compiled once per process.
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i, layout in enumerate(layouts):
         groups[layout.schedule, layout.vpp, layout.pp, layout.micro_batch * layout.dp].append(i)
     shares: list[list[int]] = [[] for _ in range(min(SHARES * workers, len(groups)))]
+
+    # The longest group first, to the share with the least so far (longest processing time first).
     for group in sorted(groups.values(), key=len, reverse=True):
         min(shares, key=len).extend(group)
     return [sorted(share) for share in shares]

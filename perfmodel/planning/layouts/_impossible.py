@@ -72,6 +72,9 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
     """
     if error.rejection:
         rejected = [*rejected, error.rejection]
+
+    # Each reason names the fields whose release could help. Only these are tried, and each is
+    # proved to help before it is suggested.
     named: set[str] = set()
     for rejection in rejected:
         named.update(rejection.reason.frees)
@@ -80,6 +83,8 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
     if "framework" in named and _possible(question.beyond_framework):
         label = question.problem.framework.label
         changes.append(Change(f"another framework than {label}", {"any_framework": True}))
+
+    # The nearest number of devices, and the nearest batch, for which a layout exists.
     there = question.problem.cluster.capacity
     for n in _around(min(question.devices, there + 1), there) if "devices" in named else ():
         if _possible(_on_devices(question, n)):
@@ -102,6 +107,8 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
         f"memory: no layout fits; the smallest, {smallest}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.step_problem.usable_bytes / GIB:.1f} GiB usable"
     )
+
+    # The smallest layout and the share of memory that the framework leaves free.
     enough = question.step_problem.framework.memory_to_hold(need)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
@@ -131,6 +138,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
             f"search: the objective {goal.objective.name!r} is a finite number for no layout that fits; change it"
         )
     changes: list[Change] = []
+
+    # Minimise each constraint's violation under all others. The least violation gives a threshold
+    # that some layout meets.
     for which, constraint in enumerate(goal.constraints):
         remaining_constraints = goal.constraints[:which] + goal.constraints[which + 1 :]
         least_violation = replace(goal, objective=_violation(constraint), constraints=remaining_constraints)
@@ -140,6 +150,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
             notation = question.problem.notation(relaxed.layout)
             changes.append(Change(f"{text} (for {constraint}), by {notation}", {"constraint": text}))
     together = [str(constraint) for constraint in goal.constraints]
+
+    # No single constraint can be loosened. Find the smallest set of constraints that have to go
+    # together.
     if not changes:
         for count in range(2, len(goal.constraints) + 1):
             for dropped in combinations(goal.constraints, count):
@@ -150,6 +163,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
                     break
             if changes:
                 break
+
+    # Fewer devices cost less and need less energy, so that they may satisfy constraints that all
+    # devices cannot.
     if not question.space.fewer_devices and {"tp", "pp", "ep"}.isdisjoint(_restricted(question)):
         default = default_space(question.problem, fewer_devices=True)
         degrees = {"tp": default.tp, "pp": default.pp, "ep": default.ep}
@@ -162,6 +178,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
                     {"fewer_devices": True},
                 )
             )
+
+    # More devices shorten the step. Each multiple is a search of its own, hence only the smaller
+    # ones.
     for k in MULTIPLES[:5]:
         n = k * question.devices
         if n > question.problem.cluster.capacity:
@@ -251,6 +270,8 @@ def _freed(question: Question, name: str) -> Change:
 
 def _moved(question: Question, target: Question) -> Question:
     """`target`, with the default space there but for what is restricted here."""
+    # Default values depend on devices and batch, so that they are those of the target. What the
+    # user restricted or freed stays.
     restricted = {name: getattr(question.space, name) for name in _restricted(question)}
     extra = {
         field.name: getattr(question.space, field.name)

@@ -114,8 +114,11 @@ class Goal:
             tuple(Constraint.parse(text, NAMES) for text in constraints),
             (tariff or Tariff()).completed(problem),
         )
+
+        # Evaluate the formulas once on dummy values, so that a missing price or power raises here
+        # and not in the middle of a search.
         ones = np.ones(1)
-        goal.value(goal._quantities(lambda _: ones, Interval.exactly(ones), lambda: Interval.exactly(0.0)))  # may raise
+        goal.value(goal._quantities(lambda _: ones, Interval.exactly(ones), lambda: Interval.exactly(0.0)))
         return goal
 
     @property
@@ -128,6 +131,7 @@ class Goal:
 
     def before(self, candidates: Candidates) -> Quantity:
         """Quantities of all candidates before any is evaluated."""
+        # Bounds are of single precision, hence the slack.
         step_s = Interval(
             candidates.bound_s.astype(float) * (1 - ROUNDING),
             np.full(len(candidates.bound_s), np.inf),
@@ -164,14 +168,14 @@ class Goal:
         return self._quantities(column, taken, lambda: taken * Interval.exactly(busy))
 
     def value(self, quantity: Quantity) -> Float[np.ndarray, " layouts"]:
-        """The least that the objective can be, infinite where a constraint cannot hold."""
+        """Return the least value that the objective can take, infinite where a constraint cannot hold."""
         value = np.asarray(self.objective.formula(quantity).lo, float)
         for constraint in self.constraints:
             value = np.where(self.can_hold(constraint, quantity), value, np.inf)
         return np.where(np.isnan(value), np.inf, value)
 
     def can_hold(self, constraint: Constraint, quantity: Quantity) -> np.ndarray:
-        """For which layouts a constraint can hold."""
+        """Tell for which layouts a constraint can hold."""
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named(self, prediction: Prediction) -> dict[str, float]:
@@ -180,7 +184,10 @@ class Goal:
         tariff = self.tariff
         priced = tariff.price_per_device_hour is not None
         listed = tariff.price_per_device_hour == self.step_problem.cluster.device.usd_per_hour
-        names |= {"cost"} if priced and (tariff.tokens or not listed) else set()  # a list price tells little by itself
+
+        # A list price from the catalog tells little by itself: the cost is shown for prices of
+        # the user, or for a training run.
+        names |= {"cost"} if priced and (tariff.tokens or not listed) else set()
         names |= {"energy_j"} if tariff.power_w is not None and tariff.idle_power_w is not None else set()
         names |= {"train_time_s"} if tariff.tokens is not None else set()
         quantity = self.of([prediction])
@@ -208,8 +215,13 @@ class Score:
     def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
         """Layouts whose value may be as low as `worst`; where times make no difference to it, at no longer step."""
         if self.goal.objective.timed:
+            # Formulas of bounds allow for rounding already (`Goal.before`); plain step times do
+            # not.
             slack = ROUNDING * worst if self.goal.plain and np.isfinite(worst) else 0.0
             return np.flatnonzero(np.isfinite(self.bound) & (self.bound <= worst + slack))
+
+        # An objective without time, such as memory, ties often. Among ties only those that may be
+        # as fast matter.
         as_fast = self.candidates.bound_s <= worst_s * (1 + ROUNDING)
         return np.flatnonzero(np.isfinite(self.bound) & ((self.bound < worst) | ((self.bound == worst) & as_fast)))
 
@@ -246,6 +258,7 @@ def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray,
 
 def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:
     """Busy seconds that no layout stays below: its passes alone, spread evenly over the ranks."""
+    # Passes take different times on different kinds; 0 is a valid bound, if a loose one.
     if problem.kinds:
         return np.zeros(len(candidates.bound_s))
     grids = [cost.grid for cost in candidates.costs]

@@ -77,10 +77,16 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
     """`price` where the cluster has several kinds of nodes; the same layout with other orders and cuts is several
     candidates. Layouts that a bound shows to be slower than those `wanted` are rejected."""
     problem = question.step_problem
+
+    # A base is a layout without order of its kinds or cut of its layers. Its bound holds for all
+    # orders and cuts.
     bases = list(_bases(question, rejected))
     if not bases:
         raise _none_possible(question, rejected, f" of the kinds of {problem.cluster.name}")
     bound_s = np.array([spread_bound_s(problem, base) for base in bases])
+
+    # Branch and bound over the bases: the most promising are cut first, and the search stops
+    # where the next bound is above the last wanted step time.
     order = iter(np.argsort(bound_s, kind="stable").tolist())
     uneven = question.problem.framework.uneven_stages or question.space.any_framework
     priced: list[tuple[Layout, float]] = []
@@ -96,6 +102,8 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
             break
         new: list[tuple[Layout, float]] = []
         for base in (bases[at] for at in batch):
+            # No cut and a finite bound: none can beat the worst wanted. No cut and no bound: no
+            # cut fits.
             cuts, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
             if not cuts and np.isfinite(least_s):
                 rejected[Rejection(Reason.SLOWER)] += 1
@@ -104,6 +112,9 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
             new += [(cut, least_s) for cut in cuts]
         if new:
             step_s = evaluate(problem, [layout for layout, _ in new]).step_time_s.tolist()
+
+            # Several orders and cuts of one base count once among the best, or else variants of
+            # one layout would fill the list and end the search too early.
             of_base = {}
             for (layout, _), seconds in zip(new, step_s, strict=True):
                 key = layout.replace(kinds=None, partition=None, recompute_full_layers=None)
@@ -162,6 +173,9 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
                 f"search: no {name} of the space is searched over several kinds of nodes",
                 Reason.KINDS,
             )
+
+    # Dynamic programming chooses the layers to recompute in full stage by stage, so that they are
+    # no dimension of the space here.
     recompute = tuple(mode for mode in space.recompute if mode != "full") or space.recompute
     return replace(space, **searched, recompute=recompute, recompute_full_layers=(None,))
 
@@ -174,6 +188,9 @@ def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
             if not ranks:
                 yield ()
             return
+
+        # Every kind in turn takes from as many ranks as it has room for down to none, the
+        # remaining kinds take the rest.
         (name, most), *rest = room
         for taken in range(min(most, ranks), -1, -1):
             for further in shared(ranks - taken, rest):
@@ -188,6 +205,8 @@ def _candidates(problem: StepProblem, priced: list[tuple[Layout, float]], bases:
     peak = peak_memory(problem, layouts)[0] if layouts else np.zeros(0)
     costs = []
     for (layout, least_s), n_bytes in zip(priced, peak.tolist(), strict=True):
+        # No two of these layouts share costs; a grid of one point lets the search treat them as
+        # any others.
         grid = LayoutGrid.one(layout)
         empty_axes = (
             np.full((1, 1, 1, 1), n_bytes),

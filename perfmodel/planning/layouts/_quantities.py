@@ -48,8 +48,10 @@ class Tariff:
 
     def completed(self, problem: StepProblem) -> "Tariff":
         """The tariff completed from the catalog's entries of cluster and device."""
+        # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
+        # user gave them.
         device, (listed, _) = problem.cluster.device, problem.cluster.list_price
-        if problem.cluster.kinds:  # one power would be that of one kind
+        if problem.cluster.kinds:
             return self
         return Tariff(
             price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
@@ -111,6 +113,7 @@ class Quantities:
             case "tokens_per_s_per_device":
                 return exactly(self.tokens_per_step) / (self.step_s * devices)
             case "mfu":
+                # MFU relates to the peak of one device type.
                 self.step_problem.cluster.require_one_kind()
                 flops = self.step_problem.flops
                 peak = self.step_problem.cluster.device.flops_per_s(self.step_problem.job.dtype)
@@ -139,6 +142,9 @@ class Quantities:
         if power < idle:
             raise PerfModelError(f"a busy device draws {power:g} W and a waiting one {idle:g} W: give --power above it")
         exactly = Interval.exactly
+
+        # Both factors are at least 0, so that lower bounds of step and busy time give one of the
+        # energy.
         each = self.step_s * exactly(idle) + self.busy_s() * exactly(power - idle)
         return each * exactly(self.column("devices"))
 

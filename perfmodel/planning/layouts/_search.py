@@ -141,6 +141,9 @@ def search(
     unknown = next((name for name in stated if name not in catalog.PROBLEM_WORDS), None)
     if unknown:
         raise UnknownNameError("argument of search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
+
+    # Several global batches are as many independent questions; each keeps its own resume file,
+    # since the fingerprint of a file is that of one question.
     problem, several = catalog.problem(named, cluster, **stated), bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [
@@ -148,6 +151,9 @@ def search(
     ]
     if several and options.robust:
         raise PerfModelError("search: a robust order is of one global batch; give one, or no --robust")
+
+    # Step times of different batches do not compare: a larger batch takes longer and does more.
+    # Throughput does compare.
     objective = options.objective or ("tokens_per_s" if several else "step_time")
     goals = [
         Goal.parse(question.step_problem, objective, options.constraints, options.tariff) for question in questions
@@ -182,6 +188,8 @@ def search(
                     )
                 )
             except KeyboardInterrupt:
+                # An interrupt in the first batch has nothing to return. Later ones return what
+                # the batches before found.
                 if not results:
                     raise
                 break
@@ -206,6 +214,8 @@ def _search(
     rejected: Counter[Rejection] = Counter()
     # A robust order may prefer a layout that is far from first by its median.
     wanted = max(options.top, ROBUST_POOL if options.robust else 0)
+
+    # Bounds of all layouts, then exact step times of those that the bounds leave open.
     candidates = _candidates(question, goal, options, wanted, rejected, report)
     score = Score(goal, candidates)
     score.count_impossible(rejected)
@@ -221,11 +231,16 @@ def _search(
         options.distinct,
         prune=options.distinct and not options.every,
     )
+
+    # Every combination that is not ranked is counted once, under the first reason that holds.
     _count_rejected(rejected, goal, score, evaluated)
     satisfying = int(np.isfinite(evaluated.value).sum())
     # They are ranked ascending, and infinite where a constraint does not hold.
     distinct = evaluated.distinct[evaluated.distinct < satisfying]
 
+    # Only the layouts that are shown get a full prediction with interval and account; ranking
+    # needs step times alone. Then the stages of the most promising ones are cut anew, and both
+    # are ranked together.
     even = _explained(
         question,
         goal,
@@ -236,9 +251,14 @@ def _search(
     )
     improved = _improved(question, goal, candidates, evaluated, even, options.method, report)
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
+
+    # The certificate: what no layout of the space can undercut.
     lower_bound, lower_bound_s, open_bounds = _certain(question, score, evaluated, ranked)
     best = float(ranked.value.min(initial=np.inf))
     complete = evaluated.complete and improved.complete
+
+    # Predictions err together, so a robust order may differ from that of the medians. The
+    # recommended layout is chosen in this order, before the list is shortened to `top`.
     sure = None
     if ranked.predictions:
         sure = robustness(goal, ranked.predictions)
@@ -331,6 +351,7 @@ def _explained(
     report: Report,
 ) -> Ranking:
     """Layouts of even stages, or of those that the framework cuts by itself, predicted in full."""
+    # Grids hold even stages; frameworks that balance stages by cost are explained with their cut.
     report("explain", 0, len(numbers))
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
     predictions = [explain(goal.step_problem, layout, strict=strict) for layout in layouts]
@@ -353,6 +374,9 @@ def _improved(
         method = "enumerate"
     elif question.problem.cluster.kinds and method == "enumerate":
         method = "auto"  # even stages are of no use on unlike devices
+
+    # The pool holds further layouts of even stages that a cut could bring to the top, though they
+    # are not among those explained.
     satisfying = evaluated.number[np.isfinite(evaluated.value)]
     pool = candidates.layouts(satisfying[:POOL]) if method != "enumerate" else []
     try:
@@ -368,9 +392,13 @@ def _improved(
 def _certain(
     question: Question, score: Score, evaluated: Evaluated, ranked: Ranking
 ) -> tuple[float, float, Float[np.ndarray, " left"]]:
-    """What no layout of the space can undercut, in value and in step time: the least of what was evaluated and of the
-    bounds of what was not; stages cut anew may be faster than both. And the bounds of layouts that an interrupt left.
+    """Return lower bounds over the space, of value and step time, and the bounds that an interrupt left open.
+
+    A lower bound is the least of what was evaluated and of the bounds of what was not. Stages cut anew may be faster
+    than both.
     """
+    # After a complete search, all unseen layouts have bounds above the last wanted layout, so
+    # that they leave nothing open.
     unseen = np.ones(len(score.bound), bool)
     unseen[evaluated.number] = unseen[evaluated.dominated] = False
     open_bounds = np.zeros(0) if evaluated.complete else score.bound[unseen & np.isfinite(score.bound)]
@@ -387,11 +415,16 @@ def _certain(
 
 def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, evaluated: Evaluated) -> None:
     """Add the possible layouts that are not ranked: evaluated in vain, or not at all."""
+    # These were evaluated in full and turned out to violate a constraint.
     failed = len(evaluated.number) - int(np.isfinite(evaluated.value).sum())
     if failed:
         rejected[Rejection(Reason.CONSTRAINTS)] += failed
+
+    # A variant that recomputes or offloads less fits too, and cannot be slower.
     if len(evaluated.dominated):
         rejected[Rejection(Reason.VARIANT)] += len(evaluated.dominated)
+
+    # All others have a bound above the last wanted layout, or an interrupt left them.
     ruled_out_count = int(np.isfinite(score.bound).sum()) - len(evaluated.number) - len(evaluated.dominated)
     ruled_out = Reason.SLOWER if goal.plain else Reason.WORSE
     if ruled_out_count:

@@ -120,12 +120,18 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     )
     transformer = isinstance(model, Transformer)
     layers = layer_count(blocks(model, job, Shard()))
+
+    # On all devices degrees have to divide them. With devices to spare, powers of two and
+    # divisors of the layers are worth trying too.
     degrees = stages = divisors(devices)
     if fewer_devices:
         degrees = tuple(sorted({*degrees, *(1 << i for i in range(devices.bit_length()))}))
         stages = tuple(sorted({*degrees, *divisors(layers)}))
     experts = model.experts.count if transformer and model.experts else 1
     training = job.mode == "train"
+
+    # Asynchronous schedules train with stale weights: they are another algorithm, not another
+    # layout. `1f1b` with `vpp` above one is the interleaved schedule.
     flushing = (name for name in problem.framework.schedules if not get_schedule(name).asynchronous)
     framework_schedules = tuple("1f1b" if name == "interleaved" else name for name in flushing)
     return SearchSpace(
@@ -156,6 +162,9 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
         for field in OPTIONS[name]:
             values = _VALUES.get(field, (True, False))
             changes[field] = tuple(dict.fromkeys((*getattr(space, field), *values)))
+
+    # Nothing can be offloaded to the host over an unknown link. Whoever asks for `offload` by
+    # name gets the error instead.
     if cluster.device.host_bandwidth_bytes_per_s is None and text == "all":
         changes |= {"offload": (False,), "offload_layers": (0,)}
     return replace(space, **changes)  # pyright: ignore[reportArgumentType]
@@ -192,6 +201,6 @@ def restrict(space: SearchSpace, text: str) -> SearchSpace:
     values = Layout.values(text)
     if "dp" in values:
         raise LayoutError("a search derives dp from the devices; fix tp, pp or cp instead")
-    # with so many replicas that experts find their ranks: whether they do is for the search to say
+    # The record checks the values. It gets replicas enough for its experts; the search finds out whether there are.
     Layout(**values, dp=values.get("ep", 1) * (values.get("etp") or 1))
     return replace(space, **{key: (value,) for key, value in values.items()})
