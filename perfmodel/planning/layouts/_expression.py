@@ -47,6 +47,7 @@ class Interval:
         return Interval(np.minimum.reduce(ends), np.maximum.reduce(ends))
 
     def __truediv__(self, other: "Interval") -> "Interval":
+        # The quotient by an interval that holds 0 may be anything.
         holds_zero = (other.lo <= 0) & (other.hi >= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             quotient = self * Interval(
@@ -65,6 +66,8 @@ class Interval:
         if power < 0:
             return Interval.exactly(1.0) / self**-power
         ends = _monotone(self.lo, self.hi, lambda x: x**power)
+
+        # An even power of an interval about 0 has its least value at 0, not at an end.
         inside = (self.lo < 0) & (self.hi > 0) & (power % 2 == 0) & (power > 0)
         return Interval(np.where(inside, 0.0, ends.lo), ends.hi)
 
@@ -79,6 +82,7 @@ class Interval:
     def can_be(self, sign: str, other: "Interval") -> Bool[np.ndarray, "*shape"]:
         """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values; of exact ones, whether
         it holds."""
+        # a > b is b < a.
         if sign in (">", ">="):
             return other.can_be(sign.replace(">", "<"), self)
         if sign == "==":
@@ -87,7 +91,7 @@ class Interval:
 
 
 Quantity = Callable[[str], Interval]
-"""Value of a quantity by its name."""
+"""A function that gives the value of a quantity by its name."""
 
 _SIGNS: Final = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "=="}
 _OPERATORS: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -140,6 +144,8 @@ class Constraint:
         Raises:
             PerfModelError, UnknownNameError: as `Expression.parse`.
         """
+        # Python's own parser reads formulas and constraints. `_checked` then lets pass only the
+        # nodes of our small language, so that nothing is ever evaluated by Python.
         tree, known = _parsed(text), tuple(names)
         if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or type(tree.ops[0]) not in _SIGNS:
             raise PerfModelError(
@@ -174,6 +180,7 @@ def _parsed(text: str) -> ast.expr:
 def _checked(node: ast.expr, text: str, names: tuple[str, ...]) -> ast.expr:
     """The node, if it and all below it are of the language."""
     match node:
+        # `bool` is an `int` in Python and would pass as a number below.
         case ast.Constant(value=bool()):
             pass
         case ast.Constant(value=int() | float()):
@@ -240,6 +247,8 @@ def _value(node: ast.expr, quantity: Quantity) -> Interval:
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A product in which an end that is 0 stays 0 beside one that is infinite."""
     with np.errstate(invalid="ignore"):
+        # 0 times infinity is NaN in floating point. Here an infinite end stands for arbitrarily
+        # large finite values, whose product with 0 is 0.
         return np.where((a == 0) | (b == 0), 0.0, a * b)
 
 

@@ -26,7 +26,7 @@ from perfmodel.spec import Framework, Layout
 MOST: Final = 4
 """Layouts whose stages are cut anew (a second or two each), the most promising by their bounds."""
 MOST_ON_KINDS: Final = 16
-"""The same on nodes of several kinds, where the cut decides more."""
+"""Layouts whose stages are cut anew on nodes of several kinds, where the cut decides more."""
 WORTH: Final = 1e-3
 """Share of the best value that a bound must promise."""
 SAME: Final = 1e-9
@@ -60,6 +60,8 @@ class Ranking:
 
     def with_cut(self, cuts: "Ranking") -> "Ranking":
         """These and layouts whose stages were cut anew, without those that take as long as one here."""
+        # A cut whose step is equal to that of an even layout to rounding is that layout, found
+        # again.
         step_s = list(self.step_s)
         new: list[int] = []
         for place, cut_s in enumerate(cuts.step_s):
@@ -140,12 +142,19 @@ def improve(
     )
     if method == "enumerate":
         return Improved("enumerate", enumerated)
+
+    # Evaluate a layout's bound over all its cuts before cutting it. Only those whose bound beats
+    # the best value by more than `WORTH` are worth a second or two each; `relax` was asked for
+    # and tries all.
     best_value = float(goal.value(goal.of(best[:1]))[0]) if best else np.inf
     promising = []
     for layout in _bases([*(p.layout for p in best), *pool]):
         value = _value_at(goal, best[0], layout, partition_bound_s(goal.step_problem, layout)) if best else 0.0
         if method == "relax" or value < best_value - WORTH * abs(best_value):
             promising.append((value, layout))
+
+    # Cut the most promising ones, and drop those that a cut before has beaten even at their
+    # bound.
     improvements: list[Improvement] = []
     tried = _one_of_each_schedule(promising)[: MOST_ON_KINDS if goal.step_problem.kinds else MOST]
     for done, (value, layout) in enumerate(tried):
@@ -206,6 +215,8 @@ def _one_of_each_schedule(
     promising: Sequence[tuple[float, Layout]],
 ) -> list[tuple[float, Layout]]:
     """Ordered by bounds, but those of different schedules in turn: bounds of some schedules are looser."""
+    # Bounds of some schedules are looser than others', so that an order by bound alone would
+    # spend all tries on one schedule.
     turn: Counter[str] = Counter()
     ranked = []
     for value, layout in sorted(promising, key=lambda one: one[0]):
@@ -218,5 +229,8 @@ def _value_at(goal: Goal, similar: Prediction, layout: Layout, step_s: float) ->
     """About what the objective is of a layout that takes so long; constraints are left out."""
     if not np.isfinite(step_s):
         return np.inf
+
+    # Price, energy and such follow from a prediction. One with the step time of the bound gives
+    # the value at the bound.
     free = replace(goal, constraints=())
     return float(free.value(free.of([replace(similar, layout=layout, devices=layout.devices, step_time_s=step_s)]))[0])

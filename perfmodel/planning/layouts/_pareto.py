@@ -136,6 +136,7 @@ def _front(
     executor: Executor,
     report: Report,
 ) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
+    # All goals share constraints and tariff, so that one set of quantities serves them.
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape
     bound = np.stack([np.broadcast_to(goal.value(before), size) for goal in goals], axis=1)
@@ -145,12 +146,14 @@ def _front(
     while open_layouts.any():
         report("evaluate", evaluated, evaluated + int(open_layouts.sum()))
         evaluating = np.flatnonzero(open_layouts)
-        # none of those on the front of the bounds can be ruled out by the bounds of others
+        # Evaluate the front of the bounds: no layout of it can be ruled out by the bound of another.
         evaluating = evaluating[non_dominated(bound[evaluating], ROUND)]
         open_layouts[evaluating] = False
         evaluate_some(candidates, evaluating, question.context, executor, known)
         evaluated += len(evaluating)
         step_s = np.array([known.step_s[number] for number in evaluating.tolist()])
+
+        # The step time alone is evaluated. The other objectives follow from it.
         after = goals[0].after(candidates, evaluating, step_s)
         new = np.stack([np.broadcast_to(goal.value(after), step_s.shape) for goal in goals], axis=1)
         holds = np.isfinite(new).all(axis=1)
@@ -158,6 +161,9 @@ def _front(
             np.concatenate([numbers, evaluating[holds]]),
             np.concatenate([values, new[holds]]),
         )
+
+        # Drop points that new ones beat, then all candidates that a point of the front beats even
+        # at their bounds.
         on_front = non_dominated(values)
         numbers, values = numbers[on_front], values[on_front]
         for point in values:
@@ -171,6 +177,9 @@ def non_dominated(points: Float[np.ndarray, "points objectives"], most: int | No
 
     By falling sum: the least sum left is on the front, and takes those at or above it along.
     """
+    # If a row is at or below another in every column, so is its sum. In the order of sums, a row
+    # is therefore on the front unless one before it has ruled it out. Scaling gives all columns a
+    # say in the sum and changes no dominance.
     scale = np.maximum(np.abs(points).max(axis=0, initial=0.0), 1e-300)
     order = np.argsort((points / scale).sum(axis=1), kind="stable")
     open_points: Bool[np.ndarray, " points"] = np.ones(len(points), bool)

@@ -155,6 +155,8 @@ class Question:
 
         Candidates have stages as even as can be.
         """
+        # Enumeration knows even stages only. A framework such as nanotron cuts stages by cost;
+        # its layouts are timed with that cut.
         framework = self.problem.framework
         if not framework.stages_by_cost or self.space.any_framework or layout.partition is not None:
             return layout
@@ -171,6 +173,8 @@ class Question:
 
     def in_scenario(self, scenario: Scenario) -> "Question":
         """The question on the machine as a scenario has it."""
+        # Memory is a fact of the cluster, which the search needs before it prices anything. All
+        # other settings change prices, and stay with the scenario.
         device = self.problem.cluster.device
         n_bytes = scenario.device(device).memory_bytes
         rest = tuple(setting for setting in scenario.settings if setting.name != "memory_bytes")
@@ -225,6 +229,8 @@ def ask(
         framework=framework,
         **of_job,
     )
+
+    # A search derives dp from the devices, so that it cannot do without their number.
     problem.require_devices()
     if settings:
         problem.cluster.require_one_kind()
@@ -250,6 +256,9 @@ def model_of(context: Context) -> StepProblem:
 
 def _model(context: Context, weights: WeightFiles) -> StepProblem:
     problem, calibration, scenario, kernels, digest = context
+
+    # Workers open the weights themselves. Other weights there than here would mix two models in
+    # one ranking.
     if weights.digest != digest:
         raise CalibrationError(f"{calibration}: its weights changed while the search ran; start it again")
     step_problem = step_problem_of(problem, weights)
@@ -260,6 +269,7 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
         priced = step_problem if kernels is None else step_problem.repriced(kernels, step_problem.collectives)
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
+    # The session remembers prices by step problem, so that equal questions share one.
     return current_session().problems.get_or_compute((step_problem, scenario, kernels), other)
 
 
@@ -325,6 +335,8 @@ def worded(
     Raises:
         PerfModelError: a space beside keywords of one, or what the records refuse.
     """
+    # Sort the keywords by the record that has them as a field. A record given beside them
+    # supplies the rest.
     by_record: dict[type, dict[str, Any]] = {home: {} for home in SEARCH_WORDS.values()}
     for word, value in keywords.items():
         if word in SEARCH_WORDS:

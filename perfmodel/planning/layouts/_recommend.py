@@ -86,6 +86,9 @@ def _best_safe(
     possible = int(np.isfinite(score.bound).sum())
 
     sought, seen = FIRST_SOUGHT, 0
+
+    # The order by value is known only as far as it is evaluated. Look at ever longer prefixes of
+    # it, each prefix's new part only.
     while seen < possible:
         evaluated = evaluate(score, sought, question.context, executor, known, lambda *_: None)
         numbers = evaluated.number[np.isfinite(evaluated.value)][seen:sought]
@@ -124,6 +127,9 @@ def _likeliest(
     if candidates is None or not candidates.feasible:
         return likeliest
     problem = question.step_problem
+
+    # Layouts that need less memory are mostly, but not always, likelier to fit. Work out the
+    # probabilities of the smallest ones, and take the likeliest that satisfies the constraints.
     possible = np.flatnonzero(np.isfinite(Score(goal, candidates).bound))
     smallest = possible[np.argsort(candidates.column("memory_bytes")[possible], kind="stable")][:SMALLEST]
     layouts = [question.as_run(layout) for layout in candidates.layouts(smallest)]

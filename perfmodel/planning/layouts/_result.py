@@ -144,6 +144,8 @@ class SearchResult:
     @property
     def gap(self) -> float:
         """How much worse (relative) the best layout may be than the best of the space; infinite where nothing tells."""
+        # A batch that was not searched could hold anything, and so could a search without any
+        # layout.
         if self.unsearched or not (self.layouts or self.complete):
             return np.inf
         return self._gap(self.values[0]) if self.layouts else 0.0
@@ -162,6 +164,9 @@ class SearchResult:
             if np.isinf(self.gap):
                 return "the best orders of kinds and cuts found; how much better others may be is not known"
             return f"within {self.gap:.2%} of the best order of kinds and cut of any layout"
+
+        # Enumeration is exact for even stages. A cut is proved only as far as its own certificate
+        # goes.
         best = self.layouts[0].layout if self.layouts else None
         for improvement in self.improvements:
             if improvement.result.layout == best:
@@ -307,6 +312,8 @@ def _recommended_of_batches(results: Sequence[SearchResult], objective: Objectiv
     """The batch whose recommended layout is the best of those that fit likely enough, or else the likeliest to fit."""
 
     def order(result: SearchResult) -> tuple[bool, float, float]:
+        # Batches with a layout that fits likely enough come first, by value; the others by how
+        # likely theirs fits.
         probability = result.first_to_try.fits_probability
         fits = probability >= result.min_fit
         return (
@@ -330,6 +337,8 @@ def best_of_batches(
     Batches after the last one found were not searched.
     """
     rows = []
+
+    # Rank the layouts of all batches together, by value and then by step time.
     for which, result in enumerate(results):
         for i, layout in enumerate(result.layouts):
             rows.append((objective.shown(result.values[i]), layout.step_time_s, which, i))
@@ -342,6 +351,8 @@ def best_of_batches(
     def ranked(name: str) -> tuple:
         return tuple(getattr(results[which], name)[i] for *_, which, i in rows)
 
+    # `shown` is its own inverse, so that it turns shown values back into minimised ones, and the
+    # least of these into a shown one.
     bounds = [objective.shown(result.lower_bound) for result in results]
     return replace(
         results[rows[0][2] if rows else 0],

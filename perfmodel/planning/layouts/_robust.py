@@ -44,6 +44,8 @@ class Robustness:
         """Of the layouts in their order, from 1: which those share that cannot be told from its first (`TIE`)."""
         ranks: list[int] = []
         for place in range(len(self.best)):
+            # Compare with the first of the rank, not with the neighbour: a chain of near ties
+            # would otherwise join layouts that clearly differ.
             first = ranks[-1] - 1 if ranks else place
             ranks.append(first + 1 if abs(float(self.better[first, place]) - 0.5) <= TIE else place + 1)
         return ranks
@@ -77,18 +79,25 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     Of step times, the probability that one beats another is exact but for the nodes of the mixture (`Joint.below`).
     Everything else is a mean over `DRAWS` scrambled Sobol points (quasi-Monte Carlo, Owen 1998; error about 0.002).
     """
+    # Draw all layouts' errors together. Step times are log-normal about the predictions.
     step_s = np.array([p.step_time_s for p in predictions])
     joint = joint_errors(goal.step_problem, predictions)
     errors = mixture_draws(square_root(joint.covariance), joint.weight)
     drawn = _values(goal, predictions, step_s * np.exp(errors))
     least = drawn.min(axis=1, keepdims=True)
     best = np.bincount(drawn.argmin(axis=1), minlength=len(step_s)) / DRAWS
+
+    # Two log step times are jointly normal, so that P(x_i < x_j) has a closed form. Other
+    # objectives count draws, with ties as halves.
     if goal.objective == STEP_TIME:
         better = joint.below(np.log(step_s) - np.log(step_s)[:, None])
     else:
         better = np.stack([(layout_draws[:, None] < drawn).mean(axis=0) for layout_draws in drawn.T])
         better += np.stack([(layout_draws[:, None] == drawn).mean(axis=0) for layout_draws in drawn.T]) / 2
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
+
+    # The loss as a share of the larger of both values is at most 1 for positive objectives, so
+    # that no unlikely draw dominates the mean.
     loss = (drawn - least) / np.maximum(np.maximum(np.abs(drawn), np.abs(least)), 1e-300)
     return Robustness(better, best, loss.mean(axis=0), upper)
 
@@ -97,6 +106,8 @@ def square_root(
     covariance: Float[np.ndarray, "*nodes rows rows"],
 ) -> Float[np.ndarray, "*nodes rows rows"]:
     """Square root of covariances that may be singular."""
+    # Cholesky fails on singular matrices, which equal layouts give. Rounding may make eigenvalues
+    # slightly negative.
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
 
@@ -109,6 +120,9 @@ def mixture_draws(
 
     if len(weight) == 1:
         return standard_normal(root.shape[2]) @ root[0].T
+
+    # The last coordinate of each point picks the node of the mixture by inverting its cumulative
+    # weights.
     normal = standard_normal(root.shape[2] + 1)
     node = np.searchsorted(np.cumsum(weight)[:-1], ndtr(normal[:, -1]))
     draws = np.empty((len(normal), root.shape[1]))
@@ -124,6 +138,9 @@ def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
 
     if not dimensions:
         return np.zeros((DRAWS, 0))
+
+    # A fixed seed makes every search print the same probabilities. Clipping keeps the normal
+    # quantile finite.
     uniform = qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)
     return ndtri(np.clip(uniform, TINY, 1 - TINY))
 

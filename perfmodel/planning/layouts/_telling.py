@@ -120,6 +120,8 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
             `fit_profile` starts from the tables again.
         predictions: that are chosen from, as a search ranks them.
     """
+    # The signal is what layouts' errors have in common with each other and with later runs. Noise
+    # between runs is taken off: it would average out, and no choice depends on it.
     mean = np.log([p.step_time_s for p in predictions])
     joint = joint_errors(problem, predictions)
     site_prior = problem.site_prior
@@ -127,6 +129,9 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
+
+    # A profile splits the step by class of event, so that it tells of sources that one run cannot
+    # tell apart.
     seen = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
         names = shared_errors(predictions)[0]
@@ -151,6 +156,9 @@ def _loads(
     signal: Float[np.ndarray, "nodes layouts layouts"],
 ) -> Float[np.ndarray, "nodes layouts sources"]:
     """A root of what no noise is, the sources of error that layouts share first."""
+    # Per node, errors of kernels and links scatter by the node's scale; those of the site do not.
+    # What the shared sources leave of the covariance is layouts' own, and gets a square root of
+    # its own.
     names, shared, _ = shared_errors(predictions)
     within = problem.site_prior.scales.within
     of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
@@ -160,6 +168,8 @@ def _loads(
 
 def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> Observation:
     """Of the layout of a run: the seconds of each class of its events, and the step that they are part of."""
+    # How strongly each site class moves the step is its share of the step's time. The slopes are
+    # these shares times the root of the site's covariance, so that solving gives the shares back.
     slopes, place = run.slopes[:, 0], {name: i for i, name in enumerate(names)}
     site = [place[f"site: {name}"] for name in CLASSES]
     share = dict(zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True))
@@ -168,6 +178,9 @@ def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> O
     for i, name in enumerate(CLASSES):
         if name not in TOLD or share[name] < LEAST_SHARE:
             continue
+
+        # Each class that takes a noticeable share is one observation: its seconds move with the
+        # site's class and with the families of its own kernels or links.
         row = np.zeros_like(slopes)
         row[:, site] = share[name] * site_prior.root[i]
         for source, at in place.items():
@@ -191,10 +204,13 @@ def weighed(
     Args:
         weight: of the nodes of a mixture.
     """
+    # Regret now: expected step of today's choice less the expected least step if all were known.
     truth_least, best = least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
     now, first = float(mean.min()), int(mean.argmin())
     worths = []
     for layout_evidence in seen:
+        # Draw what the measurement may show, and let Bayes' rule move the means. The choice after
+        # it is the layout of the least posterior mean.
         shown = mixture_draws(np.linalg.cholesky(_shown(layout_evidence)), weight)
         expected, chosen = least(mean, expected_given(loads, layout_evidence, shown, weight))
         moves = 1.0 - float(chosen[first])
@@ -211,6 +227,9 @@ def weighed(
             )
         )
     regret = max(now - truth_least, 0.0)
+
+    # Savings per run within a hundredth of the present regret are equal for the sort, so that
+    # cheaper kinds and better layouts go first.
     alike = max(_ALIKE * regret, TINY)
     worths.sort(
         key=lambda layout_evidence: (
@@ -231,7 +250,12 @@ def expected_given(
     """Posterior means of layouts less the present ones, by what a measurement showed beyond what was expected."""
     covariance = _shown(seen)
     inverse = np.linalg.inv(covariance)
+
+    # Kalman gain of every node of the mixture.
     gain = loads @ seen.slopes.transpose(0, 2, 1) @ inverse
+
+    # Posterior weights of the nodes: prior weight times normal density of what was shown, scaled
+    # by the largest so that exponentials do not underflow.
     squares = ((shown @ inverse) * shown).sum(axis=2)
     log = np.log(weight)[:, None] - 0.5 * (squares + np.linalg.slogdet(covariance)[1][:, None])
     likely = np.exp(log - log.max(axis=0))

@@ -60,6 +60,8 @@ def print_search(
         f"{result.feasible:,} layouts need no more memory than there is; {result.evaluated:,} of them were evaluated "
         f"in full, in {result.seconds:.1f} s; {result.certificate}"
     )
+
+    # Without any layout, the account of the rejected is the only answer there is.
     if verbose or not result.layouts:
         _account(console, result)
     if verbose and result.layouts:
@@ -101,6 +103,8 @@ def _heading(console: "Console", result: "SearchResult") -> None:
 
 
 def _ranking(console: "Console", result: "SearchResult") -> None:
+    # Each column is a function of (place, prediction), so that the table is put together from
+    # whatever this search has to tell.
     ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
     columns: dict[str, Column] = {
         "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),
@@ -142,6 +146,9 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
         more["devices"] = lambda _, p: str(p.devices)
     if result.batches:
         more["batch"] = lambda _, p: str(p.global_batch)
+
+    # Money and training time are shown whenever the tariff gives them. Other quantities are shown
+    # if the objective or a constraint names them, unless the table has them anyway.
     named = " ".join([result.objective, *result.constraints])
     for name in result.quantities[0] if result.quantities else ():
         head, said = _quantity(name)
@@ -228,6 +235,7 @@ def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequenc
     The layout has no spaces and is not broken, so that it can be copied; it has a line of its own if the terminal is
     too narrow for both.
     """
+    # The layout's line is never wrapped, or else it could not be copied.
     figure_rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *figure_rows, strict=True)]
     longest = max(len(row[-1]) for row in rows)
@@ -248,5 +256,7 @@ def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
 
 def interval(lo_s: float, hi_s: float) -> str:
     """Both ends in the unit of the upper one."""
+    # Scale the lower end by the ratio of the upper end's figure to its seconds: both are then in
+    # the same unit.
     upper, unit = duration(hi_s).split()
     return f"{lo_s * float(upper) / hi_s:.4g}-{upper} {unit}"

@@ -54,11 +54,16 @@ def assign(
     if (n_bytes is None) != (capacity_bytes is None) or (n_bytes is not None and n_bytes.shape != (items,)):
         raise PerfModelError(f"assign: bytes of {items} items and capacities of {devices} devices come together")
     allowed = np.isfinite(seconds)
-    scale = float(np.where(allowed, seconds, 0.0).max()) or 1.0  # the solver's tolerances are absolute
+
+    # HiGHS' tolerances are absolute, and seconds may be microseconds: scale the longest time to
+    # 1.
+    scale = float(np.where(allowed, seconds, 0.0).max()) or 1.0
     n = devices * items
     device, item = np.divmod(np.arange(n), items)
     # Unknowns are x[device, item] row by row, and T, the load of the busiest device, last.
     time = np.where(allowed, seconds / scale, 0.0).ravel()
+
+    # Each item goes to one device, and each device's load is at most T.
     once = coo_array((np.ones(n), (item, np.arange(n))), shape=(items, n + 1))
     load = coo_array(
         (
@@ -84,6 +89,9 @@ def assign(
     )
     if solution.x is None:
         raise NothingFitsError(f"assign: no assignment of {items} items to {devices} devices fits, or none in time")
+
+    # Solvers return 0.9999 for 1. Recompute the loads from the rounded choice in double
+    # precision; the bound may exceed them by the tolerance only.
     chosen = solution.x[:n].reshape(devices, items).argmax(axis=0)
     loads = np.bincount(chosen, seconds[chosen, np.arange(items)], minlength=devices)
     bound_s = min(float(solution.mip_dual_bound) * scale, float(loads.max()))

@@ -76,6 +76,9 @@ def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
     """
     began = time.perf_counter()
     relaxation, links = bandwidth_problem(problem, layout)
+
+    # From equal shares, and enough steps for a convex problem. The cutting planes then prove how
+    # good it is.
     relaxed = relax(relaxation, n_starts=1, steps=800)  # from equal shares, enough for a convex problem
     bounded = convex_bound(relaxation, relaxed.values)
     step_s = [_step_s(relaxation, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
@@ -94,6 +97,10 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     if batch.spec.steps > 1:
         raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
     structure = prepared(batch.spec).structure
+
+    # Price the layout a second time on links that are `_FASTER` times as fast. The difference is
+    # the part of each transfer that scales with bandwidth: t - t' = volume (1 - 1 / faster); the
+    # rest is latency.
     scenario = Scenario.parse([f"{tier}_node_bandwidth={_FASTER:g}x" for tier in ("intra", "inter")])
     faster = model_in_scenario(problem, scenario)
     now_s, then_s = (durations(model, layout_batches(model, [layout])[0])[0] for model in (problem, faster))

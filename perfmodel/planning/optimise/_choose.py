@@ -76,6 +76,8 @@ def refine(problem: StepProblem, layouts: Sequence[Layout]) -> list[PartitionRes
         problem: model, job, cluster and cost models.
         layouts: such as the best of a search; those without a pipeline are passed over.
     """
+    # Branch and bound: a layout whose bound is above the best step found ends the list, since all
+    # after it have higher bounds.
     bounds = {layout: partition_bound_s(problem, layout) for layout in dict.fromkeys(layouts)}
     results: list[PartitionResult] = []
     for layout in sorted((layout for layout in bounds if layout.pp > 1), key=bounds.__getitem__):

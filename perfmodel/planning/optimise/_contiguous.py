@@ -65,6 +65,9 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
     supply = _checked(added, supply)
     possible = np.isfinite(added) & np.isfinite(largest)
     added, largest = (np.where(possible, table, np.inf) for table in (added, largest))
+
+    # With nothing passed on, the critical path is the slowest stage alone: the least maximum that
+    # any cut has. The front lies between the cut of least sum and the one of least maximum.
     smallest = least_critical_path(largest, np.zeros_like(largest), supply)
     widest, tightest = _least_sums(added, largest, np.array([np.inf, smallest]), supply)
     if widest is None or tightest is None:
@@ -85,6 +88,9 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
         chosen, open_intervals = open_intervals[:_BATCH], open_intervals[_BATCH:]
         middles = np.array([(low + high) / 2 for low, high, _ in chosen])
         solved = _least_sums(added, largest, middles, supply) if chosen else []
+
+        # The middle splits the interval. Above it lie cuts with maxima in (middle, high], below
+        # it those that the solved threshold leaves.
         for (low, high, sum_high), middle, cuts in zip(chosen, middles.tolist(), solved, strict=True):
             open_intervals.append((middle, high, sum_high))
             if cuts is not None:
@@ -126,6 +132,10 @@ def _least_sums(
     _, stages, cuts, _ = added.shape
     limits = thresholds[:, None, None]
     start = np.full((len(thresholds), cuts), np.inf)
+
+    # `values[used][threshold, i]` is the least sum of the stages so far that hold the first i
+    # layers with the kinds of devices in `used`. `came_from` remembers where the last stage began
+    # and on which kind.
     start[:, 0] = 0.0
     values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): start}
     came_from: list[dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]]] = []
@@ -134,6 +144,7 @@ def _least_sums(
         origin: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
         for used, value in values.items():
             for kind, state in _one_more(used, supply):
+                # Extend every prefix by one stage. Stages above the threshold are forbidden.
                 allowed = np.where(largest[kind, stage] <= limits, added[kind, stage], np.inf)
                 total = allowed + value[:, :, None]
                 first = total.argmin(axis=1)
@@ -141,6 +152,8 @@ def _least_sums(
                 if state not in longer:
                     longer[state], origin[state] = least, (first, np.full_like(first, kind))
                     continue
+
+                # The same devices can be reached with either kind last; keep the cheaper.
                 better = least < longer[state]
                 longer[state] = np.where(better, least, longer[state])
                 origin[state] = (

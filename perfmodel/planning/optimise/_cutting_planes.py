@@ -53,6 +53,9 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
     if problem.limits is not None or len(polytopes) < len(allowed):
         raise PerfModelError("a convex bound needs unknowns that are shares or boxes, and no other limits")
     best = {name: np.asarray(value, float) for name, value in values.items()}
+
+    # Kelley's method, damped: planes are added half-way between the best point and the minimum of
+    # the planes so far, since the minimum itself jumps from corner to corner.
     value, at, bound = objective_at(problem, best), best, 0.0
     planes: list[np.ndarray] = []
     rng = np.random.default_rng(0)
@@ -71,11 +74,16 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
 def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[np.ndarray, "planes 1+unknowns"]:
     """Value at the origin, and gradient, of every distinct path that is critical under a little noise."""
     values = {name: jnp.asarray(value, float) for name, value in at.items()}
+
+    # A path that is critical under 1 % of noise is nearly critical without it. Its plane is valid
+    # at any rate, and all of them come from one call.
     seconds = np.asarray(_durations(problem.form, values, problem.single))
     noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
     noise[0] = 1.0
     paths = np.unique(makespan_lanes_and_grad(problem.program, seconds * noise)[1], axis=0)
-    padded = np.pad(paths, ((0, _LANES - len(paths)), (0, 0)))  # to as many rows as lanes: one trace
+
+    # Pad to as many rows as lanes, so that JAX traces one shape only.
+    padded = np.pad(paths, ((0, _LANES - len(paths)), (0, 0)))
     slopes = np.asarray(_gradients(problem.form, values, problem.single, padded), float)[: len(paths)]
     point = np.concatenate([np.ravel(value) for value in at.values()])
     return np.column_stack([paths.astype(float) @ seconds - slopes @ point, slopes])
@@ -90,6 +98,8 @@ def _durations(form: StaticArgs, at: Values, constants: Values) -> Float[Array, 
 def _gradients(
     form: StaticArgs, at: Values, constants: Values, paths: Float[Array, "paths classes"]
 ) -> Float[Array, "paths unknowns"]:
+    # Counts of classes on a path times the Jacobian of the durations: the gradient of the path's
+    # length by the unknowns.
     seconds, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(at))
 
     def slope(counts: Array) -> Array:
@@ -110,6 +120,9 @@ def _least_of_planes(
 
     n = planes.shape[1] - 1
     shapes = {name: variable.free_shape for name, variable in problem.variables.items()}
+
+    # Unknowns are flattened one variable after the other. Each has its variable's bounds, and
+    # shares have a fixed sum.
     variable_of_unknown = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])
     bounds = [(polytopes[i].low, polytopes[i].high) for i in variable_of_unknown.tolist()]
     totals = {i: polytope.total for i, polytope in enumerate(polytopes) if polytope.total is not None}
@@ -122,6 +135,8 @@ def _least_of_planes(
         b_eq=list(totals.values()) or None,
         bounds=[*bounds, (0.0, None)],
     )
+
+    # 0 is a valid bound, so that a failed solve loses tightness but proves nothing false.
     if solved.status != 0:
         return 0.0, {}
     lowest = {}

@@ -63,12 +63,15 @@ class _Objective:
 
     def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
         """Step time and its derivative by the multiples."""
+        # Price the events with each parameter a little larger; the timeline's gradient then gives
+        # the derivatives of the step without evaluating it again for each.
         moved = [self.on(run, row) for row in x * (1 + _STEP * np.eye(len(x)))]
         derivatives = derivatives_towards(self.on(run, x), [run.layout], moved, _STEP)
         return float(derivatives.step_s[0]), derivatives.by_parameter[0] / x
 
     def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:
         """Weighted mean of the logarithms of step times relative to before, and its slope."""
+        # The logarithm makes a tenth saved on a short run worth as much as a tenth on a long one.
         value, slope, weights = 0.0, np.zeros(len(x)), sum(run.weight for run in self.runs)
         for run, before_s in zip(self.runs, self.before_s, strict=True):
             step_s, run_slope = self.step_and_slope(run, x)
@@ -120,6 +123,9 @@ def design_hardware(
     objective = _Objective(runs, tuple(prices))
     now = np.ones(len(price))
     objective.before_s = objective.step_s(now)
+
+    # Start from all parameters grown alike, which is feasible. The result must not be worse than
+    # that.
     even = np.clip(now * budget / price.sum(), low, high)
     optimum = minimize(
         objective,

@@ -149,6 +149,9 @@ def partition_stages(
         LayoutError: nothing to cut, or no partition fits into memory.
     """
     started = time.perf_counter()
+
+    # Starting points: the layout as it is, and for each mode of recompute the cuts that dynamic
+    # programming finds best, or that the caller gives.
     partitioned, bases, costs = _space(problem, layout, recompute)
     (batch,) = layout_batches(problem, [partitioned])
     start = [partitioned, *bases]
@@ -163,6 +166,8 @@ def partition_stages(
             start += of_base.layouts(base, of_base.exact(base, batch.spec.micro_batches))
 
     def moves(at: Layout) -> Iterable[Layout]:
+        # A move shifts a layer between stages, or exchanges two stages' kinds of devices, with or
+        # without their layers.
         sizes, kinds = at.partition or (), at.kinds
         near = [(moved, kinds) for moved in neighbours(sizes)]
         of_ranks = kinds if kinds and len(kinds) == len(sizes) else ()
@@ -170,6 +175,9 @@ def partition_stages(
             if of_ranks[a] != of_ranks[b]:
                 exchanged = _exchanged(of_ranks, a, b)
                 near += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
+
+        # Costs tell which moves fit and what each stage has to recompute. The other mode of
+        # recompute is tried with the same cut.
         if at.recompute in costs:
             yield from costs[at.recompute].layouts(at, near)
             for base in bases:
@@ -179,6 +187,7 @@ def partition_stages(
             yield from (at.replace(partition=moved, kinds=on) for moved, on in near)
 
     try:
+        # The dynamic program minimises a formula; the descent minimises the evaluated step.
         best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda layouts: _step_s(problem, layouts))
     except NothingFitsError:
         raise LayoutError(
@@ -216,6 +225,8 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     if base.kinds is None:
         return KindCosts({None: stage_costs(problem, base, recompute_to_fit)}, (base.pp,))
     ends = {on_kind.cluster.name: (on_kind, link) for on_kind, link in zip(problem.kinds, problem.links, strict=True)}
+
+    # Transfers cross the link between kinds only if stages lie on more than one of them.
     used = dict.fromkeys(base.kinds)
     link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
     of_kind: dict[str | None, StageCosts]
@@ -253,11 +264,16 @@ def balanced(
         fits = [layout for layout in ordered if fitting(problem, [layout])[0]]
         return fits, spread_bound_s(problem, base) if fits else np.inf
     (batch,) = layout_batches(problem, [base])
-    if not batch.spec.scheduler.plain:  # passes of several micro-batches: as the cuts of a plain pipeline
+
+    # Passes of several micro-batches have no stage costs of their own. The best cuts of a plain
+    # pipeline are good starting points for them too.
+    if not batch.spec.scheduler.plain:
         plain, _ = balanced(problem, base.replace(schedule="1f1b"))
         cuts = [cut.replace(schedule=base.schedule) for cut in plain]
         cuts = [cut for cut, fits in zip(cuts, fitting(problem, cuts), strict=True) if fits]
         return cuts, spread_bound_s(problem, base) if cuts else np.inf
+
+    # The bound of this layout is worked out before its cuts: it may rule it out.
     costs = _kind_costs(
         problem,
         base,
@@ -280,6 +296,9 @@ def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layou
     free = recompute and problem.job.mode == "train"
     if free:
         bases = [partitioned.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
+
+    # Dynamic programming needs the cost of a stage to depend on its own layers only, which fails
+    # where a rank holds several stages or layers to recompute are prescribed.
     if not one_stage_per_rank(batch) or (layout.recompute_full_layers is not None and not free):
         return partitioned, bases, {}
     return (
@@ -290,6 +309,7 @@ def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layou
 
 
 def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]) -> Certificate:
+    # Without stage costs only the total work bounds the step.
     if not costs:
         work_s = min(spread_bound_s(problem, base) for base in bases)
         return Certificate(work_s, "", "all passes spread evenly over the ranks")
@@ -312,6 +332,8 @@ def layers_per_stage(batch: LayoutBatch) -> tuple[int, ...]:
 def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step times, infinite for layouts that are impossible or do not fit."""
     step_s = np.full(len(layouts), np.inf)
+
+    # Three sieves, cheapest first: does the layout exist, does it fit, how long does it take.
     possible = [i for i, layout in enumerate(layouts) if _is_possible(problem, layout)]
     fits = fitting(problem, [layouts[i] for i in possible])
     fitting_layouts = [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]

@@ -56,6 +56,8 @@ class KindCosts:
         for sizes, kinds in dict.fromkeys(cuts):
             of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
             stage_spans = list(zip(of_stage, *spans(sizes), strict=True))
+
+            # Infinite costs mark stages that do not fit even with all their layers recomputed.
             if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in stage_spans):
                 full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in stage_spans)
                 full = full if any(full) else None
@@ -88,6 +90,8 @@ class KindCosts:
         sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first
         (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
         """
+        # Passes of stage r alone take m (F + B); a schedule without a flush overlaps steps, so
+        # that nothing else is certain.
         m, costs = spec.micro_batches, [*self.of_kind.values()]
         forward = np.stack([on_kind.forward_s for on_kind in costs])
         backward = np.stack([on_kind.backward_s for on_kind in costs])
@@ -125,7 +129,7 @@ def _front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int
 
 
 def _times(count: int | np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """A multiple, 0 times too, that leaves what is impossible impossible."""
+    """Return `count * seconds`, infinite wherever `seconds` is, even for a count of 0."""
     possible = np.isfinite(seconds)
     return np.where(possible, count * np.where(possible, seconds, 0.0), np.inf)
 
@@ -148,6 +152,8 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     spec = layout_batch.spec
     if not spec.scheduler.plain:
         return 0.0
+
+    # Seconds of one pass of every block on each kind of nodes, and on the fastest kind for it.
     counts = layout_batch.counts.sum(axis=(0, 1))
     passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
     ranks = Counter(layout_batch.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
@@ -162,6 +168,9 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
         ratio = seconds[fastest > 0] / fastest[fastest > 0]
         slower[kind] = float(ratio.min(initial=np.inf))
     once_s = float(fastest @ counts)
+
+    # Shared in proportion to the ranks' speeds, one micro-batch keeps the slowest of them busy
+    # for at least `share_s` seconds.
     share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
     least_s = spec.micro_batches * share_s
     live = program_live(problem.setting, spec)
@@ -208,6 +217,7 @@ def descend(
     Raises:
         NothingFitsError: none of `start` is possible.
     """
+    # Remember all values: neighbours of neighbours repeat, and an evaluation is the costly part.
     values = dict(zip(start, evaluate(start).tolist(), strict=True))
     best = min(values, key=values.__getitem__)
     if not np.isfinite(values[best]):

@@ -111,6 +111,8 @@ def relax(
         spread: standard deviation of the random starts in free coordinates.
         given: further values that the durations and limits depend on, held fixed, with a row for every start.
     """
+    # Descend from all starts at once, then round every end to something that can be built, and
+    # evaluate it exactly.
     keys = jax.random.split(jax.random.key(seed))
     constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
@@ -169,6 +171,9 @@ def _descend(
         }
 
     at_start = partial(values_at, temperature=jnp.asarray(1.0))
+
+    # Loss is relative to the mean makespan of the starts, so that penalty and learning rate suit
+    # any problem.
     scale = _each(lambda *x: form.objective(at_start(*x)), free)(free, constants_of_start).mean()
     none = jnp.zeros_like(_each(lambda *x: form.excess(at_start(*x)), free)(free, constants_of_start))
 
@@ -191,6 +196,8 @@ def _descend(
 
     def step(i: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         free, moments, multipliers, key = state
+
+        # Noise and temperature fall geometrically, the learning rate along a cosine.
         done = i / steps
         sigma = _JITTER[0] * (_JITTER[1] / _JITTER[0]) ** done
         temperature = _TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done
@@ -201,6 +208,9 @@ def _descend(
         gradient, pressed = gradients(free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature))
         update, moments = optimizer.update(gradient, moments)
         free = jax.tree.map(lambda x, u: x - rate * u, free, update)
+
+        # Multipliers change every few steps only, after the free numbers had time to follow the
+        # last ones.
         multipliers = jnp.where(i % _MULTIPLIER_EVERY == _MULTIPLIER_EVERY - 1, pressed, multipliers)
         return free, moments, multipliers, key
 
@@ -209,7 +219,7 @@ def _descend(
 
 
 def _each(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
-    """`function` of every start. One alone is not batched: the evaluator runs a single lane much faster."""
+    """Return `function` over all starts. One alone is not batched: the evaluator runs a single lane much faster."""
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))

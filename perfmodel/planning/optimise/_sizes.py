@@ -105,7 +105,12 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
         raise LayoutError(
             f"layout {layout.label} does not fit into memory, so that no sizes of its micro-batches are sought"
         )
+
+    # In the usual structure all micro-batches share their durations. Here each gets classes of
+    # its own, whose seconds follow its size.
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
+
+    # Price the sizes that fit, and 1, exactly; others are interpolated.
     sizes = np.array(sorted({1, *uniform}))
     layouts = [layout_batch.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
     by_size = np.stack([durations(problem, in_program_of(problem, layout_batch, sized))[0] for sized in layouts])
@@ -123,6 +128,8 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}
     relaxation = Relaxation(variables, program, _durations, constants, limits=_limits)
 
+    # A micro-batch above the largest size that fits is not allowed, so that its seconds do not
+    # matter.
     def step_s(tried: Any) -> Float[np.ndarray, " n"]:
         tried = np.array(tried)
         return np.where(
@@ -148,6 +155,8 @@ def by_micro_batch(
     Returns:
         It, and for every new class the old one and the micro-batch (-1 for kinds that do not depend on it).
     """
+    # A new class is an old class and a micro-batch, as one number: class * columns + micro-batch
+    # + 1, or + 0 for classes that do not depend on it.
     columns = int(structure.micro_batch.max()) + 2
     of_size = np.isin(structure.class_kind, _OF_SIZE)
 
@@ -189,6 +198,8 @@ def _between(xp: Any, constants: Values, size: Any) -> Any:
     """Seconds of classes whose micro-batches have some size [..., classes], between those of the sizes that are known,
     by `jax.numpy` or `numpy`."""
     sizes, by_size = constants["sizes"], constants["by_size"]
+
+    # Linear interpolation between the two nearest sizes that are priced.
     upper = xp.clip(xp.searchsorted(sizes, size), 1, len(sizes) - 1)
     share = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
     at = xp.arange(size.shape[-1])
@@ -229,6 +240,8 @@ class BucketResult:
         Frameworks fill buckets up to one size, from the last layer on (torch's `bucket_cap_mb`, Megatron's
         `--ddp-bucket-size`): all are equal but the one that is filled last, of the first layers, which may be smaller.
         """
+        # Buckets are in model order and filled from the last layer on, so that the first may be
+        # the one that is not full.
         full = {layers for of_stage in self.buckets for layers in of_stage[1:]}
         rest = [of_stage[0] for of_stage in self.buckets]
         size = max(full, default=max(rest))
@@ -281,6 +294,9 @@ class _Grouping:
     def __init__(self, problem: StepProblem, layout_batch: LayoutBatch, buckets: int) -> None:
         self._problem, self._bundle = problem, layout_batch
         before, upto, after = by_layer(layout_batch.tables[0].pairs)
+
+        # Blocks per stage without the embedding before the first layer and the head after the
+        # last.
         layer_counts = layout_batch.counts.sum(axis=1)
         layer_counts[0] -= before
         layer_counts[-1] -= after

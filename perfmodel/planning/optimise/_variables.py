@@ -126,6 +126,8 @@ class WholeShares(_Parts):
             raise PerfModelError(f"whole shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
 
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        # Round the running sums and take their differences: each sum is off by half a unit at
+        # most, so that errors do not add up, and the last one is the total.
         more = np.asarray(_plain(self, free), float) - self.least
         ends = np.rint(np.cumsum(more)).astype(int)
         ends[-1] = self.total - self.least * self.n
@@ -158,6 +160,7 @@ def starts(
     variables: Mapping[str, Variable], n: int, spread: float, key: Array
 ) -> dict[str, Float[Array, "starts ..."]]:
     """Free numbers of `n` starts: the first in the middle of everything, the others random about it."""
+    # Free numbers of 0 are the middle of a box, equal shares, and equally likely choices.
     keys = jax.random.split(key, len(variables))
     return {
         name: spread * jax.random.normal(k, (n, *variable.free_shape)).at[0].set(0.0)

@@ -94,6 +94,8 @@ def parse_setting(text: str) -> Setting:
         value = _with_unit(name, raw)
     if raw.endswith("%"):
         value = 1 + value / 100
+
+    # A delay of 0 and rank 0 are values; nothing multiplied by 0 would run.
     allowed_zero = not relative and (name.endswith("_s") or name == "slow_rank")
     if not (0 < value < float("inf") or (value == 0 and allowed_zero)):
         raise PerfModelError(f"what-if: {name} must be positive and finite, got {raw!r}")
@@ -145,6 +147,8 @@ class Scenario:
 
     def device(self, device: Device) -> Device:
         """The device as the scenario has it."""
+        # One factor for all precisions: peaks differ by dtype, so that there is no single value
+        # to set.
         rate = self._factor("compute_rate")
         peak = {k: None if v is None else v * rate for k, v in vars(device.peak).items()}
         host = device.host_bandwidth_bytes_per_s
@@ -163,6 +167,7 @@ class Scenario:
         Raises:
             PerfModelError: nothing that it changes is known of the device.
         """
+        # A power limit without its law would silently change nothing.
         if any(s.name == "power_limit" for s in self.settings) and not has_power_law(device):
             raise PerfModelError(
                 f"what-if: what the power limit of {device.name} holds back is not known; leave power_limit out"
@@ -182,6 +187,7 @@ class Scenario:
         """
         levels = []
         for i, level in enumerate(cluster.levels):
+            # A first level of size 1 means nodes of one device, which have no network inside.
             tier = "intra_node" if i == 0 and level.size > 1 else "inter_node"
             levels.append(
                 replace(
@@ -234,6 +240,8 @@ class ScaledKernels:
 
     def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
         """Times on the variant of `device`."""
+        # Roofline of the variant over roofline of the device as it is: 1 for kernels that the
+        # change does not touch.
         measured = self.kernels.times(device, ops)
         return _times(
             measured,
@@ -251,6 +259,7 @@ class DelayedCollectives:
 
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         """Times of `ops` and their delays."""
+        # A collective of one rank sends nothing, so that nothing delays it.
         delay_s = np.array([self.delays_s.get(op.collective, 0.0) if op.num_ranks > 1 else 0.0 for op in ops])
         return _times(self.collectives.times(cluster, ops), 1.0, delay_s)
 

@@ -182,6 +182,8 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
         LayoutError: a layout that cannot run, or a slow rank that there is not.
     """
     check_layout(problem.model, problem.cluster, problem.job, layout)
+
+    # Central differences of log step time by log parameter.
     sensitivity = {}
     for name in HARDWARE:
         ends = [step_s(problem, layout, scenario.scaled(name, factor)) for factor in (1 - _STEP, 1 + _STEP)]
@@ -202,6 +204,8 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
 
 def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s: float) -> tuple[str, ...]:
     """A sentence on the power limit, where it holds a faster device back; else none."""
+    # Evaluate the step once more without the power limit. Only if that is noticeably faster is
+    # the limit what holds it back.
     device = scenario.cluster(problem.cluster).device
     if not has_power_law(device) or device.power_w is None or not problem.site.power_limited:
         return ()
@@ -244,6 +248,8 @@ def parse_sweep(text: str) -> list[Setting]:
 
 def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
     """Step time of a layout in a scenario."""
+    # Everything but a slow rank changes prices. A slow rank changes durations of one rank's
+    # classes after pricing.
     model = model_in_scenario(problem, scenario)
     (batch,) = layout_batches(model, [layout])
     (programs,), slowed = step_programs(model, [layout]), scenario.slowed(layout.pp)
@@ -258,6 +264,8 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
 
 def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " classes"]:
     """Factors of the classes: those that run on the rank's compute stream take longer."""
+    # A class of passes belongs to one stage, so that stretching the classes of a rank's compute
+    # stream slows this rank alone.
     on_rank = structure.stream == rank * N_STREAMS + Stream.COMPUTE
     factors = np.ones(structure.n_classes)
     factors[np.unique(structure.duration[on_rank])] = factor
@@ -306,6 +314,8 @@ def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name
     def felt(delay_s: float) -> bool:
         return step_s(problem, layout, scenario.and_also(Setting(name, "to", delay_s))) > none * (1 + _HIDDEN)
 
+    # A delay as long as the whole step is an upper end. 20 halvings locate the knee to a
+    # millionth of the step.
     low, high = 0.0, none
     if not felt(high):
         return high
