@@ -209,6 +209,9 @@ def compare_problems(
                 calibration=calibration,
                 progress=lambda *_: None,
             )
+
+            # A comparison of half-searched clusters would mislead, so that an interrupt of one
+            # search interrupts the whole.
             if not result.complete:
                 raise KeyboardInterrupt(f"{cluster.name}: {result.certificate}")
             if not result.layouts:
@@ -297,6 +300,9 @@ def _is_of(key: str, cluster: Cluster) -> bool:
     """Whether a price under this name is one of a cluster: by its own name, or its device's."""
     if key.lower() == cluster.name.lower():
         return True
+
+    # Names of the catalog have aliases (h100, H100, dgx-h100), so that objects are compared, not
+    # names.
     for find, of_cluster in ((catalog.cluster, cluster), (catalog.device, cluster.device)):
         try:
             if find(key) == of_cluster:

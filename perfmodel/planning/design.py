@@ -43,6 +43,7 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
     Raises:
         LayoutError: no layout fits on any number of devices.
     """
+    # "Fewest devices" is the objective, "fast enough" a constraint: one exact search answers.
     fewest = fastest(
         question,
         Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]),
@@ -104,6 +105,9 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     memory = max(stages, key=lambda stage: stage.peak)
     need = problem.framework.memory_to_hold(memory.peak)
     has_bytes = problem.cluster.device.memory_bytes
+
+    # A likely fit asks for more: measured peaks scatter about predictions, by `memory_spread`,
+    # relative to what the framework's own counter would show.
     shown_bytes = fullness(problem, layout, stages) * has_bytes
     likely_bytes = max(need, shown_bytes / problem.site.memory_spread().share_that_fits(MIN_FIT))
     parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
@@ -168,6 +172,7 @@ def overtake(
         LayoutError: a layout that cannot run.
         UnknownNameError: no such parameter.
     """
+    # Refuse an unknown parameter before pricing anything.
     Scenario.parse([f"{parameter}=2x"])
     for layout in (first, second):
         check_layout(problem.model, problem.cluster, problem.job, layout)
@@ -179,7 +184,10 @@ def overtake(
     first_s, second_s = (step_s(problem, layout, Scenario()) for layout in (first, second))
     grid = np.linspace(0, np.log(MOST), POINTS)
     crossing = None
-    for at, before in zip(grid[1:], grid[:-1], strict=True):  # outwards, both ways in turn
+
+    # Search outwards from 1 in both directions in turn, so that the crossing nearest to today's
+    # machine is found first.
+    for at, before in zip(grid[1:], grid[:-1], strict=True):
         for way in (1, -1):
             low, high = way * before, way * at
             at_low = difference_s(low)
@@ -301,12 +309,20 @@ def rank_upgrades(
     for done, name in enumerate(PARAMETERS):
         if progress:
             progress(f"search with better {name}", done, len(PARAMETERS))
+
+        # More of a rate is better, less of a latency.
         less = name.endswith("latency")
         scenario = Scenario((Setting(name, "times", 1 - share if less else 1 + share),))
         better = question.in_scenario(scenario)
         then = fastest(better, Goal.parse(better.step_problem))
+
+        # Memory changes no duration of a layout that already fits. What it gains comes from
+        # layouts that now fit.
         kept_s = before_s if name == "memory_bytes" else step_s(problem, now.layout, scenario)
         best_s, layout = kept_s, now.layout
+
+        # `fastest` works in single precision. Compare both layouts by the same exact step time,
+        # so that rounding is no gain.
         if then is not None and then.layout != now.layout:
             then_s = step_s(better.step_problem, then.layout, Scenario())
             best_s, layout = (then_s, then.layout) if then_s < kept_s else (best_s, layout)

@@ -143,8 +143,14 @@ def goodput(
     """
     assumed, devices = reliability or Reliability(), layout.devices
     n_bytes, stages = checkpoint_bytes(problem.model, problem.job), ()
+
+    # An asynchronous pipeline holds several mini-batches at once, which are lost at a failure and
+    # have to be filled in anew.
     under_way = version_difference(step_problem_of(problem), layout)
     refill_s = (under_way - 1) * step_time_s
+
+    # Each stage writes at its devices' share of the storage's rate where it has a checkpoint of
+    # its own, and the longest one decides. Otherwise all devices write an equal part of one.
     if assumed.by_stage:
         stages = stage_checkpoints(problem, layout, assumed)
         write_s = max(stage.write_s for stage in stages)
@@ -158,6 +164,8 @@ def goodput(
         stall_s = max(_stall_s(n_bytes / devices, write_s, kind.device, assumed) for kind in kinds) + refill_s
         # Training stands still for a refill of the pipeline before anything is written.
         write_s += refill_s
+
+    # Any device's failure stops the run: rates of failure add up.
     mtbf_s = assumed.device_mtbf_s / devices
     # A checkpoint is read as fast as it was written.
     restart_s = assumed.restart_s + reload_s + refill_s
@@ -171,6 +179,9 @@ def goodput(
             f"goodput: {devices} devices fail every {mtbf_s:.3g} s and need {restart_s:.3g} s to start again: no work "
             "is ever kept; give a longer time between failures, a faster restart or storage"
         )
+
+    # Per unit of work that is kept, checkpoints take stall / interval besides. All remaining time
+    # is lost work and restarts.
     failing = 1 - fraction * (1 + stall_s / interval_s)
     return Goodput(
         fraction=fraction,

@@ -82,18 +82,25 @@ def training_run(
     step_problem = step_problem_of(problem.replace(global_batch=prediction.global_batch), calibration)
     stated = tariff or Tariff()
     known = stated.completed(step_problem)
+
+    # Where the idle power is not known, waiting devices are taken to draw full power, which makes
+    # the energy an upper bound.
     is_bound = known.power_w is not None and known.idle_power_w is None
     priced = replace(
         known,
         tokens=MILLION,
         idle_power_w=known.power_w if is_bound else known.idle_power_w,
     )
+
+    # Quantities at the predicted step and both ends of its interval, for a million tokens; those
+    # of all tokens are multiples.
     step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
     quantity = Goal(step_problem, tariff=priced).of([prediction], Interval.exactly(np.array(step_s)))
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
         """At the predicted step time and the ends of its interval, with failures."""
+        # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 
     nothing: list[float | None] = [None] * 3

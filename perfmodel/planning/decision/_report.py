@@ -150,6 +150,9 @@ def report(
             best += [0.0] * bool(best)
         recommended = predictions.index(result.first_to_try)
     tell("what if", 0, len(predictions))
+
+    # Then each layout's answers to "what if": how it follows the machine's parameters, and what
+    # training with it costs.
     machine, checked = _turned(problem, calibration, predictions)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = []
@@ -159,8 +162,13 @@ def report(
             training_run(p, of_batch, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
         )
     data = rows(predictions, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
+
+    # The page names commands, so that it needs the job as flags. Python callers have none, and
+    # get those that say the same.
     flags = flags or _flags(problem)
     shown = list(zip(jobs, predictions, strict=True))
+
+    # Launch files and timelines are large, so that only the first layouts have them.
     launched = shown[:LAUNCHED]
     launch = []
     for i, (of_batch, p) in enumerate(launched):
@@ -192,7 +200,7 @@ def report(
 def _turned(
     problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction]
 ) -> tuple[Turned, list[int]]:
-    """Of layouts of several global batches each by its own job; and the places of those that were checked."""
+    """Return how each layout follows the machine's parameters, by its own global batch, and the places checked."""
     batches = dict.fromkeys(p.global_batch for p in predictions)
     places: list[list[int]] = []
     of_batch: list[Turned] = []
@@ -303,6 +311,8 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
     of_framework = [form for form in FORMATS if name in (form.name, *form.frameworks)]
     files = []
     for form in of_framework or FORMATS:
+        # A framework with a format of its own is asked alone. Otherwise the page offers every
+        # format that can run the layout.
         asked = problem.framework.label if of_framework else form.frameworks[0]
         try:
             text = export_launch(

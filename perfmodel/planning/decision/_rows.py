@@ -59,9 +59,13 @@ def rows(
         best: probability of each to be the best; none where there is one row.
     """
     events: dict[str, int] = {}
+
+    # Parts, origins and events are lists of names for the whole page. Rows hold figures in the
+    # order of these lists, which keeps a page of 100 layouts small.
     looks = part_looks(chain.from_iterable(p.breakdown_s for p in predictions))
     seen = set()
     for p in predictions:
+        # Parts that no layout feels (below a millionth of the step) are left out of the legend.
         seen.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
     parts = [name for name in looks if name in seen]
     origins = list(dict.fromkeys(chain.from_iterable(p.provenance for p in predictions)))
@@ -90,6 +94,8 @@ def rows(
         }
         records.append(record)
     unit = "tokens" if predictions[0].seq_len > 1 else "samples"
+
+    # A batch that all rows share is in the page's heading already.
     known = [
         name for name in _QUANTITIES if name in records[0] and not (name == "global_batch" and _same(records, name))
     ]

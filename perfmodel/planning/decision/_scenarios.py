@@ -82,6 +82,9 @@ def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
         return evaluate(model_in_scenario(problem, scenario), layouts[:count]).step_time_s / base_s[:count]
 
     here = model_in_scenario(problem, Scenario())
+
+    # A parameter that leaves the machine as it is (a network inside nodes of one device) is left
+    # out.
     nudged = {name: model_in_scenario(problem, knob.scenario(1 + _STEP)) for name, knob in KNOBS.items()}
     knobs = tuple(name for name, moved in nudged.items() if moved != here)
     by_knob = derivatives_towards(problem, layouts, [nudged[name] for name in knobs], _STEP)
@@ -89,6 +92,9 @@ def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
     for name in knobs:
         at_factors = [ratio(KNOBS[name].scenario(factor), len(layouts)) for factor in FACTORS]
         ratios.append(np.array(at_factors))
+
+    # The page multiplies the ratios of single parameters. Checks at values between the factors,
+    # and with all parameters at once, show how far that carries.
     felt = [name for name, of_knob in zip(knobs, ratios, strict=True) if np.abs(of_knob - 1).max() > FELT]
     points = [{name: factor} for name, factor in product(felt, _BETWEEN)]
     points += [dict.fromkeys(felt, factor) for factor in _TOGETHER] if felt else []

@@ -192,6 +192,7 @@ def sync_seconds(prediction: Prediction) -> float:
 
 def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Fault]:
     """Faults that could make this layout's step longer than expected, with the step at each severity."""
+    # Options and job settings can only be a cause if the script asks for something else.
     candidates = [_machine_fault(problem, layout, fault) for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
     for name, title, prior, fields, remedy in _LAYOUT_SETTINGS:
         if any(getattr(layout, field) != value for field, value in fields.items()):
@@ -217,6 +218,9 @@ def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -
         except PerfModelError:
             # A schedule whose stages have replicas has no single slow rank.
             return None
+
+        # Timers of gradient synchronisation tell slow links from other faults, so that it is
+        # predicted for links alone.
         changes_links = fault.name.endswith("_link")
         sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout)) if changes_links else None
         description = fault.description.format(value)
@@ -244,6 +248,8 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
     """
     refined = []
     values = list(fault.values)
+
+    # A few predicted severities, interpolated: each prediction takes a step's evaluation.
     for (low, low_value), (high, high_value) in pairwise(zip(severities, values, strict=True)):
         for part in range(_BETWEEN):
             at = part / _BETWEEN

@@ -65,6 +65,8 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
         PerfModelError: the log states a job that this layout cannot be changed into.
     """
     stated = dict(log.settings)
+
+    # A ramped-up batch ends at its final value.
     batches = [step.global_batch for step in log.steps if step.global_batch]
     if batches:
         stated["global_batch"] = batches[-1]
@@ -75,6 +77,8 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
     }
     script |= {name: getattr(layout, name) for name in (*_DEGREES, "micro_batch", *_OPTIONS)}
 
+    # Another structure is another job, and is predicted as it ran. Options are kept as the script
+    # has them, so that what they cost shows up as a cause.
     contradictions, options = [], {}
     for name, value in stated.items():
         if name not in script or script[name] == value or not _matters(name, layout):
@@ -128,6 +132,9 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> La
         raise PerfModelError(
             f"{place}: {devices} devices are no multiple of tp*pp*cp = {group}; is it the log of this script?"
         )
+
+    # Replicas take what the model-parallel group leaves of the devices. Unchanged degrees are not
+    # passed, since the record checks combinations of them.
     changes["dp"] = changes.get("dp", devices // group)
     if changes["dp"] == layout.dp:
         del changes["dp"]
@@ -143,6 +150,8 @@ def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices
     Args:
         model_flops: of a step, as this package counts them.
     """
+    # Log lines give FLOP/s per device and either tokens/s or seconds of a step. Both lead to
+    # FLOPs per token, which depends on the model alone. The first line holds compilation.
     tokens = problem.job.global_batch * problem.job.seq_len
     per_token = []
     for step in log.steps[1:]:

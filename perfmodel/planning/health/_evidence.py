@@ -59,6 +59,8 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
     One fault at most is assumed. The log of measured over predicted is normal with the deviation of known sites around
     what a fault of some severity makes of it; timers and memory, where the log has them, weigh besides.
     """
+    # Bayes' rule over faults and severities: prior times likelihood, normalised together with the
+    # hypothesis of no fault.
     weights: list[tuple[Fault, list[float]]] = []
     for fault in candidates:
         by_severity = [
@@ -72,6 +74,9 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
         fault_weight = sum(by_severity)
         if fault_weight <= 0:
             continue
+
+        # The likeliest severity is named. What the fault explains is a mean over all severities
+        # by posterior weight, and at most the whole excess.
         best = max(range(len(by_severity)), key=lambda i, by_severity=by_severity: by_severity[i])
         gains_s = [max(0.0, severity.step_s - observed.expected_s) for severity in fault.severities]
         mean_gain_s = sum(weight * gain for weight, gain in zip(by_severity, gains_s, strict=True)) / fault_weight
@@ -112,6 +117,8 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
 def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Timers show which share of the excess is in gradients and weights, in waits for other ranks, and in data."""
     excess_s = observed.excess_s
+
+    # Shares of a tiny excess are noise.
     if excess_s < 0.05 * observed.expected_s:
         return 1.0
     name = fault.name if fault else ""
@@ -121,6 +128,9 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
         gather = observed.timers.get("weight_gather")
         own_s = sync.least_s + (gather.least_s if gather else 0.0)
         gain_s = severity.step_s - observed.expected_s if severity else 0.0
+
+        # Share of the excess that this fault would add to the synchronisation of gradients and
+        # weights.
         in_sync = 0.0
         if severity is not None and severity.gradient_sync_s is not None and gain_s > 0:
             in_sync = (severity.gradient_sync_s - observed.expected_sync_s) / gain_s
@@ -129,6 +139,9 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
         if one_rank and name == SLOW_RANK:
             in_sync = 1.0
         likelihood *= _of_share((own_s - observed.expected_sync_s) / excess_s, in_sync)
+
+        # With several ranks in the log, the slow rank itself waits least: the spread of the
+        # waiting times is the excess.
         if not one_rank:
             likelihood *= _of_share((sync.most_s - sync.least_s) / excess_s, 1.0 if name == SLOW_RANK else 0.0)
     data = observed.timers.get("data")

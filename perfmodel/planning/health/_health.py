@@ -193,6 +193,9 @@ def check_run(
         log = read_log(log)
     intended, _ = layout_of(problem.replace(devices=None), layout)
     job = what_ran(problem, intended, log)
+
+    # Predict the job that ran: the structure that the log states, with the options that the
+    # script asks for.
     step_problem = step_problem_of(job.problem, calibration)
     intended, _ = layout_of(job.problem, job.intended)
     expected = explain(step_problem, intended)
@@ -201,6 +204,8 @@ def check_run(
     if progress:
         progress("causes", 0, 1)
 
+    # Known sites scatter about the prediction, so that a healthy run lies somewhere in its
+    # interval.
     deviation = log_deviation(expected)
     # What the log itself shows (checkpoints, slow steps, options that differ) is named first; hidden faults are left
     # the rest.
@@ -208,6 +213,8 @@ def check_run(
     observed = _observed(log, series, expected, deviation, job)
     shown = _shown_causes(series, log, expected, _option_causes(step_problem, job, expected))
     explained_s = sum(cause.explains_s for cause in shown if cause.name not in (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN))
+
+    # Hidden faults share what the shown causes leave of the excess.
     hidden, no_fault = weigh(observed, faults(step_problem, intended, expected.step_time_s))
     named = {cause.name for cause in shown}
     left_s = max(0.0, observed.excess_s - explained_s)
@@ -225,6 +232,8 @@ def check_run(
     ]
     # The share of known sites that would be faster: a normal law of the logarithm.
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
+
+    # Order by expected seconds: probability times what the cause would explain.
     causes = [cause for cause in (*shown, *guessed) if cause.explains_s > _WORTH_NAMING * expected.step_time_s]
     causes = sorted(causes, key=lambda cause: -cause.probability * cause.explains_s)[:NAMED_CAUSES]
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
@@ -338,6 +347,8 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
                 remedy="lower the initial loss scale, or train in bf16",
             )
         )
+
+    # The loader's own timer is proof enough, whatever made it slow.
     data = log.timers.get("data")
     if data is not None and data.most_s > _DATA_TIMER_SHARE * expected.step_time_s:
         causes.append(

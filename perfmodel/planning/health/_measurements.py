@@ -99,6 +99,8 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
     Args:
         weight: of every cause, by its name.
     """
+    # A single cause needs confirmation, not discrimination: take the simplest measurement that
+    # shows it.
     if len(weight) == 1:
         (cause,) = weight
         confirming = [measurement for measurement in MEASUREMENTS if cause in measurement.outcomes]
@@ -111,6 +113,7 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
 
 def _bits(measurement: Measurement, weight: Mapping[str, float]) -> float:
     """Entropy of the outcome: what it says of the cause, as each cause has one outcome."""
+    # Causes with equal outcomes cannot be told apart by this measurement: add their weights.
     by_outcome: dict[str, float] = defaultdict(float)
     total = sum(weight.values())
     for cause, value in weight.items():

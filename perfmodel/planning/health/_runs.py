@@ -45,6 +45,9 @@ def runs_of_logs(
         job = what_ran(problem, launch.layout, log)
         layout, _ = layout_of(job.problem, job.ran)
         global_batch, seq_len = job.problem.job.global_batch, job.problem.job.seq_len
+
+        # The script's save interval tells which stalls are checkpoints, where the log does not
+        # report them.
         every = save_every(Path(launch.path).read_text(errors="replace"))
         series = step_series(log, global_batch * seq_len, layout.devices, global_batch, every)
         runs.append(

@@ -126,6 +126,7 @@ def step_series(
     seconds = np.array([seconds for _, seconds in timed])
     covered = _covered(steps)
 
+    # Split off the warm-up, but leave enough lines to say something.
     warm = min(_warm_up(seconds), len(seconds) - LEAST_STEPS)
     pauses_s = _pauses(
         np.array([np.nan if s.clock_s is None else s.clock_s for s, _ in timed]),
@@ -140,6 +141,9 @@ def step_series(
     # The pause before the first line that counts belongs to the warm-up.
     pauses_after_s[:1] = 0.0
 
+    # A line is a stall if it stands out above the running median of its neighbours, by robust
+    # deviations and as a share of the step. The running median follows a drift, which is no
+    # stall.
     baseline_s = _running_median(seconds_after)
     residual_s = seconds_after - baseline_s
     scatter_s = _MAD_TO_SD * float(np.median(np.abs(residual_s)))
@@ -175,6 +179,7 @@ def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
 
 def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:
     """Lines at the beginning that are still slower than the run; the first line always is, as it holds compilation."""
+    # The second half of the log is warm.
     later_s = float(np.median(seconds[len(seconds) // 2 :]))
     slow = seconds > _WARM * later_s
     return max(1, int(np.argmin(slow)) if not slow.all() else 1)
@@ -188,6 +193,8 @@ def _pauses(
     """Seconds before each line that its steps do not account for, by the clock of the log; 0 without a clock."""
     elapsed_s = np.diff(clock_s, prepend=clock_s[:1])
     pause_s = elapsed_s - seconds * covered
+
+    # Clocks in logs are often rounded to seconds, which would give every line a small pause.
     least_s = np.maximum(_LEAST_PAUSE_S, 0.5 * seconds)
     return np.where(np.isfinite(pause_s) & (pause_s > least_s), pause_s, 0.0)
 
@@ -271,6 +278,8 @@ def _period(steps: np.ndarray) -> int | None:
     between = np.diff(steps)
     if len(between) < 2:
         return None
+
+    # The middle half of the distances is robust against a missed or an extra stall.
     low, middle, high = np.quantile(between, [0.25, 0.5, 0.75])
     if high - low > max(1.0, _REGULAR * middle):
         return None
@@ -303,6 +312,9 @@ def _drift(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> Drift | N
 def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
     """A straight line and its squared residuals, where Mann and Kendall's test finds the trend certain."""
     n = len(seconds)
+
+    # Mann-Kendall: the sum of the signs of all pairwise differences has mean 0 and variance n (n
+    # - 1) (2 n + 5) / 18 without a trend.
     signs = np.sign(seconds[None, :] - seconds[:, None])
     score = float(np.triu(signs, 1).sum())
     deviation = sqrt(n * (n - 1) * (2 * n + 5) / 18)
@@ -321,6 +333,8 @@ def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drif
     best: tuple[Drift, float] | None = None
     for cut in range(margin, n - margin + 1):
         before, after = seconds[:cut], seconds[cut:]
+
+        # Pooled variance of two levels, and the standard error of their difference.
         squares = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
         error = sqrt(squares / max(n - 2, 1) * (1 / len(before) + 1 / len(after)))
         # The cut was chosen among many: what is certain for one is not for the best of them.

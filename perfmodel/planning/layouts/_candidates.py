@@ -58,9 +58,13 @@ class Candidates:
         for position, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
             choices = self.costs[grid].grid
             p, s, _, z = map(int, np.unravel_index(place, choices.shape))
+
+            # Layouts of one grid share degrees and micro-batch. Two sorts of variants lie in
+            # grids of their own: orders of the kinds with their cuts, and offloaded layers
+            # without a pipeline.
             home: Hashable = grid
             degrees = choices.degrees
-            if degrees.kinds is not None:  # orders of the kinds and cuts are grids of their own
+            if degrees.kinds is not None:
                 kinds = tuple(sorted(degrees.kinds))
                 home = (
                     *degrees.degrees,
@@ -69,8 +73,11 @@ class Candidates:
                     choices.pipelines,
                     choices.shards,
                 )
-            elif degrees.pp == 1:  # layers are offloaded in a grid of their own
+            elif degrees.pp == 1:
                 home = degrees, choices.pipelines, choices.shards
+
+            # A layout is seen if a better one differs in recompute or offload only, or has the
+            # same pipeline and price.
             keys = {(home, p, s, choices.states[z].resident), (home, p, price)}
             if not keys & seen:
                 places.append(position)
@@ -98,6 +105,9 @@ class Candidates:
             for i, state in enumerate(grid.states):
                 if state.resident in grid.states:
                     resident[i] = grid.states.index(state.resident)
+
+            # Variants that fit, keep states on the device and recompute no more; the layout
+            # itself is none.
             less = fits[pipeline, shard, :, resident[states]] & _recomputes_no_more(grid.recomputes)[recompute]
             less[np.arange(len(in_grid)), recompute] &= resident[states] != states
             is_dominated[in_grid] = less.any(axis=1)
@@ -120,6 +130,8 @@ class Candidates:
 
         numbers = np.flatnonzero(np.isfinite(self.bound_s))
         starts = self.starts
+
+        # Numbers are ascending over the grids, so that they split at the grids' starts.
         ends = np.searchsorted(numbers, np.append(starts[1:], len(self.bound_s)))
         parts = np.split(numbers, ends[:-1])
         frames = [
@@ -134,6 +146,7 @@ def _recomputes_no_more(
     choices: Sequence[RecomputeChoice],
 ) -> Bool[np.ndarray, "choices choices"]:
     """Whether the choice of the column recomputes nothing that the choice of the row does not."""
+    # Modes are ordered by how much they recompute. `full` covers any number of layers in full.
     mode = np.array([("none", "selective", "full").index(choice.recompute) for choice in choices])
     full = np.array([sum(c.recompute_full_layers or ()) if c.recompute != "full" else np.inf for c in choices])
     return (mode[None, :] <= mode[:, None]) & (full[None, :] <= full[:, None])
@@ -152,10 +165,17 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
         for part, count in zip(CATEGORIES, too_large.tolist(), strict=True):
             if count:
                 rejected[Rejection(Reason.MEMORY, part)] += count
+
+        # Remember the smallest layout of all, to say how far from fitting a job is if nothing
+        # fits. The first comparison also counts invalid layouts, and saves spreading grids that
+        # cannot hold it.
         if smallest is None or cost.peak_bytes.min() < smallest[1]:
             peak = _spread(cost, np.where(cost.grid.valid, cost.peak_bytes, np.inf))
             if smallest is None or peak.min() < smallest[1]:
                 smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
+
+        # Choices of equal memory share an entry of `fits`; `multiplicity` counts the layouts that
+        # it stands for.
         n_fitting = int((fits * cost.multiplicity).sum())
         if n_fitting:
             feasible += n_fitting
