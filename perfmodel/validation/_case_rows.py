@@ -243,6 +243,8 @@ def _with_degrees_of_devices(row: Row) -> Row:
 def _cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
     """The cluster of a row: of its column of that name, else by its words, with the network that `network.*` columns
     state; and in what its columns contradict each other."""
+    # A catalog's cluster has its network; `network.*` changes it. Else device, node size and the
+    # words for the links make one.
     network, contradictions = network_of(row)
     nics_per_node, nic_gbit_per_s = adapters_of(row)
     if text(row, "cluster"):
@@ -349,6 +351,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     Raises:
         Unusable: a schedule that is not modelled.
     """
+    # Degrees and batch of the row over what its recipe sets; everything else is added only where
+    # the row says it.
     name = text(row, "schedule").lower()
     schedule = _SCHEDULES.get(name, schedule_name(name))
     if schedule.partition(":")[0] not in schedule_names():
@@ -379,6 +383,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     if "tp_overlap" in switches:
         fields["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
     fields |= layout_switches(row)
+
+    # Whole layers to recompute are a number of their own, beside which the mode is `none`.
     layers = repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))
     if layers is not None:
         fields |= {"recompute": "none", "recompute_full_layers": layers}
@@ -391,6 +397,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
 def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
     """Tensor-parallel degree inside experts: of its column; else tp, or the largest part of it with which `ep` groups
     of experts find their ranks in a stage."""
+    # Experts take ep * etp of a stage's tp * cp * dp ranks. The largest part of tp that comes out
+    # even is what launchers derive.
     ranks = spread.tp * spread.cp * spread.dp
     fitting = [n for n in range(1, spread.tp + 1) if spread.tp % n == 0 and ranks % (ep * n) == 0]
     return count(row, "etp", max(fitting, default=spread.tp))
@@ -417,6 +425,8 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
         TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
     """
     table, name = (file, "table of runs") if isinstance(file, pd.DataFrame) else (read_rows(Path(file)), str(file))
+
+    # Two kinds of tables: columns of published runs, and words of `predict`.
     in_words = has_words_of_predict(table)
     if in_words:
         require_words(table, name)

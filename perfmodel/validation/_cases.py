@@ -143,6 +143,8 @@ def _predict_one(
     except PerfModelError as error:
         return _unpredicted(row, f"cannot be laid out: {error}")
 
+    # Times are those of the mixture of all that the run may be; figures that only one layout has
+    # are the likeliest completion's.
     result = run.prediction
     if keep is not None:
         keep(run.case, result)
@@ -191,6 +193,8 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     """The report of `validate_cases` for runs and their predictions, without the files that were skipped."""
     measured_s = measured_times_s(runs)
     measured_bytes = memory_bytes(runs)
+
+    # Every row is predicted or has a reason.
     reasons = [None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()]
     usable = np.array([reason is None for reason in reasons], bool)
 
@@ -211,6 +215,8 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         memory = errors(measured_bytes[w], peak_bytes[w])
         return errors(measured_s[t], time_s[t], lo_s[t], hi_s[t]) | {"memory": memory}
 
+    # Errors by source, then over all rows: one sweep of 2,000 rows would otherwise drown the
+    # other sources.
     source = np.asarray(runs["source"], str)
     cells = runs["framework"].tolist() if "framework" in runs else [None] * len(runs)
     frameworks = np.array([cell if isinstance(cell, str) else "" for cell in cells])
@@ -270,6 +276,8 @@ def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
     """Measured peak memory; NaN where none was, or more than the device has: such a row is of another device."""
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
+
+    # Tables mix GB and GiB; a figure above the device's memory is of another device.
     gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)
     measured_bytes = _positive(runs["measured_peak_memory_gb"]) * np.where(gib, GIB, GB)
     measured_bytes = np.where(measured_bytes > _capacities(runs), np.nan, measured_bytes)

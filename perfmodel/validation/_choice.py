@@ -75,6 +75,8 @@ class OpenChoice(ABC):
 
     def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
         """Values of a run that leaves the choice open, with their prior probabilities; none of a run that does not."""
+        # Several variants may be counted as one value in published runs. The value's probability
+        # is shared out among them by `share`.
         if self.stated(case) or not self.matters(case):
             return []
         variants = self.variants(case)

@@ -97,8 +97,13 @@ def completions(
             refused.append(error)
     if not candidates:
         raise refused[0]
+
+    # Where the framework itself is open, that is an assumption of every completion.
     if len(frameworks) > 1:
         candidates = [replace(completed, case=_assuming(completed.case, "framework")) for completed in candidates]
+
+    # Thin out before multiplying by further choices, so that the number of completions stays
+    # bounded.
     with_choices = with_open_choices(thinned(candidates, MOST_WEIGHED), run.year, priors, takes_memory=True)
     return with_choices, list(dict.fromkeys(str(error) for error in refused))
 
@@ -154,6 +159,8 @@ def _expanded(completion: Completion, choice: OpenChoice, year: int | None, prio
     A single value that it can have is no choice, and so nothing that is assumed.
     """
     case = completion.case
+
+    # Values that the run cannot have lose their probability to the others.
     features = case_features(case, year)
     possible: list[Completion] = []
     for variant, chance in choice.weighted(case, features, priors):
@@ -178,6 +185,7 @@ def _read(
     refused: list[PerfModelError],
 ) -> list[Completion]:
     """Completions of a run under one framework, with degrees and batch filled in; their priors sum to 1."""
+    # A micro-batch that the framework sets is no open cell.
     device, model = run.device(), run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
     usual = framework.micro_batch if framework.micro_batch != Framework.micro_batch else None

@@ -69,6 +69,8 @@ class LeftOutRuns:
         was looked at."""
         names = np.char.add(np.char.add(self.left_out.astype(str), " "), self.source.astype(str))
         _, place, count = np.unique(names, return_inverse=True, return_counts=True)
+
+        # A source counts once in each kind of fold: divide by the number of its runs there.
         of_fold = np.where(self.left_out == TEAM, 1.0, _WHOLE_GROUP_WEIGHT)
         return of_fold * np.where(self.looked_at, _LOOKED_AT_WEIGHT, 1.0) / count[place]
 
@@ -78,8 +80,13 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     if not len(runs.error):
         return Coverage()
     names = tuple(UNKNOWNS)
+
+    # Log of the error's scale, linear in the log of the model's half-width and in the drivers of
+    # uncertainty.
     log_half = np.log(np.maximum(runs.half_width, 1e-9) / GAUSS_90)
     features = np.column_stack([np.ones(len(log_half)), log_half, runs.unknown])
+
+    # Prior: the width that the model gives (power 1), and no effect of any driver.
     centre = np.array([0.0, 1.0, *np.zeros(len(names))])
     precision = np.array([0.0, *np.full(1 + len(names), _PRIOR_SD**-2)])
     weight, freedom = runs.weight, _DEGREES_OF_FREEDOM
@@ -92,10 +99,14 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
         total = variance + runs.open_deviation**2
         squared = runs.error**2 / total
         loss = 0.5 * np.log(total) + (freedom + 1) / 2 * np.log1p(squared / freedom)
+
+        # Gradient of the Student loss by the log scale; only the part of the variance that is the
+        # site's depends on it.
         slope = (1 - (freedom + 1) * squared / (freedom + squared)) * variance / total
         off = x - centre
         return float(weight @ loss + 0.5 * precision @ off**2), features.T @ (weight * slope) + precision * off
 
+    # Drivers only widen intervals: something unknown never makes a prediction surer.
     bounds = [(-_MOST_LOG, _MOST_LOG), (0.0, 3.0), *[(0.0, _MOST_LOG)] * len(names)]
     x = minimize(objective, centre, jac=True, method="L-BFGS-B", bounds=bounds).x
     of_driver = {name: round(float(value), 3) for name, value in zip(names, x[2:], strict=True) if value >= 5e-4}
@@ -118,7 +129,7 @@ def _conformal_base(shape: Coverage, runs: LeftOutRuns) -> float:
             wide = middle
         else:
             narrow = middle
-    # rounded up, so that it holds
+    # Rounded up, so that the stored figure still holds the share.
     return float(np.ceil(wide * 1000) / 1000)
 
 
@@ -139,6 +150,8 @@ def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, 
     """
     if not len(over):
         return 1.0
+
+    # The weighted quantile of the errors in half-widths.
     order = np.argsort(over)
     place = int(np.searchsorted(np.cumsum(weight[order]), INSIDE * weight.sum()))
     return round(float(over[order][min(place, len(over) - 1)]), 3)

@@ -166,6 +166,7 @@ class JobRun(DescribedRun):
         return self.cluster.device
 
     def read(self, cells: Row, framework: Framework) -> Case:
+        # Cells that were filled in become fields of the layout beside those that are stated.
         values = dict(self.layout)
         for name in FILLED_CELLS:
             if cells.get(name) is not None:

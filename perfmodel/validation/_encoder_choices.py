@@ -35,6 +35,8 @@ class EncoderLength(OpenChoice):
         return str(case.job.seq_len)
 
     def variants(self, case: Case) -> Sequence[Variant]:
+        # The two lengths are no choice of the person who runs it but phases of one training, with
+        # known shares of the steps.
         phases = "phases of BERT"
         return [
             Variant(value=str(length), counted_as=phases, share=share, job={"seq_len": length})
@@ -121,6 +123,9 @@ class Padding(OpenChoice):
         return "left out" if case.job.varied_lengths else "computed"
 
     def variants(self, case: Case) -> Sequence[Variant]:
+        # A task pads all its examples to one length. Without bins, a loader may compute the
+        # padding or leave it out. One that sorts by length pads a sequence to the end of its bin,
+        # half a bin further on the mean.
         computed = Variant(value="computed")
         text_tokens, seq_len = real_tokens(case.job.seq_len), case.job.seq_len
         if seq_len in _LENGTHS_OF_TASKS:

@@ -56,6 +56,9 @@ def given(
         residual[known],
         scales,
     )
+
+    # The known runs shift the mean of the others and narrow their covariance, separately for each
+    # node of the scale mixture. `weight` says how likely each node is after them.
     across, weight = covariances.take(known, unknown), conditioned.scales.weight
     variance = np.diagonal(conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2)
     half = half_width(
@@ -92,6 +95,8 @@ def draws(
     A single known run is each in turn; several are drawn at random.
     """
     rng, draws_by_known, size = np.random.default_rng(0), {}, len(index)
+
+    # Rotations put each run in front once.
     turns = [np.roll(np.arange(size), -at) for at in range(size)]
 
     def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
@@ -125,6 +130,7 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
     for k, draws_of_k in drawn.items():
         inside_and_width = []
         for draw in draws_of_k:
+            # Known runs may not widen an interval beyond what it was without them.
             half_before = before[draw.unknown]
             half = widened(draw.half, held_given, half_before) if k else half_before
             inside_and_width.append(((np.abs(draw.residual) <= half).mean(), np.median(np.exp(2 * half))))

@@ -31,6 +31,8 @@ class Folds:
         self,
     ) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
         """Places of the runs left out in rows of one length, which of them are there, and which are predicted."""
+        # JAX needs arrays of one shape: pad every fold to the longest, with a mask of the entries
+        # that are runs.
         places = [np.flatnonzero(left_out) for left_out in self.left_out]
         index = np.zeros((len(places), max(map(len, places))), int)
         is_run = np.zeros(index.shape, bool)
@@ -52,6 +54,8 @@ def team_folds(teams: Sequence[str]) -> Folds:
     predicted = np.zeros((len(names), len(teams)), bool)
     for fold, name in enumerate(names):
         for run, team in enumerate(teams):
+            # A run of two teams is left out with either of them, but predicted once, in the fold
+            # of its own key.
             left_out[fold, run] = keys_share_a_team(name, team)
             predicted[fold, run] = name == team
     return Folds(tuple(names), left_out, predicted)
@@ -67,6 +71,9 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
     """
     group, source = np.asarray(groups, str), np.asarray(sources, str)
     names = np.unique(group)
+
+    # Other runs of the same source would tell of its site, which a stranger to the group does not
+    # have.
     predicted = group == names[:, None]
     left_out = np.array([np.isin(source, source[of_group]) for of_group in predicted])
     # A group that every source has leaves nothing to learn from.

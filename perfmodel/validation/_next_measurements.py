@@ -90,6 +90,8 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
         )
         for i in order
     ]
+
+    # Only events that a collector measures can be in a plan; others are named in the list alone.
     full_plan = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework).plan
     chosen = {shares.ops[i] for i in order}
     plan = replace(
@@ -188,6 +190,8 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for _, members in frame.groupby(labels, dropna=False, sort=True):
         kind = pd.DataFrame(members)
+
+        # Of many rows of a kind, a regular sample is enough to find unmeasured neighbours.
         sampled = kind.iloc[:: max(1, -(-len(kind) // MOST_TRIED))]
         for name in numbers:
             if len(set(kind[name].dropna().tolist())) < 2:
@@ -199,12 +203,16 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
     if not parts:
         return frame.iloc[:0]
     neighbours = pd.concat(parts, ignore_index=True).drop_duplicates(identity)
+
+    # Drop neighbours that the table holds: join with the measured rows, and keep what found no
+    # partner.
     neighbours = neighbours.merge(frame[identity].drop_duplicates().assign(_known=True), on=identity, how="left")
     return pd.DataFrame(neighbours[neighbours["_known"].isna()]).drop(columns="_known").reset_index(drop=True)
 
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
     """The rows of the first one's device as a plan; empty where no collector measures any."""
+    # A plan is for one machine: that of the most uncertain shape.
     of_device = [record for record in rows if record["device"] == rows[0]["device"]]
     ops = [op for op in map(_op_of, of_device) if op is not None]
     if not ops:

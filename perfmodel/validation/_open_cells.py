@@ -77,6 +77,8 @@ def filled_rows(
     Raises:
         Unusable: a cell that is no number.
     """
+    # Fill in one group of cells after the other. Each step multiplies the rows by its possible
+    # values, or leaves a row that states them as it is.
     rows = [FilledRow(row)]
     steps = [_with_degrees, _with_replicas, _with_chunks, _with_shards]
     if micro_batch is None:
@@ -127,6 +129,9 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
     row = before.cells
     if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
         return
+
+    # Where all degrees are stated and do not multiply to the devices, launchers derive the
+    # replicas from the rest.
     devices, devices_per_replica = (
         count(row, "n_devices"),
         count(row, "tp") * count(row, "pp") * count(row, "cp", 1),
@@ -153,10 +158,15 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
         "dp",
         max(1, count(row, "n_devices", devices_per_replica) // devices_per_replica),
     )
+
+    # Micro-batches have to divide what a replica gets of the batch.
     share = batch // dp if batch and batch % dp == 0 else 1
     sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
     stages = "pipeline" if count(row, "pp", 1) > 1 else "one stage"
     contexts = replace(features, stages=stages).contexts(MICRO_BATCH_CHAIN)
+
+    # Probabilities are over all powers of two, since counts do not know which of them divide this
+    # batch. They are normalised over the possible ones later.
     chances = priors.probabilities("micro_batch", contexts, tuple(map(str, powers_of_two(MOST_MICRO_BATCH))))
     for size in sizes:
         yield before.filled(
@@ -202,6 +212,8 @@ def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     if not read_phrases(sharding, SHARDING).says("fsdp and dp"):
         return
     dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
+
+    # Weights are sharded over a node at least, since within a node gathers are cheap.
     groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]
     for size in groups:
         yield before.filled(

@@ -39,6 +39,9 @@ class Recompute(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         framework = case.framework
+
+        # Modes that the framework has. `full` may also mean some of the layers, which tables do
+        # not tell apart.
         variants = [Variant(value=mode, layout={"recompute": mode}) for mode in framework.recomputes if mode != "full"]
         if "full" not in framework.recomputes:
             return variants
@@ -53,6 +56,8 @@ class Recompute(OpenChoice):
     def _partly(self, layers: int, stages: int) -> list[Variant]:
         """Full recompute of some layers of every stage."""
         per_stage = -(-layers // stages)
+
+        # A few shares of a stage's layers stand for all numbers of layers.
         numbers = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
         variants = []
         for number in numbers:
@@ -348,6 +353,8 @@ class Network(OpenChoice):
 
     def value(self, case: Case) -> str:
         """The nearest of `_RATES`."""
+        # Rates are counted relative to the maker's reference system, so that a fast fabric of
+        # 2016 and one of 2024 are one value.
         cluster = case.cluster
         reference = cluster_for(cluster.device.name, cluster.levels[0].size, "", "").levels[-1]
         ratio = cluster.levels[-1].bandwidth_bytes_per_s / reference.bandwidth_bytes_per_s

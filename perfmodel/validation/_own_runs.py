@@ -36,6 +36,8 @@ def require_words(table: pd.DataFrame, name: str) -> None:
     Raises:
         TableError: names every column that is missing, or the unknown one.
     """
+    # Refuse unknown columns as well: a misspelt `micro_batch` would otherwise be ignored and the
+    # default predicted.
     missing = [column for column in _NEEDED if column not in table]
     if not any(column in table for column in STEP_COLUMNS):
         missing.append(STEP_COLUMNS[0])
@@ -56,9 +58,12 @@ def own_run(row: Row, number: int) -> Run:
     Raises:
         PerfModelError: a cell that its column cannot have, or a layout that is not possible.
     """
+    # A row without a time is no error but nothing to compare with.
     measured_s = next((row[column] for column in STEP_COLUMNS if row.get(column) is not None), None)
     if measured_s is None or row.get("status") not in (None, "ok"):
         raise Unusable("no step time was measured")
+
+    # Cells that are words of `predict` go the same way as its keywords, with the same checks.
     problem_fields = {name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None}
     stated = {name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None}
     if isinstance(stated.get("seq_len"), str):

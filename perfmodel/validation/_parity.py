@@ -94,6 +94,7 @@ def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
 
 
 def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
+    # Skipped rows have no figures; they are counted by reason.
     good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
     both: Any = pd.concat([rows, predictions], axis=1)
     families: dict[str, dict[str, Any]] = {}
@@ -172,6 +173,8 @@ def sizes_of(table: pd.DataFrame) -> list[str]:
 def row_labels(table: pd.DataFrame) -> pd.Series:
     """Measured kernels or collectives in words: what each is, its element type, its sizes."""
     columns = table.columns
+
+    # Collectives are told apart by size and ranks, kernels by all their sizes.
     name_column = next(name for name in ("collective", "op", "op_family") if name in columns)
     labels: Any = table[name_column].astype(str)
     for name in ("dtype", "pass"):
@@ -212,6 +215,8 @@ def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.D
 
 def _runs(runs: pd.DataFrame, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
     predicted = predict_cases(runs, calibration, progress)
+
+    # Runs that crashed have a time now and then, which is not that of a step.
     ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
     columns = {
         "group": runs["source"],

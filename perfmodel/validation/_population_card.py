@@ -15,6 +15,7 @@ from perfmodel.validation._population_score import LEVELS
 
 def population_card(fit: PopulationFit) -> str:
     """Markdown, written beside the parameters by `perfmodel fit --sites`."""
+    # The card holds figures and what they are for, and is written by the program that fits them.
     hyper, posteriors, common = (
         fit.hyperparameters,
         fit.parameters[""]["of"],
@@ -98,6 +99,9 @@ def _coverage(fit: PopulationFit) -> list[str]:
                 _percent(float(np.median(np.abs(runs.error[chosen])))),
             )
         )
+
+    # Errors of whole groups left out show whether intervals hold where nothing of the kind was
+    # seen.
     of_drivers = [f"{_percent(log)} wider per unit of: {UNKNOWNS[name]}" for name, log in coverage.log_per_unit.items()]
     drivers = "; ".join(of_drivers) or "nothing that is unknown of a run makes it wider than the model of sites has it"
     return [
@@ -124,6 +128,9 @@ def _level_spreads(hyper: Mapping[str, Any], place: int) -> tuple[str, ...]:
 
 def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
     size = len(CLASSES)
+
+    # Covariances are stored as lower triangles, row by row, in which the diagonal stands at 0, 2,
+    # 5, 9, ...
     diagonal = [i * (i + 3) // 2 for i in range(size)]
     half = GAUSS_90 * float(np.sqrt(np.array(posterior["covariance"])[diagonal]).mean())
     return (
@@ -152,6 +159,9 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
 def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     log, source = fit.score.runs.log, fit.score.runs.labels["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
+
+    # With a single factor per source known (the median of its runs), its other errors remain: no
+    # update by runs can do much better.
     residuals = {name: fit.left_out[source == name] for name in fit.few}
     error_of_one_factor = {}
     for name, log_errors in residuals.items():

@@ -100,6 +100,8 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         # Reports of problems tell how far off a run can be, not how typical runs are.
         typical = np.array([not reports_a_problem(source) for source in runs.labels["source"].tolist()])
         typical |= not typical.any()
+
+        # The model of all typical runs, and coverage with whole groups left out under it.
         state = _fitted(compiled, score, typical)
         parameters = {"": posterior(runs, score, state, typical, None)}
         left_out_runs = [left_out_of(runs, score, state, kind, folds) for kind, folds in folds_of(runs.labels).items()]
@@ -108,6 +110,9 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
             if progress:
                 progress("teams left out", done, len(score.teams.names))
+
+            # Once more from nothing without each team. Starting from the common fit would carry
+            # what the team taught.
             chosen = ~left_out & typical
             site_pairs = _pairs_of_team(runs.labels, team)
             without = _fitted(compiled, score, chosen)
@@ -151,6 +156,9 @@ def _with_teams_left_out(
     for team, numbers in parameters.items():
         other_teams = [source for source in team_of if not keys_share_a_team(team_of[source], team)]
         known = coverage.take(np.isin(coverage.source, other_teams))
+
+        # Widths of a team's runs are learned from the other teams too, so that the reported
+        # coverage is out of sample.
         fitted, (doubt, held_given) = fit_coverage(known), _given(drawn, other_teams)
         numbers["common"] |= {
             "coverage": fitted.to_dict(),
@@ -184,6 +192,9 @@ def left_out_of(
     scattered = nodes.within[:, None] * np.diag(np.asarray(within))
     single = nodes.own[:, None] * (np.diag(np.asarray(repeats)) + float(noise))
     half = half_width(np.maximum(fixed + scattered + single, 0.0), nodes.weight)
+
+    # Swap the run's own log error for that without facts found in view of it; what its site
+    # predicts stays.
     error = np.asarray(residual) + runs.log_undone - runs.log
     counted = folds if only is None else folds.only(only)
     chosen = counted.predicted.any(axis=0)
@@ -213,6 +224,8 @@ def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"
     names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
+        # What counts as unknown depends on what is left: a framework whose only runs are in the
+        # fold is unseen.
         seen = seen_in(labels, ~left_out)
         for run in np.flatnonzero(predicted):
             of_site = seen.unknown(
@@ -259,6 +272,7 @@ def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -
                 of_source.append((errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean())
         return float(np.mean(of_source)) if of_source else 0.0
 
+    # Errors over half-widths of all sources' draws, each source with weight 1.
     best = min(DOUBTS, key=error)
     off_by_interval, weight = [np.zeros(0)], [np.zeros(0)]
     for source in sources:
@@ -294,6 +308,8 @@ def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> S
     def unseen(state: State) -> State:
         return replace(state, weight=np.where(chosen, state.weight, _UNSEEN))
 
+    # Alternate: hyperparameters for given scales and weights, then scales and weights for these
+    # hyperparameters.
     state = unseen(score.start())
     for _ in range(_ROUNDS):
         value = partial(compiled, scale=state.scale, weight=state.weight, counted=counted)
@@ -325,6 +341,9 @@ def posterior(
     Pairs of framework and architecture are those of `site_pairs`, or all if there is none.
     """
     hyper = {name: np.asarray(values) for name, values in unpack(state.vector).items()}
+
+    # Condition on the chosen runs only: K of the known runs, with own parts scaled and outliers
+    # noisy.
     known, scale = runs.take(np.flatnonzero(chosen)), state.scale[score.of_source][chosen]
     arrays = known.arrays()
     own_covariance = sum(own_parts(hyper, arrays)) * scale[:, None]
@@ -333,6 +352,8 @@ def posterior(
     solved = np.linalg.inv(total)
     names_by_level = {name: sorted({*known.labels[name].tolist()}) for name in SHARED[1:]}
     pairs = site_pairs or set(product((*names_by_level["framework"], ""), (*names_by_level["architecture"], "")))
+
+    # Prior covariance of a site's class factors, by level.
     prior = []
     for level in range(len(LEVELS)):
         class_deviations = hyper["spread"][level] * hyper["relative"]
@@ -347,6 +368,9 @@ def posterior(
             known.labels["architecture"] == architecture,
         )
         covariances = [prior[level] @ (known.shares * same[:, None]).T for level, same in enumerate(shares_level)]
+
+        # Gaussian conditioning: mean C K^-1 y and covariance P - C K^-1 C^T, with C the
+        # covariance between the pair's factors and the runs.
         with_runs = np.sum(covariances, axis=0)
         covariance = np.sum(prior, axis=0) - with_runs @ solved @ with_runs.T
         posteriors[key(*pair)] = {

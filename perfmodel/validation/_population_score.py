@@ -121,6 +121,8 @@ def unpack(vector: Any) -> dict[str, Any]:
 
 def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Covariance of runs by the factors of some levels."""
+    # Runs of one group of a level share its constant, and its class factors by the product of
+    # their shares.
     total = 0.0
     for name in names:
         level, number_of_run = LEVELS.index(name), runs["levels"][name]
@@ -136,6 +138,9 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, A
     which none is compiled for a number of runs of its own."""
     xp = hyper["near"].__array_namespace__()
     source, site = (runs["levels"][name] for name in ("source", "site"))
+
+    # Layouts near one another err alike: an exponential kernel over doublings of degrees and
+    # sizes. The tiny term keeps the square root differentiable at 0.
     apart = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
     near = hyper["near"] ** 2 * xp.exp(-apart / hyper["length"])
     of_site = (runs["degrees"] * hyper["degrees"] ** 2) @ runs["degrees"].T
@@ -172,6 +177,8 @@ class Score:
         self.of_source = of_source
         self.members, self.there = _padded(of_source, len(self.sources))
         self.teams = team_folds(runs.labels["group"].tolist())
+
+        # Draw the known runs once: a score that changes from call to call could not be minimised.
         rng, self.given = np.random.default_rng(0), {}
         for k in GIVEN:
             drawn = []
@@ -201,6 +208,8 @@ class Score:
         import jax
         import jax.numpy as jnp
 
+        # Covariance of all runs: factors that other sources share, and each source's own part
+        # times its scale. Outliers get more noise (`weight` below 1).
         hyper, runs = unpack(vector), jax.tree.map(jnp.asarray, self.runs.arrays())
         parts, noise = own_parts(hyper, runs), hyper["noise"][0] ** 2
         scale = jnp.asarray(scale)[self.of_source]
@@ -209,6 +218,9 @@ class Score:
         solved = inverse @ self.runs.log
 
         def of_fold(index: Any, there: Any) -> tuple[Any, Any]:
+            # Leave-out predictions from one inverse K^-1 =: A. For a fold F, the residual is
+            # A_FF^-1 (A y)_F, and A_FF^-1 is its covariance, from which the runs' own part is
+            # taken off. Padding rows are the identity.
             both = there[:, None] & there
             total = jnp.linalg.inv(jnp.where(both, inverse[index][:, index], jnp.eye(len(index))))
             residual = total @ jnp.where(there, solved[index], 0.0)
@@ -216,6 +228,8 @@ class Score:
 
         members, there, predicted = (jnp.asarray(part) for part in folds)
         residuals, shared = jax.vmap(of_fold)(members, there)
+
+        # Scatter the folds back to runs; each run is predicted in one fold.
         flat = jnp.zeros(len(self.runs.log)).at[members.ravel()].add((residuals * predicted).ravel())
         rows, columns = members[:, :, None], members[:, None]
         both = predicted[:, :, None] & predicted[:, None]
@@ -231,6 +245,9 @@ class Score:
         residual, shared, (of_site, within, repeats), noise = self.left_out(State(vector, scale, weight))
         fixed, hyper = shared + of_site, unpack(vector)
         *nodes, heavy = standard_nodes()
+
+        # Sources scatter by unknown scales of their own: a quadrature over two log-normal scales,
+        # for what layouts share and for what is a run's own.
         scales = [jnp.exp(2 * hyper["scatter"][at] * node) for at, node in enumerate(nodes)]
         prior = np.log(heavy)[:, None]
 
@@ -276,10 +293,14 @@ class Score:
             return jnp.where(enough, log.sum() / jnp.maximum(is_unknown.sum(), 1), 0.0)
 
         members, there = jnp.asarray(self.members), jnp.asarray(self.there)
+
+        # Score each source as a whole unseen site, and after 1, 3 and 8 of its runs.
         score = jax.vmap(unconditional)(members, there) @ counted
         for drawn, enough in self.given.values():
             each = jax.vmap(jax.vmap(conditional, (None, None, None, 0)))(members, there, enough, drawn)
             score += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
+
+        # A weak log-normal prior holds hyperparameters that few sources tell of near their start.
         first = np.log(np.concatenate([*START.values()]))
         loose = np.concatenate([np.full(len(values), _LOOSE.get(name, 1.0)) for name, values in START.items()])
         return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
@@ -297,6 +318,9 @@ class Score:
             index = self.members[source][there]
             block, error = np.ix_(index, index), residual[index]
             of_source = own_covariance[block] + np.diag(noise / state.weight[index])
+
+            # Student's t as a scale mixture of normals (EM): the scale of a source given its
+            # runs, then the weight of each run given the others.
             squares = float(error @ np.linalg.solve(shared[block] + of_source, error))
             scale[source] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
             inverse = np.linalg.inv(shared[block] + scale[source] * of_source)

@@ -82,11 +82,14 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
             # Another kind of table.
             continue
         for row in rows_of(runs):
+            # Runs that failed do not show how people run.
             if text(row, "status") in ("", "ok"):
                 observations = list(_observations(row))
                 read[file.parent.name + "/" + file.name] += bool(observations)
                 seen += observations
                 timed += [row] if number(row, "measured_iter_time_s") is not None else []
+
+    # How often people keep a framework's default is counted as a choice of its own.
     counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
     choices = [choice for choice in counts if DEFAULT not in choice]
     strength = {choice: _strength(choice, counts, seen) for choice in choices}
@@ -133,6 +136,8 @@ def _source_log_likelihoods(
 ) -> dict[str, list[Float[np.ndarray, " tunings"]]]:
     """By scale, of runs of one source in an order of no meaning."""
     by_scale: dict[str, list[Float[np.ndarray, " tunings"]]] = {}
+
+    # A random order, so that the first rows of a table do not stand for all of it.
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
     for i in order[:_TRIED]:
         of_run = _run_log_likelihood(rows[i], priors)
@@ -174,7 +179,8 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
         yield seen("framework", FRAMEWORK_CHAIN, case.framework.name), None
         yield seen(VERSION, (("framework",),), str(case.framework.since)), None
     else:
-        features = replace(features, framework="")  # no context of a framework counts it
+        # Without a framework's name the run counts in general contexts only.
+        features = replace(features, framework="")
     overlaps_by_launch = bool(layout_switches(row))
     for choice in OPEN_CHOICES:
         # Recipes of the catalog state overlap where it is off alone, which says nothing of how often it is on.
@@ -195,6 +201,8 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
             seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value),
             None,
         )
+
+    # Model chunks and element types are counted only where the row states them and had a choice.
     if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):
         per_stage = case.model.layers // case.layout.pp
         yield seen("vpp", CHUNKS_CHAIN, chunks_of(case.layout.vpp, per_stage)), None
@@ -216,6 +224,8 @@ def _default(choice: str, case: Case) -> str | None:
         if choice == "ep_overlap":
             return "on" if case.framework.ep_overlap else "off"
         return {"dp_overlap": "on", "cuda_graphs": "none", "etp": "tp"}.get(choice)
+
+    # Defaults may depend on the degrees (ZeRO beside a pipeline, sequence parallelism beside tp).
     degrees = {"tp": case.layout.tp, "pp": case.layout.pp, "dp": case.layout.dp}
     value = case.framework.layout_defaults(degrees)[choice]
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
@@ -237,6 +247,9 @@ def _strength(choice: str, counts: dict[str, Any], seen: Sequence[tuple[Observat
             by_team.setdefault(observation.team, []).append((observation, default))
     if len(by_team) < _FEWEST:
         return _USUAL
+
+    # Leave each team out of the counts in turn, and ask how likely its own choices are under the
+    # others' counts.
     stated_values: set[str] = set()
     for observations in by_team.values():
         stated_values |= {observation.value for observation, _ in observations}

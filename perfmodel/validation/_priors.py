@@ -78,8 +78,12 @@ class ChoicePriors:
         default: str | None,
     ) -> Float[np.ndarray, " values"]:
         strength = self.strength.get(choice, 1.0)
+
+        # Start from equal chances, and blend in the counts of ever more special contexts.
         probability = np.full(len(values), 1.0 / len(values))
         for i, context in enumerate(contexts):
+            # The framework's default is known even where few of its runs are. Counts of its own
+            # runs come after it, and outweigh it as they grow.
             if i == len(contexts) - 1 and default in values:
                 usual = np.array([float(value == default) for value in values])
                 probability = self._usual_share(choice) * usual + (1 - self._usual_share(choice)) * probability
@@ -118,6 +122,7 @@ def count_teams(
     runs: dict[tuple[str, str, str], dict[str, float]] = {}
     for seen in observations:
         for context in seen.contexts:
+            # A team's runs share one vote in each context, in proportion to their values.
             of_team = runs.setdefault((seen.choice, context, seen.team), {})
             of_team[seen.value] = of_team.get(seen.value, 0.0) + 1.0
     counts: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
@@ -154,6 +159,7 @@ def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Seq
         log_likelihood: of what each source reports, for each of them.
         without: teams that are left out, joined by `+`.
     """
+    # Sums over sources, each of which stands for one mean, so that a source counts once.
     likelihoods = [
         values for source, values in log_likelihood.items() if not keys_share_a_team(team_key(source), without)
     ]

@@ -71,6 +71,8 @@ class ValidationReport(dict[str, Any]):
     def to_frame(self) -> pd.DataFrame:
         """One row per op family and device, or per source of runs: its name, `n` and the errors as fractions."""
         rows = []
+
+        # Kernels are reported by family and device, runs by source.
         if "families" in self:
             for family, devices in self["families"].items():
                 for device, figures in devices.items():
@@ -131,6 +133,8 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
         status == "ok",
         np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash")),
     )
+
+    # Only sources with runs that did not fit tell whether a prediction of fitting is right.
     sources = {}
     for name, members in runs.reset_index(drop=True).groupby("source", sort=False).indices.items():
         chosen = members[known[members]]

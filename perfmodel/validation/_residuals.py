@@ -131,6 +131,8 @@ def explain_case(
         for prior, share in zip(known, by_parameter, strict=True)
         if share > 1e-4 and not (prior.name in LOSSES and gap < 0)
     ]
+
+    # The events that take most of the critical path, each with the measurement nearest to it.
     shares = event_shares(problem, case.layout)
     order = np.argsort(-shares.critical_s)[:MOST_EVENTS].tolist()
     timed = priced_events(problem, shares.ops)
@@ -185,6 +187,7 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
     """Label, microseconds and distance of the measured event nearest to one."""
     best: tuple[str, float | None, float | None] = ("", None, None)
     for table in tables:
+        # Compare with the same device, family, operator and pass only.
         candidates: Any = table[_of_device(table["device"], device)]
         if isinstance(op, Collective):
             candidates = (

@@ -33,6 +33,8 @@ def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, st
     tables, ignored = [], {}
     for file in files:
         table = read_rows(Path(file))
+
+        # Files of other kinds are named, not refused: people pass whole folders.
         missing = missing_column(table)
         if missing:
             ignored[str(file)] = f"not a table of runs (no column {missing})"
@@ -179,6 +181,8 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     stated = count(row, "global_batch", 0) or _batch_of_throughput(row, seq_len)
     micro_batch, assumed = count(row, "micro_batch", 0), ()
     if not micro_batch:
+        # A micro-batch that follows from batch and number of micro-batches is stated as good as
+        # any; a framework's usual one is assumed.
         follows = stated and per_replica and stated % (dp * per_replica) == 0
         if follows and per_replica:
             micro_batch = int(stated / (dp * per_replica))

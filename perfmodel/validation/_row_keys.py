@@ -99,6 +99,7 @@ def key_tables(row: Row) -> dict[str, dict[str, Any]]:
 
 def _typed(table: str, name: str, value: Any) -> Any:
     """A value with 0 and 1 as false and true where the key is a switch."""
+    # Tables write switches as 0 and 1, which the records' checks would take for numbers.
     kinds = {"layout": Layout, "job": Job, "framework": Framework}
     is_switch = table in kinds and get_type_hints(kinds[table]).get(name) is bool
     return bool(value) if is_switch and value in (0, 1) else value
@@ -120,6 +121,9 @@ def with_plain_columns(row: Row) -> Row:
         value = cell_value(cell)
         value = int(value) if isinstance(value, bool) else value
         plain_cell = row.get(plain)
+
+        # Where key and plain column differ, the key is taken and the contradiction kept: it
+        # widens the interval.
         is_stated = plain_cell is not None and str(plain_cell).strip() != ""
         if is_stated and not _same(value, cell_value(plain_cell)):
             contradictions.append(f"{column}={value} and {plain}={plain_cell}")
@@ -162,6 +166,7 @@ def _contradictions_of_counts(row: Row) -> list[str]:
     """Sentences on how degrees contradict devices, and sequences micro-batches. Cells that are no numbers are left to
     those who read them."""
     try:
+        # Degrees and batch can be multiplied out only if all cells are numbers.
         tp, pp, dp, devices = (number(row, name) for name in ("tp", "pp", "dp", "n_devices"))
         batch, micro, count = (number(row, name) for name in ("global_batch", "micro_batch", "num_microbatches"))
         cp = number(row, "cp") or 1

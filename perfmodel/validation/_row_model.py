@@ -120,6 +120,9 @@ def known_model(name: str) -> Model | None:
     catalog has none."""
     if (model := _of_catalog(name)) is not None:
         return model
+
+    # A size after the name may tell a variant of another size, so that it has to agree with the
+    # model's parameters.
     parts = _SIZE_AFTER_NAME.fullmatch(name)
     model = _of_catalog(parts[1]) if parts else None
     if parts is None or not isinstance(model, Transformer):
@@ -167,6 +170,8 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
     if base.kv_heads == base.heads:
         sizes.setdefault("kv_heads", heads)
     ffn = count(row, "ffn_hidden", base.ffn_hidden)
+
+    # Without experts only the feed-forward size is left to change.
     experts = base.experts
     if experts is None:
         return RowModel(replace(base, **sizes, ffn_hidden=ffn))
@@ -263,6 +268,7 @@ def _further_tokens(model: Model, row: Row) -> Model:
 
 def _usual_heads(hidden: int, tp: int) -> int:
     """Heads that divide the hidden size and tp, nearest to the usual 128 per head."""
+    # Tensor parallelism has to divide the heads.
     fitting = [h for h in range(tp, min(hidden, MOST_HEADS) + 1, tp) if hidden % h == 0]
     return min(fitting, key=lambda h: abs(hidden / h - 128), default=max(1, hidden // 128))
 

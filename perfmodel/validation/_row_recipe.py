@@ -38,6 +38,9 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     if release is None:
         return RowRecipe()
     plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
+
+    # The recipe is looked up under the 8-bit recipe that the row, the framework's plain `fp8`, or
+    # its default stands for, in this order.
     narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
     set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
     layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
@@ -54,6 +57,9 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
         layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
         if remainder == 0 and layers_per_chunk >= fewer:
             layout["partition"] = "-".join(map(str, (*[layers_per_chunk] * (stages - 1), layers_per_chunk - fewer)))
+
+    # What the row itself says of recompute wins over the recipe, which is filled in only where it
+    # says nothing.
     if not recompute_of(row):
         modules = set_by.get("recompute_modules")
         if modules:

@@ -214,6 +214,8 @@ def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
 def vocab_of(row: Row) -> tuple[int, bool]:
     """Vocabulary, and whether the tokenizer's own size still has to be padded: of its column; of the column of the
     tokenizer; else the tokenizer of the family's first model, BERT's or GPT-2's."""
+    # A stated vocabulary is as it ran, and padded already. A tokenizer's size still has to be
+    # padded.
     if number(row, "vocab") is not None:
         return count(row, "vocab"), False
     if number(row, "tokenizer_vocab") is not None:
@@ -241,7 +243,7 @@ def unread_words(row: Row) -> tuple[str, ...]:
         unread[column] = read_phrases(text(row, column), vocabulary).unread
     _, unread["launch_and_overlap"] = read_switches(text(row, "launch_and_overlap"))
 
-    # These become a list that is separated by commas.
+    # The remarks become a list that is separated by commas, so that none may stand inside one.
     remarks = []
     for column, column_words in unread.items():
         for word in column_words:
@@ -301,6 +303,8 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
     """In what a row's columns in words contradict its other columns, one sentence each; the first named there counts,
     of ZeRO the number."""
     contradictions = []
+
+    # Columns contradict each other if their readings share no possible value.
     stage = number(row, "zero_stage")
     named = _stages_named(read_phrases(text(row, "sharding"), SHARDING))
     if stage is not None and named and stage not in named:
@@ -324,6 +328,7 @@ def framework_name(row: Row) -> str:
     """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names,
     Megatron-DeepSpeed on Gaudi is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel submits to
     MLPerf beside it: DeepSpeed (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune)."""
+    # The same name means another code base on other hardware or with another sharding.
     name = text(row, "framework")
     if text(row, "device").lower().startswith("gaudi"):
         if name.startswith("nemo"):

@@ -1,4 +1,4 @@
-"""What is known of a run whatever it leaves open: the features that priors of its choices depend on."""
+"""Features of a run that are known whatever else it leaves open; priors of its choices depend on them."""
 
 import re
 from dataclasses import dataclass, replace
@@ -45,6 +45,8 @@ class RunFeatures:
 
     def contexts(self, chain: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         """Contexts of a chain of features, those whose features are all known, after the one that every run is in."""
+        # A feature that is not known drops its context, so that the chain falls back to the more
+        # general ones.
         contexts = [EVERYWHERE]
         for names in chain:
             values = [getattr(self, name) for name in names]

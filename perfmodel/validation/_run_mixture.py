@@ -149,6 +149,8 @@ def predict_run(
     run = run if isinstance(run, DescribedRun) else RowRun(run)
     site = site or Site()
     priors = choice_priors(site.left_out)
+
+    # All completions timed, then weighted by how people tune machines of this size.
     timed = _timed(run, calibration, site, framework, priors)
     mixture = timed.mixture(priors.tuning.get(timed.scale, Tuning()))
     weight, step_s = mixture.weight, mixture.quantile(0.5)
@@ -226,6 +228,8 @@ def _timed(
     Raises:
         PerfModelError: as `predict_run`.
     """
+    # Choices that take memory first: they decide which completions can have fitted. The rest is
+    # filled in for the survivors.
     candidates, _ = completions(run, framework, priors)
     memory = _memory_of_run(candidates, calibration, site, ran_out=run.ran_out_of_memory)
     likely = []
@@ -235,6 +239,7 @@ def _timed(
     chosen = with_open_choices(thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, most=MOST_TIMED)
     predictions = []
     for completion in chosen:
+        # Contradictions in a description widen the interval.
         case = completion.case
         of_case = replace(site, contradictions=bool(case.contradictions))
         problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, of_case)
@@ -257,6 +262,9 @@ def log_likelihoods(
     timed = _timed(run, None, site, None, priors)
     if len(timed.completions) < 2:
         return None
+
+    # A run may be held back by something that no completion has. A flat density on top keeps it
+    # from deciding the tuning alone.
     densities = np.array([timed.mixture(tuning).density(measured_s) for tuning in tunings])
     return timed.scale, np.log((1 - HELD_BACK) * densities + HELD_BACK * HELD_BACK_DENSITY)
 
@@ -310,6 +318,9 @@ def _weighed(
         case = completion.case
         try:
             problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+
+            # Two questions: whether the tensors fit once the allocator has given back all it can,
+            # and whether they fit with its usual losses.
             memory = needed_memory(problem, case.layout)
             devices = rank_devices(problem, case.layout)
             spread = site.memory_spread()

@@ -19,6 +19,8 @@ def source_of_run(row: Mapping[str, Any]) -> str:
 
 def submitter_of(row: Mapping[str, Any]) -> str:
     """Who submitted a run to a benchmark: the column `submitter`, else what the address of the submission says."""
+    # A column of its own wins. Else the address of an MLPerf submission names the submitter's
+    # folder, in which teams that submitted together are joined by an underscore.
     stated = row.get("submitter")
     if isinstance(stated, str) and stated:
         return stated

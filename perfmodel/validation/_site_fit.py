@@ -92,6 +92,9 @@ def fit_sites(
     timed = pd.DataFrame(runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()]).reset_index(drop=True)
     if timed.empty:
         raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
+
+    # First the slowdown of products under sustained load, which the predictions below already
+    # contain.
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
     # A source is predicted without what its own team taught: constants are those of all other teams.
@@ -126,6 +129,8 @@ def drawn_runs(file: Path) -> pd.DataFrame:
     if missing_column(table):
         return pd.DataFrame()
     table = table[(table["status"] == "ok") & table["measured_iter_time_s"].notna()]
+
+    # On many nodes networks and stragglers take more of the step than products do.
     table = table[table["n_devices"] <= MOST_NODES * table["devices_per_node"].fillna(DEVICES_PER_NODE)]
     return of_sources(with_submitters(pd.DataFrame(table)), MOST_ROWS)
 
@@ -183,6 +188,10 @@ def _of_products(case: Case, measured_s: float) -> tuple[str, float] | None:
     if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
+
+    # Predict the run twice, with products as timed alone and a tenth (in the log) slower. How
+    # much the step follows is the share of products in it, and error over share is the slowdown
+    # that products alone would need.
     sites = (Site(sustained=((name, log),), population=NEUTRAL) for log in (0.0, STEP))
     alone_s, slower_s = (_step_s(case, site) for site in sites)
     share = float(np.log(slower_s / alone_s)) / STEP
@@ -206,6 +215,8 @@ def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[f
     spreads = {}
     for name in dict.fromkeys(source[np.isfinite(log)].tolist()):
         source_log = log[np.isfinite(log) & (source == name)]
+
+        # Median and median absolute deviation, so that a few wrong peaks do no harm.
         median = float(np.median(source_log))
         spreads[name] = (
             round(median, 4),

@@ -80,10 +80,15 @@ def site_runs(
         source = str(row["source"])
         site = replace(sites(source), unstated=unstated_share(row))
         try:
+            # These sites have no model of the population, which is what is fitted to the errors
+            # of physics alone.
             run = predict_run(row, None, site)
         except PerfModelError:
             continue
         predicted.append(_site_run(row, run, site, undo(source, run.case.framework), looked_at(source)))
+
+    # Repeats of one run get one number, so that the fit can tell what a layout has of its own
+    # from noise between runs.
     _, layout = np.unique(np.array([run.repeated for run in predicted]), return_inverse=True)
     labels = {}
     for name in predicted[0].labels:

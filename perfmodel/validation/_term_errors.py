@@ -78,6 +78,9 @@ def _times_s(row: Row, site: Site) -> np.ndarray:
     case = run.case
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     names = [term.name for term in STEP_TERMS]
+
+    # A term that is off by default changes nothing when it is switched off. Its step is not timed
+    # again (`_without_s`).
     whole_s = _step_s(problem, case.layout)
     switched_off = [*([name] for name in names), names]
     times_s = [
@@ -119,6 +122,7 @@ def _over(sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"sources": 0}
 
     def mean(*keys: str) -> float:
+        # Walk down the nested dictionary of each source along the keys.
         values = []
         for source in sources:
             value: Any = source

@@ -157,11 +157,15 @@ def _on_common_clock(activities: Activities) -> tuple[np.ndarray, np.ndarray]:
     predicted_s, measured_s = activities.predicted_s, activities.measured_s
     if not len(predicted_s):
         return predicted_s, measured_s
+
+    # Each run's clock starts with the computation that the prediction has first, on the device of
+    # the lowest number.
     first = np.lexsort((activities.device, predicted_s[:, 0]))[0]
     return predicted_s - predicted_s[first, 0], measured_s - measured_s[:, first, :1, None]
 
 
 def _device_means(device: np.ndarray, value: np.ndarray, devices: int) -> Float[np.ndarray, " devices"]:
+    # Devices without computations have no error.
     count = np.bincount(device, minlength=devices)
     total = np.bincount(device, value, minlength=devices)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -181,6 +185,9 @@ def _stage_errors(
     keys = pd.DataFrame({name: getattr(activities, name)[is_pass] for name in names})
     groups = keys.groupby(names, sort=True)
     number = groups.ngroup().to_numpy()
+
+    # Number the groups (device, stage, phase, micro-batch) in sorted order; a pass of several
+    # instructions is one group.
     rows = keys.assign(number=number).drop_duplicates("number").sort_values("number")[names].reset_index(drop=True)
 
     def spans(stamps_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

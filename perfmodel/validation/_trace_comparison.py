@@ -161,6 +161,8 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
     stamps: list[tuple[Float[np.ndarray, "activities 2"], Float[np.ndarray, "runs activities 2"]]] = []
     n_predicted = n_measured = 0
     for device in range(predicted.devices * replicas if matched_by else 0):
+        # An activity counts only if it is in every measured step, or else means over runs would
+        # be of different sets.
         predicted_ops = _groups(predicted, device // replicas, matched_by)
         ops_of_steps = [_groups(step, device, matched_by) for step in steps]
         for key, ops in predicted_ops.items():
@@ -226,6 +228,8 @@ def _groups(trace: MeasuredTrace, device: int, matched_by: str) -> dict[Key, Int
     ops = ops[trace.device[ops] == device]
     if matched_by == "order":
         return {(n,): ops[n : n + 1] for n in range(len(ops))}
+
+    # Key of an activity: its name, or its phase with the tags that both sides have.
     ops_by_key: dict[Key, list[int]] = {}
     for op in ops.tolist():
         phase = PHASES[trace.phase[op]]
@@ -275,6 +279,8 @@ def _union_s(
     for number in range(devices):
         intervals = stamps_s[device == number]
         intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+
+        # Sweep the intervals by start; `reached_s` is the latest end so far.
         reached_s = np.maximum.accumulate(intervals[:, 1])
         # Each interval adds what lies beyond all that began before it.
         before_s = np.concatenate([intervals[:1, 0], reached_s[:-1]])

@@ -69,6 +69,8 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
     # Phrases are taken from left to right, at every place the longest that fits.
     at = 0
     while at < len(lowered):
+        # A remark in brackets is read for what is known in it. Its unknown words are no statement
+        # about the setting.
         remark = _REMARK.match(lowered, at) if lowered[at] == "(" else None
         if remark:
             inside = read_phrases(remark[0][1:-1], vocabulary)
@@ -98,6 +100,7 @@ def _longest(text: str, at: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, 
     """The phrase of a vocabulary that explains most of a text from a place on."""
     best, best_match = vocabulary[0], None
     for phrase in vocabulary:
+        # A phrase must not end inside a word.
         match = re.compile(rf"(?:{phrase.pattern})(?![a-z0-9])").match(text, at)
         if match is not None and match.end() > at and (best_match is None or match.end() > best_match.end()):
             best, best_match = phrase, match
@@ -275,6 +278,8 @@ def read_switches(text: str) -> tuple[dict[str, bool], tuple[str, ...]]:
         phrase = part.strip()
         if not phrase:
             continue
+
+        # `name` alone switches on, as `name=1` does. `name=` is neither.
         name, sign, value = (piece.strip().lower() for piece in phrase.partition("="))
         key = LAUNCH_PHRASES.get(name, name).replace("-", "_").replace(" ", "_")
         is_known = key in LAUNCH_SWITCHES and value in _TRUE | _FALSE
