@@ -82,6 +82,8 @@ def _greedy(
     for _ in range(min(count, len(variance))):
         # What measuring each candidate would take off: its own variance, or that of the step times.
         gain = variance.copy() if of_steps is None else (of_steps**2).sum(axis=0) / (variance + np.exp(NOISE))
+
+        # A candidate is chosen once.
         gain[chosen] = -1.0
         best = int(np.argmax(gain))
         if gain[best] <= 0:
@@ -202,6 +204,9 @@ def select(
     beliefs: Beliefs | None = None
     while True:
         beliefs = condition(base, device, measured_s, beliefs)
+
+        # The timelines are evaluated anew after each fit: as times move, so does the critical
+        # path and with it the share of every event.
         state = steps.at(beliefs)
         located = beliefs.locate(state.ops)
         spread = HALF_WIDTH * np.sqrt(step_variance(beliefs, located, state.shares))
@@ -221,6 +226,8 @@ def select(
         batch_ops = [open_ops[i] for i in chosen]
         measured_now = measure(batch_ops)
         measured_s |= {op: measured_now[op] for op in batch_ops if op in measured_now}
+
+        # What could not be measured is not tried again, or else the loop would choose it forever.
         failed += [op for op in batch_ops if op not in measured_now]
         open_ops = [op for op in open_ops if op not in set(batch_ops)]
 

@@ -34,7 +34,7 @@ Base = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
 NOISE: Final = 2 * log(0.01)
 """Log variance of a measured median: the stopping rule's half-width of 2 % is two standard deviations."""
 SHORT_NOISE: Final = 2 * log(0.05)
-"""The same beside the clock's resolution."""
+"""Log variance of a measured median that is added for times near the clock's resolution (5 %)."""
 SHORT_S: Final = 8e-6
 FEWEST: Final = 16
 """Measurements of a group from which hyperparameters are fitted to them."""
@@ -133,6 +133,9 @@ class Beliefs:
         events = {}
         for name, index in by_group(ops).items():
             group_ops = [ops[i] for i in index]
+
+            # Whiten the covariance with the measured events once: both means and covariances are
+            # products with it.
             points, group = points_of(group_ops, self.device, np.log(self.base(group_ops))), self.groups.get(name)
             known = np.zeros((0, len(group_ops)))
             if group:
@@ -195,6 +198,8 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
             hyper = group_before.hyper
         else:
             hyper = _fit(kinds, points, residual)
+
+        # Kriging with noise: factorise K + N once, and keep L and L^-1 y.
         matrix = covariance(kinds, hyper, points)
         matrix[np.diag_indices(len(group_ops))] += np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
         lower = cholesky(matrix, lower=True)
@@ -214,6 +219,9 @@ def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> 
     # The likelihood takes time in proportion to the cube of the points, so that few of them have to do.
     sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED]
     fit = fit_hyperparameters(kinds[:-1], points, residual, sample)
+
+    # Scatter that the smooth terms leave is partly the clock's noise, which is known, and partly
+    # each event's own.
     event_variance = max(np.exp(fit.noise) - np.exp(NOISE), np.exp(LEAST_OWN))
     inflation = np.log1p((len(fit.variance) + sum(map(len, fit.length)) + 2) / n)
     variance = np.append(fit.variance, np.log(event_variance)) + inflation
@@ -231,6 +239,7 @@ def by_group(ops: Sequence[Op]) -> dict[str, np.ndarray]:
 def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points:
     """Ops of one group as kriging points: what work they are on this device, in doublings."""
     if isinstance(ops[0], Collective):
+        # Doublings make the same ratio of sizes the same distance, whatever the size.
         table = np.array([(op.bytes, op.num_ranks, op.num_nodes) for op in ops], float)  # pyright: ignore
         axes: dict[str, np.ndarray] = dict(zip(COLLECTIVE_AXES, np.log2(np.maximum(table, 1)).T, strict=True))
         kinds = np.array([op.collective for op in ops], object)  # pyright: ignore
@@ -245,7 +254,10 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
 
 
 def _label(op: Op) -> str:
-    """What two ops share that are one event; groups that share the links of a collective do not make it another."""
+    """Return equal text for ops that are one event.
+
+    How many groups share a collective's links makes no other event of it.
+    """
     if isinstance(op, Collective):
         return f"{op.collective} {op.bytes:.4g} {op.num_ranks} {op.ranks_per_node} {op.dtype}"
     return repr(op)

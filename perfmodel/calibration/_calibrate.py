@@ -32,6 +32,7 @@ class Believed:
 
     def times(self, place: Any, ops: Sequence[Op]) -> EventTimes:
         """Expected times on the beliefs' device with their 90 % intervals."""
+        # Events without a collector keep the calibration's price, whatever is believed.
         believed = [i for i, op in enumerate(ops) if op not in self.unmeasured]
         unchanged = [i for i, op in enumerate(ops) if op in self.unmeasured]
         parts = []
@@ -62,6 +63,9 @@ class LayoutSteps:
     def at(self, beliefs: Beliefs) -> StepShares:
         """Every layout evaluated with its events at their expected times."""
         kernels, collectives = self.step_problem.kernels, self.step_problem.collectives
+
+        # Price the layouts at the believed times, and take each event's share of the critical
+        # path.
         priced = self.step_problem.repriced(
             Believed(beliefs, kernels, self.unmeasured), Believed(beliefs, collectives, self.unmeasured)
         )
@@ -149,9 +153,13 @@ def calibrate_model(
     steps = LayoutSteps(
         wanted.step_problem, tuple(cost.layout for cost in wanted.layouts), frozenset(wanted.unmeasured)
     )
+
+    # What an interrupted calibration left in the folder is measured already.
     chosen = recorded_s(plan, folder)
 
     def measure(ops: Sequence[Op]) -> Mapping[Op, float]:
+        # The plan on disk is written before it is measured, so that a crash leaves a plan that
+        # can be run.
         chosen.update(dict.fromkeys(ops, 0.0))
         part = of_plan(plan, chosen)
         folder.mkdir(parents=True, exist_ok=True)

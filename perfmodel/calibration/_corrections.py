@@ -59,6 +59,8 @@ def corrections(
     Args:
         slowed_s: by how much recording made the step longer, all of it on the host, between operators.
     """
+    # Each source of time is told by another part of the profile, so that these can be worked out
+    # one by one.
     settled = [*_kernels(problem, sides), *_links(problem, sides), *_host(problem, layout, profile, sides, slowed_s)]
     settled += [*_skew(problem, sides), *_contention(problem, profile, sides), *_between_steps(profile, sides)]
     # How much is hidden is compared last, with everything else at its measured time.
@@ -74,6 +76,8 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     for family, (predicted_s, measured_s) in sides.families().items():
         if family not in KERNEL_FACTORS or measured_s < LEAST_SHARE * sides.predicted_step_s or predicted_s <= 0:
             continue
+
+        # Calls that were held up count as the median of their kernel.
         calls = [call for call in sides.calls if call.family == family]
         spread = _spread_over_steps(calls)
         shaped = [call for call in calls if call.op is not None]
@@ -140,7 +144,10 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         predicted_s = seconds * (share * np.exp(x[alpha]) + (1 - share) * np.exp(x[beta]))
         return np.concatenate([np.log(predicted_s / measured_s) / log_sd, x / _LINK_PRIOR])
 
+    # Start with one factor for all, their median.
     fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
+
+    # Laplace's approximation: covariance of the parameters from the curvature at the optimum.
     sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
     for i, name in enumerate(names):
         affected = [n for n in range(len(ops)) if i in (alpha[n], beta[n])]
@@ -181,6 +188,9 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
             timed[key].append((op, taken_s))
         elif call.op is None:
             unsized[call.family] += taken_s
+
+    # Collectives whose size the profile does not tell still say by which factor all of their kind
+    # are off.
     device_steps = sides.steps * max(len({call.device for call in sides.calls}), 1)
     # Calls of known size: their mean, less certain the more they scatter.
     for of_key in timed.values():
@@ -219,7 +229,7 @@ def _host(
 
 
 def _issuing_s(sides: SideBySide) -> float:
-    """Host time to issue a step's kernels: between launches, but for where the host was held up."""
+    """Return the host's time to issue a step's kernels: between launches, without those where it was held up."""
     total = []
     for device in {call.device for call in sides.calls}:
         for step in {call.step for call in sides.calls}:
@@ -244,6 +254,9 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         return
     kernels_s = sum(call.time_s for call in sides.calls if call.kind == ActivityKind.COMPUTE)
     of_devices_s = problem.site.kernel_spread(problem.cluster.device) * kernels_s / len(waited)
+
+    # Part of the waits comes from devices that differ in speed, which the site's own spread
+    # predicts already.
     spread_s, now_s = float(np.mean(waited)), problem.framework.collective_skew_s + of_devices_s
     sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
     rank_steps = sides.steps * ranks
@@ -285,6 +298,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
             beside_s += sum(over_s for _, over_s in beside[key])
     device_steps = sides.steps * profile.devices
     if beside_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
+        # Seconds lost per second beside a collective, beyond the loss that the model already has.
         loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
         yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / device_steps, calls=0.0)
 
@@ -292,6 +306,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
 def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
     """Share of the collectives of blocks that shows, of what is predicted to hide behind kernels: 1 where the framework
     waits for every collective. Predicted with the times that were measured, since longer ones hide less."""
+    # Predicted share that hides, with the measured times of everything else.
     blocks = block_times(problem, layout)
     moving = np.array([group != "" for group in blocks.groups])
     seconds = (blocks.counts * blocks.times.time_s)[:, :, moving]
@@ -301,6 +316,9 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     total_s = sum(taken_s for _, taken_s in collectives)
     if not collectives or hidden_s < 0.05 * predicted_s:
         return
+
+    # Measured share that hides: seconds of collectives during which a kernel ran on the same
+    # device.
     beside_s = 0.0
     for device in {call.device for call, _ in collectives}:
         kernels = [c for c in sides.calls if c.device == device and c.kind == ActivityKind.COMPUTE]

@@ -81,9 +81,12 @@ def correlation(
     column_points: Mapping[str, np.ndarray],
 ) -> np.ndarray:
     """Correlation float64[rows, columns] by scaled distance along the component's coordinates."""
+    # A component without coordinates is constant over all that share its categories.
     if not component.along:
         coordinates = next(iter(row_points.values())), next(iter(column_points.values()))
         return np.ones((len(coordinates[0]), len(coordinates[1])))
+
+    # Each coordinate is scaled by its own length, so that irrelevant ones get long and drop out.
     square = 0.0
     for name, log_length in zip(component.along, length, strict=True):
         square = square + ((row_points[name][:, None] - column_points[name][None, :]) * np.exp(-log_length)) ** 2
@@ -96,6 +99,7 @@ def correlation(
 
 def _blocks(row_codes: np.ndarray, column_codes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Index pairs of the points on both sides that share a code."""
+    # Sort both sides by code: the points that share a code then lie in one run on each side.
     row_order, column_order = np.argsort(row_codes, kind="stable"), np.argsort(column_codes, kind="stable")
     codes = np.intersect1d(row_codes, column_codes)
     starts = np.searchsorted(row_codes[row_order], codes), np.searchsorted(column_codes[column_order], codes)
@@ -175,6 +179,8 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
     splits = np.cumsum([0, *(len(c.along) for c in components)])
 
     def kernel(vector: jax.Array, used: Any, codes: Any, coordinates: Any, unrest: Any) -> jax.Array:
+        # The last two hyperparameters are noise of all points and of short times. The tiny addend
+        # keeps the factorisation stable.
         total = jnp.diag(jnp.exp(vector[-2]) + jnp.exp(vector[-1]) * unrest + 1e-9)
         for i, component in enumerate(components):
             term = jnp.exp(vector[i]) * (codes[i][:, None] == codes[i][None, :])

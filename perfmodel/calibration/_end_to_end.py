@@ -158,6 +158,8 @@ def calibrate_end_to_end(
     """
     if not runs:
         raise PerfModelError("end-to-end calibration: no runs to fit to; give measured step times")
+
+    # Parameters belong to a device: runs on others say nothing of its kernels.
     by_device: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_device[run.cluster.device.name].append(run)
@@ -186,6 +188,8 @@ def _fit(
     device: str, runs: Sequence[Run], base: Path | None, profiled: Sequence[Correction], progress: Report | None
 ) -> EndToEnd:
     observed = Observations(runs, base)
+
+    # Priors from tables and the published record, and a profile's corrections in their place.
     layouts = []
     for group in observed.groups:
         layouts.append((group.model, [runs[i].layout for i in group.runs]))
@@ -199,6 +203,8 @@ def _fit(
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
     check_units(runs, np.exp(before) * [run.measured_s for run in runs])
+
+    # Bayesian update with the site model's covariance between runs, at tangents of the timeline.
     posterior = fitted(
         lambda x: observed.log_errors_and_gradient(start.at(names, centre + x), names, progress),
         FittedRuns(
@@ -217,6 +223,8 @@ def _fit(
     )
     parameters = _parameters(parameter_priors, posterior, site_prior, len(runs), device)
     profiled_names = {correction.name for correction in profiled}
+
+    # Predictions take the parameters with what the runs say of nearby layouts (`posterior.runs`).
     adjustment = Adjustment(
         device=device,
         values=tuple(zip(names, (centre + posterior.values).tolist(), strict=True)),
@@ -250,6 +258,7 @@ def _parameters(
     parameter_priors: Sequence[Prior], posterior: Posterior, site_prior: SitePrior, runs: int, device: str
 ) -> tuple[FittedParameter, ...]:
     """Parameters before and after the runs; one that lies at its bound is as uncertain as if it had none."""
+    # At its bound the posterior would have no width at all, which is more than the runs say.
     unbounded = replace(
         posterior.runs, covariance=tuple(map(tuple, covariance_of(parameter_priors, site_prior).tolist()))
     )
@@ -278,6 +287,8 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
 
 def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     """A sentence, if most runs took longer or shorter than the published record lets expect of a site."""
+    # Compare the median run with the interval of an unknown site that spends its step evenly on
+    # all classes.
     at = float(np.median(-log_errors))
     everything = dict.fromkeys(CLASSES, 1 / len(CLASSES))
     middle = float(np.mean(site_prior.mean))

@@ -167,6 +167,8 @@ def model_plan(
         raise PerfModelError(f"nodes and iterations must be at least 1, got {nodes} and {iterations}")
     parsed = [layout_of(problem, layout)[0] for layout in layouts]
     step_problem = step_problem_of(problem, calibration)
+
+    # Events of every layout with their share of its critical path.
     shares = [event_shares(step_problem, layout) for layout in parsed]
     rule = rule or StoppingRule()
     return _assemble(
@@ -216,6 +218,8 @@ def _assemble(
             new |= dict.fromkeys(measured for measured in wanted if measured not in chosen)
         chosen |= new
         costs.append(_cost(step_problem, layout, share, list(new), list(lost), iterations, rule, collective_rule))
+
+    # Sorted by kind, so that programs and groups of ranks are set up once.
     plan = Plan(
         device=device,
         interconnect=interconnect_of(step_problem.cluster),

@@ -93,6 +93,8 @@ def covariance_of(
 ) -> Float[np.ndarray, "parameters parameters"]:
     """Prior covariance: of every parameter its own variance, and that of the factors of its class at a site; of what
     a profile told, its own alone."""
+    # Parameters of one class share the class's factor at the site. Those that a profile measured
+    # do not: `own_sd` is all of their `sd`.
     classes = [CLASSES.index(class_of(prior.name)) for prior in parameter_priors]
     shared = np.array([prior.own_sd < prior.sd for prior in parameter_priors], float)
     class_covariance = site_prior.covariance[np.ix_(classes, classes)] * shared[:, None] * shared
@@ -101,6 +103,8 @@ def covariance_of(
 
 def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
     """Priors of every parameter that moves an event of the runs, and of the host costs and losses."""
+    # A parameter is as uncertain as the events that it moves, weighted by their time in these
+    # runs.
     weight: dict[str, float] = defaultdict(float)
     spread: dict[str, float] = defaultdict(float)
     dtypes: dict[str, set[str]] = defaultdict(set)
@@ -183,6 +187,9 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
     tried: list[tuple[float, Posterior]] = []
     for attempt in range(_TANGENTS):
         errors, gradient = errors_and_gradient(x)
+
+        # Linearise at x: e(y) = e(x) + G (y - x), so that G x - e(x) is what the runs observed of
+        # G y.
         of_tangent, expected = _of_tangent(runs, gradient @ x - errors, gradient, lowest)
         moved = float((np.abs(expected - x) / sd).max(initial=0.0))
         tried.append((moved, Posterior(x, of_tangent, errors, gradient)))

@@ -186,6 +186,8 @@ def _report(
     most: int,
     step_s: float | None = None,
 ) -> ProfileReport:
+    # Recording slows the host. With the step's time without the profiler known, the difference is
+    # what recording added.
     recorded_s = float(np.median(profile.step_s()))
     # Corrections are relative to the cost models, so those of an earlier fit are left out.
     bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
@@ -224,6 +226,8 @@ def _events(sides: SideBySide) -> list[Difference]:
 
 
 def _shows(total: Total) -> float:
+    # A kernel that is not where it was predicted shows in full; a collective shows as far as it
+    # was on the critical path.
     if total.family in KERNEL_FACTORS or total.predicted_s <= 0:
         return 1.0
     return min(1.0, total.critical_s / total.predicted_s)
@@ -233,6 +237,9 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
     predicted_s, measured_s = families[total.family]
     if not total.family:
         return "no name tells what this kernel computes: profile with record_shapes=True and operators"
+
+    # The event on both sides, only its family on both sides, or only one side: each asks for
+    # another remedy.
     if total.predicted_s > 0 and total.measured_s > 0:
         more = expm1(np.log(total.measured_s / total.predicted_s))
         calls = total.measured_calls / total.predicted_calls
@@ -251,6 +258,7 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     """What no kernel takes: predicted on the critical path, measured on the mean device."""
+    # Idle time has remedies of its own, by what the device waits for.
     idle = idle_s(profile, sides)
     device_steps = sides.steps * profile.devices
     waited_s = sum(wait_s for _, _, wait_s in sides.collective_s) / device_steps

@@ -109,6 +109,9 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
         total = events.setdefault(key, Total(call.name if call.op is None else call.op.label, call.family, call.op))
         total.measured_s += taken_s.get(id(call), call.time_s) / device_steps
         total.measured_calls += 1 / device_steps
+
+    # Ranks of one pipeline stage do the same, so that without a pipeline a single one stands for
+    # all.
     stands_for_all = profile.devices == layout.devices or layout.pp == 1
     idle_s = {GAPS: shares.gap_s - shares.waiting_s, WAITS: shares.waiting_s}
     return SideBySide(
@@ -143,6 +146,7 @@ def waits(calls: Iterable[Call], devices: int) -> Iterable[tuple[Call, float, fl
     groups: dict[Any, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
     for call in calls:
         if call.kind == ActivityKind.COMMUNICATION:
+            # Calls of one collective: same event and same group of ranks, device by device.
             same = event_key(call.op) if call.op is not None else (call.family, call.name)
             groups[same, call.group][call.device].append(call)
     for (same, _), by_device in groups.items():
@@ -161,6 +165,8 @@ def waits(calls: Iterable[Call], devices: int) -> Iterable[tuple[Call, float, fl
 def issued(problem: StepProblem, layout: Layout) -> float:
     """Operators that the host of one device issues in a step, as the prediction counts them: events, and those that
     take the host's time alone."""
+    # Events, and operators that launch no kernel but take the host's time
+    # (`forward_bookkeeping`).
     shares = event_shares(problem, layout)
     framework = problem.framework
     passes = (
@@ -183,6 +189,8 @@ def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
         for call in calls[1:]:
             gap_s = call.start_s - end_s
             if gap_s > 0:
+                # A gap until the launch is the host's; of the rest a short part is the gap
+                # between kernels, and a long one a wait.
                 late_s = min(max(call.launched_s - end_s, 0.0), gap_s) if np.isfinite(call.launched_s) else 0.0
                 short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
                 idle["host late"] += late_s

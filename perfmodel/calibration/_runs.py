@@ -66,6 +66,8 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
         PerfModelError: naming the first such run: milliseconds, or shorter than its arithmetic at the peak rate.
     """
     for run, expected_s in zip(runs, predicted_s.tolist(), strict=True):
+        # Shorter than its arithmetic at the peak rate is impossible: the batch or the unit is
+        # wrong.
         least_s = arithmetic_s(run)
         if run.measured_s < least_s:
             raise PerfModelError(
@@ -149,6 +151,8 @@ class Observations:
         error, gradient = np.zeros(n), np.zeros((n, len(names)))
         traced: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for done, group in enumerate(self.groups):
+            # All layouts of one problem share their events, so that one call evaluates them with
+            # gradients.
             derivatives = step_derivatives(
                 group.model.adjusted(adjustment), [self.runs[at].layout for at in group.runs], names
             )
@@ -156,6 +160,8 @@ class Observations:
             error[places] = np.log(derivatives.step_s / self._measured_s[places])
             gradient[places] = derivatives.by_parameter / derivatives.step_s[:, None]
             for lane, at in enumerate(group.runs):
+                # A trace adds one observation for each sum of durations: log of predicted over
+                # measured seconds.
                 if at in self._traced:
                     sums, measured_s = self._traced[at].counts, self._traced[at].measured_s
                     predicted_s = sums @ derivatives.durations_s[lane]
@@ -168,6 +174,7 @@ class Observations:
 
 
 def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
+    # Runs of the same model, cluster and job differ in layout only and share a step problem.
     by_model: dict[tuple, list[int]] = defaultdict(list)
     for at, run in enumerate(runs):
         by_model[run.model, run.cluster, run.job, run.framework, run.site].append(at)

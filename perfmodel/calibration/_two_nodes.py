@@ -35,6 +35,8 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     most = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
     if op.num_nodes <= nodes and op.num_ranks <= most:
         return Reachable((_alone(op, op.num_ranks, op.ranks_per_node),), True)
+
+    # As many ranks to a node as fit, and half of them: two sizes tell how time grows with ranks.
     span = min(op.num_nodes, nodes)
     per_node = min(op.ranks_per_node, max(1, most // span), cluster.devices_per_node)
     sizes = dict.fromkeys(size for size in (per_node, per_node // 2) if size)
