@@ -20,6 +20,7 @@ def new_console(file: IO[str] | None = None) -> "Console":
         """Prints tables as they lay themselves out, names longer than a line included."""
 
         def print(self, *objects: Any, **options: Any) -> None:
+            # A fitted table has broken its lines already; rich would break them again.
             if any(isinstance(printed, FittedTable) for printed in objects):
                 options |= {"soft_wrap": True}
             super().print(*objects, **options)

@@ -35,6 +35,8 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
         ("step time", duration(measured["step_time_s"]), duration(predicted["step_time_s"]), interval),
         ("with all stalls", duration(measured["mean_step_time_s"]), "", ""),
     ]
+
+    # Peak memory is shown only if the log has one to compare with.
     peaks = (measured["peak_memory_bytes"], predicted["peak_memory_bytes"])
     if None not in peaks:
         rows.append(("peak memory", f"{peaks[0] / GIB:.1f} GiB", f"{peaks[1] / GIB:.1f} GiB", ""))
@@ -83,6 +85,8 @@ def _causes(values: Mapping[str, Any]) -> str:
 def _curve(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[float]) -> str:
     """Step times over the run in front of the predicted interval."""
     predicted = values["predicted"]
+
+    # Thin out the points by a regular stride.
     stride = max(1, len(steps) // _MOST_POINTS)
     points = list(zip(steps, step_s, strict=True))[::stride]
     if len(points) < 2:
@@ -91,12 +95,14 @@ def _curve(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[flo
     highest = 1.15 * max(predicted["step_time_hi_s"], 1.6 * sorted(step_s)[len(step_s) // 2])
     first, last = points[0][0], max(point[0] for point in points)
 
+    # Coordinates of the SVG: steps to the right, seconds upwards from the bottom line.
     def across(step: float) -> float:
         return _MARGIN + (step - first) / max(last - first, 1) * (_WIDTH - _MARGIN - 8)
 
     def up(seconds: float) -> float:
         return 8 + (1 - min(seconds, highest) / highest) * (_HEIGHT - 30)
 
+    # Interval as a band, prediction as a dashed line, measured steps as a polyline.
     line = " ".join(f"{across(step):.1f},{up(seconds):.1f}" for step, seconds in points)
     top, bottom = up(predicted["step_time_hi_s"]), up(predicted["step_time_lo_s"])
     middle = up(predicted["step_time_s"])

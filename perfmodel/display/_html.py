@@ -100,6 +100,8 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     if notes := [*values["reasons"], *values["warnings"]]:
         parts.append(paragraph(*notes))
     parts.append(_breakdown(values["breakdown_s"], step_s))
+
+    # Details fold open: memory by rank, critical path, origins of the times.
     per_stage = values["memory_bytes"]["per_stage"]
     rows = []
     for i, stage in enumerate(per_stage):
@@ -125,6 +127,7 @@ def search_html(values: Mapping[str, Any]) -> str:
     Args:
         values: of `SearchResult.to_dict`.
     """
+    # The table first; the recommended layout's whole prediction folds open below.
     layouts = values["layouts"]
     rows = [
         (
@@ -169,6 +172,8 @@ def whatif_html(values: Mapping[str, Any]) -> str:
         (name, duration(side["step_time_s"]), fit_words(side["fits_probability"]))
         for name, side in (("as it is", before), (", ".join(values["settings"]) or "no setting", after))
     ]
+
+    # An elasticity e turns 10 % more of a parameter into a factor 1.1^e on the step.
     effects = sorted(values["sensitivity"].items(), key=lambda item: -abs(item[1]))
     changes = [(name.replace("_", " "), f"{1.1**value - 1:+.2%}") for name, value in effects]
     return (

@@ -54,6 +54,8 @@ def timeline_page(
     import numpy as np
 
     columns = {"inside": np.full(len(events["start"]), -1)} | {n: np.asarray(events[n]) for n in COLUMNS if n in events}
+
+    # The page searches by bisection within a device's stream, so that events come sorted.
     order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
     data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()} | {
         "end_s": float(end_s),
@@ -123,12 +125,13 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
         "TITLE": escaped(title),
         "STYLE": (assets / f"{style or name}.css").read_text("utf-8"),
         "SCRIPT": "\n".join((assets / f"{script}.js").read_text("utf-8") for script in scripts),
-        # nothing in the data may end its element
+        # A `<` in the data could end the script element.
         "DATA": json_text(_plain_values(data)).replace("<", "\\u003c"),
     }
     frame, body = ((assets / f"{file}.html").read_text("utf-8") for file in ("page", name))
     before, *rest = frame.replace("@BODY@", body).split("@")
-    # odd pieces are the names between the signs
+    # Names stand between @ signs: `before` ends at the first one, so that every second piece of
+    # the rest is a name.
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 
 

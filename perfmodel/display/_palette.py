@@ -81,6 +81,7 @@ def shade(colour: str, lightness: float) -> str:
 
 def text_colour(background: str) -> str:
     """Black or white, whichever contrasts more by the relative luminance of WCAG 2.1."""
+    # Undo the sRGB gamma, then weigh the channels as the eye does.
     linear = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in _rgb(background)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return BLACK if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#FFFFFF"
@@ -95,6 +96,8 @@ def ramp(n: int) -> list[str]:
     """Colours of `n` ordered things, dark to light: the cividis map (Nuñez et al., PLoS ONE 13(7), 2018) up to where
     it is still seen on white."""
     knots = ("#00204C", "#31446B", "#666970", "#958F78", "#CBBA69")
+
+    # Interpolate linearly between the nearest two knots.
     at = [i / max(1, n - 1) * (len(knots) - 1) for i in range(n)]
     return [_between(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in at]
 

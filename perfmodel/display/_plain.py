@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from perfmodel.plain_text import STEERING, plain_text
 
-# what tables and progress bars use on a terminal stays there: colours, moves of the cursor, carriage returns
+# What tables and progress bars use on a terminal stays there: colours, moves of the cursor,
+# carriage returns.
 _STYLES: Final = r"\x1b\[\??[0-9;]*[mA-KhlG]|\r"
 _STEERING_BUT_STYLES: Final = re.compile(f"(?P<style>{_STYLES})|{STEERING}")
 

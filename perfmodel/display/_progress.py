@@ -24,6 +24,7 @@ def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            # A caller with a report of its own gets no second bar.
             if kwargs.get("progress") is not None:
                 return function(*args, **kwargs)
             with progress(title) as report:
@@ -99,11 +100,16 @@ def _notebook_bar(title: str) -> Iterator[Report]:
     def report(what: str, done: int, total: int) -> None:
         nonlocal handle, last_s, stage
         now_s = time.monotonic()
+
+        # Short tasks show nothing, and long ones are redrawn a few times a second.
         if now_s - began_s < _BEGINS_AFTER_S or now_s - last_s < _EVERY_S:
             return
         last_s = now_s
         if what != stage[0] or done < stage[2]:
             stage = (what, now_s, done)
+
+        # Time left follows from the rate of the present stage alone, since stages differ in
+        # speed.
         rate = (done - stage[2]) / (now_s - stage[1]) if now_s > stage[1] else 0.0
         remaining = f", about {(total - done) / rate:.0f} s left" if rate > 0 else ""
         shown = HTML(
@@ -116,5 +122,7 @@ def _notebook_bar(title: str) -> Iterator[Report]:
             handle.update(shown)
 
     yield report
+
+    # The bar disappears when the work is done.
     if handle is not None:
         handle.update(HTML(""))

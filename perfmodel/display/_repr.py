@@ -44,6 +44,8 @@ def _short_repr(thing: Any) -> str:
     values = {field_info.name: getattr(thing, field_info.name, None) for field_info in fields(thing) if field_info.repr}
     usual = {field_info.name: field_info.default for field_info in fields(thing)}
     values = {name: value for name, value in values.items() if not _alike(value, usual[name])}
+
+    # Count leaves lazily: an array of millions must not be walked to find out that it is long.
     if len([*islice(_leaves(list(values.values())), _MOST_LEAVES + 1)]) <= _MOST_LEAVES:
         text = f"{name}({', '.join(f'{field}={value!r}' for field, value in values.items())})"
         if len(text) <= MOST:
@@ -125,6 +127,7 @@ def _tell(hashed: Any, value: Any) -> None:
 
 def _content(value: Any) -> bytes:
     """All of an array or a table, of anything else what it prints."""
+    # Anything that pandas or numpy holds counts to its last element.
     if hasattr(value, "to_csv"):
         return value.to_csv().encode()
     if hasattr(value, "tobytes") and hasattr(value, "shape"):

@@ -63,6 +63,8 @@ class FittedTable:
 
     def blocks(self, width: int) -> list[list[str]]:
         """Lines of the head, then of every row, in a window of so many columns."""
+        # Rows are laid out alike: the lines that the columns are put on are the same for all of
+        # them.
         widths = self._natural_widths()
         lines = self._lines(widths, width)
         return [self._block(cells, lines, widths) for cells in (self.heads, *self.rows)]

@@ -56,6 +56,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     """
     from matplotlib.collections import LineCollection, PolyCollection
 
+    # Work in points on paper: what can be seen depends on the printed width of a box.
     axis.set_xlim(lo, hi)
     shown = np.flatnonzero((boxes.end > lo) & (boxes.start < hi))
     axis_in = axis.get_figure().get_figwidth() - _MARGIN_IN  # type: ignore[union-attr]
@@ -69,6 +70,8 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
             linewidths=0.4,
         )
     )
+
+    # Lanes of thin boxes are drawn as stacked shares, sampled every few points.
     column = _COLUMN_PT * (hi - lo) / (72 * axis_in)
     # Colours are stacked in the same order in all lanes.
     colours: dict[str, None] = {}
@@ -142,9 +145,15 @@ def _share(
     """Share of the `span` around every point that the boxes cover."""
     if not len(chosen):
         return np.zeros(len(at))
+
+    # Covered time up to a point is a piecewise linear function, which rises over boxes and is
+    # flat between. The share of a window is its rise over the window.
     chosen = chosen[np.argsort(boxes.start[chosen], kind="stable")]
     knots = np.stack([boxes.start[chosen], boxes.end[chosen]], axis=1).ravel()
     covered = np.repeat(np.r_[0.0, np.cumsum(boxes.end[chosen] - boxes.start[chosen])], 2)[1:-1]
+
+    # Overlapping boxes of measured traces would make the knots fall, which `np.interp` does not
+    # allow.
     ascending = np.maximum.accumulate(knots)
     before = np.interp(at - span / 2, ascending, covered)
     after = np.interp(at + span / 2, ascending, covered)
@@ -162,6 +171,7 @@ def _corners(boxes: Boxes, chosen: Any, upper: float) -> list[np.ndarray]:
 
 def _handovers(boxes: Boxes) -> list[list[tuple[float, float]]]:
     """Lines from each critical box to the next in another row."""
+    # Critical boxes in order of start are the path; a line is needed where it changes rows.
     order = np.flatnonzero(boxes.critical)
     order = order[np.argsort(boxes.start[order], kind="stable")]
     y = (boxes.top + boxes.height * (1 - _STRIP / 2))[order].tolist()

@@ -34,8 +34,12 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
     """
     if not curves:
         raise PerfModelError("what-if picture: no curve to draw; give at least one sweep")
+
+    # Multiples of different parameters share an axis; absolute values do not.
     multiples = [curve for curve in curves if curve.multiple]
     panels = [multiples] * bool(multiples) + [[curve] for curve in curves if not curve.multiple]
+
+    # A column has room for one panel, a page for three.
     beside = min(len(panels), 1 if width == "column" else 3)
     rows = -(-len(panels) // beside)
     figure = new_figure(width, 2.1 * rows)
@@ -51,6 +55,8 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
 
 def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
     longest_s = max(max(curve.step_s) for curve in curves)
+
+    # Times are written in the unit of the longest.
     per_s, unit = time_unit(longest_s)
     first = curves[0]
     seconds = first.name.endswith("_s") and not first.multiple
@@ -61,6 +67,8 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
         axis.plot(values, steps, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)])
     if first.multiple:
         axis.set_xlabel(f"{_words(first.name)}, as a multiple" if len(curves) == 1 else "multiple of what it is")
+
+        # A factor of four or more is read better on a logarithmic axis.
         if min(first.values) > 0 and max(first.values) / min(first.values) >= 4:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
@@ -69,6 +77,8 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
     if first.hidden_up_to and min(first.values) <= first.hidden_up_to <= max(first.values):
         axis.axvline(first.hidden_up_to * scale, color=VERMILLION, linewidth=0.8, linestyle="--")
         axis.set_title(f"hidden up to {first.hidden_up_to * scale:.3g} {of_values}", color=VERMILLION)
+
+    # A flat curve shall look flat: the axis spans at least a tenth of the step.
     lo, hi = min(min(curve.step_s) for curve in curves) * per_s, longest_s * per_s
     room = max(hi - lo, _LEAST_SPAN * hi)
     axis.set_ylim((lo + hi - 1.15 * room) / 2, (lo + hi + 1.15 * room) / 2)

@@ -53,6 +53,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
 
+    # Computation on top, side streams below; neighbouring slices of one pass are joined.
     timeline = prediction.kept_timeline
     drawn = slices(timeline)
     drawn = drawn.select(np.isin(drawn.stream, (Stream.COMPUTE, *_SIDE))).joined()
@@ -64,8 +65,13 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     rows_in = [max(0.05, min(0.17, 2.2 / ranks)), max(0.07, min(0.17, 3.9 / ranks))][-len(views) :]
     chunks = stage_chunks(prediction)
     heights = [ranks * row_in for row_in in rows_in]
+
+    # Heights in inches: rows, axes and titles, then legend and the memory panel.
     figure = new_figure(width, sum(heights) + 0.42 * len(views) + (2.1 if width == "page" else 2.4))
     axes = figure.subplots(len(views) + 1, 1, squeeze=False, height_ratios=[*heights, 0.75])[:, 0]
+
+    # The first view shows all, without numbers. Shades of chunks are kept for the view in which
+    # they can be told apart.
     for axis, (lo_s, hi_s), row_in in zip(axes, views, rows_in, strict=False):
         per_s, unit = time_unit(hi_s - lo_s)
         last = hi_s == views[-1][1]
@@ -90,6 +96,8 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
             transform=axes[0].get_xaxis_transform(),
         )
     memory_lines(axes[-1], prediction, end_s)
+
+    # Then the memory panel on the same axis of time, titles and legend.
     set_title(
         figure,
         f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout_notation}",
@@ -145,6 +153,8 @@ def kind_of_pass(kind: int) -> bool:
 
 def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     """Start of the enlarged part, and how long it can be for the numbers of its passes to be read."""
+    # Numbers are readable from `_PASS_IN` on, and a quarter of the passes may be too short for
+    # them.
     of_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
     typical_s = float(np.quantile(drawn.duration_s[of_pass], 0.25)) if of_pass.any() else end_s
     zoom_s = min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
@@ -162,6 +172,8 @@ def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: f
     shades = {
         kind: chunk_shades(EVENTS[KIND_NAMES[kind]].colour, stage_map.shape[1]) for kind in set(drawn.kind.tolist())
     }
+
+    # Only passes have a number and a chunk's shade.
     compute = drawn.stream == Stream.COMPUTE
     top, height = _lanes(drawn.stream)
     return Boxes(

@@ -41,6 +41,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     x, bottom = np.arange(len(predictions)), np.zeros(len(predictions))
     longest = max(p.step_time_s for p in predictions) * per_s
     looks = part_looks(chain.from_iterable(p.breakdown_s for p in predictions))
+
+    # Parts that are hardly seen are drawn, but have no place in the legend.
     heights = {}
     for name in looks:
         heights[name] = per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions])
@@ -54,6 +56,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
         if height.max() > _LEAST_SHARE * longest:
             handles.append(drawn[0])
             labels.append(looks[name].label)
+
+    # Whiskers reach from the step to both ends of its interval.
     totals = per_s * np.array([[p.step_time_s, p.step_time_lo_s, p.step_time_hi_s] for p in predictions])
     spread = np.abs(totals[:, 1:] - totals[:, :1]).T
     look = {"ecolor": "black", "elinewidth": 0.6, "capsize": 1.5, "capthick": 0.6}
@@ -76,6 +80,7 @@ def _rows(predictions: Sequence[Prediction]) -> list[str]:
     def varies(name: str) -> bool:
         return len({getattr(layout, name) for layout in layouts}) > 1
 
+    # Words are long, so that they are written only if numbers do not tell the layouts apart.
     rows = [*_ALWAYS, *filter(varies, _IF_VARIED)]
     told_apart = set()
     for layout in layouts:
@@ -147,7 +152,7 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     figure = new_figure(width, 3.0 if len(sides) == 1 or beside else 4.8)
     shape = (1, len(sides)) if beside else (len(sides), 1)
     axes = figure.subplots(*shape, squeeze=False).ravel()
-    # What no other layout beats in all objectives together, and the front of each panel's two.
+    # Each panel shows its own front, and what no other layout beats in all objectives together.
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
     counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
@@ -190,6 +195,7 @@ def _panel(
     efficient: Bool[np.ndarray, " layouts"],
 ) -> np.ndarray:
     """Draw one side of the front; returns the layouts on its edge, fastest first."""
+    # Scatter all, then the front of all objectives, then the front of this panel's two.
     edge = np.flatnonzero(non_dominated(np.stack([time, values], axis=1)))
     edge = edge[np.argsort(time[edge], kind="stable")]
     axis.scatter(time, values, s=2, color=GREY, alpha=0.5, linewidths=0, label="layouts that fit", rasterized=True)
@@ -208,6 +214,8 @@ def _panel(
     name = "Pareto front" if efficient.sum() == len(edge) else "Pareto front of a panel's two"
     axis.plot(time[edge], values[edge], "o", color=VERMILLION, markersize=3, label=name)
     axis.set_xscale("log")
+
+    # Layouts much slower than the front are cut off: they would squeeze the front into a corner.
     slowest = float(time[efficient].max())
     axis.set_xlim(0.97 * time.min(), 1.1 * slowest)
     log_ticks(axis.xaxis, [t for t in _ROUND if 0.97 * time.min() <= t <= 1.1 * slowest])
@@ -222,6 +230,8 @@ def _panel(
 
 def non_dominated(points: Float[np.ndarray, "points objectives"]) -> Bool[np.ndarray, " points"]:
     """Points that no other is at most equal to in every objective and below in one (all are minimised)."""
+    # In lexicographic order, whatever could beat a point comes before it, so that one pass
+    # suffices.
     order = np.lexsort(points.T[::-1])
     on_front = np.zeros(len(points), bool)
     front = np.empty((0, points.shape[1]))

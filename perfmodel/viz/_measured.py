@@ -55,6 +55,8 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
     if rows.empty:
         raise PerfModelError("parity picture: no row was both measured and predicted")
     groups = [(str(name), members) for name, members in rows.groupby("group", sort=True)]
+
+    # Square panels, two beside each other in a column and four on a page.
     across = min(len(groups), 2 if width == "column" else 4)
     down = -(-len(groups) // across)
     side_in = WIDTHS_IN[width] / across
@@ -89,6 +91,8 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     axis.scatter(
         measured[shown], predicted[shown], s=size, color=BLUE, linewidths=0, alpha=0.6, rasterized=True, label="rows"
     )
+
+    # Figures are of all rows, also where only a sample is drawn.
     error = np.abs(predicted / measured - 1)
     inside = float(((lo <= measured) & (measured <= hi)).mean())
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
@@ -123,10 +127,14 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     intensity = kernels["flops"].to_numpy() / kernels["bytes"].to_numpy()
     rate = kernels["flops"].to_numpy() / kernels["time_s"].to_numpy()
     family = kernels["family"].to_numpy()
+
+    # The largest families first: those drawn later lie on top.
     families = sorted(set(family.tolist()), key=lambda name: -int((family == name).sum()))
     for i, name in enumerate(families):
         of_family = np.flatnonzero(family == name)
         of_family = of_family[:: -(-len(of_family) // _MOST_POINTS)]
+
+        # Families differ in marker and colour, for print without colours.
         style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": LINES[i % len(LINES)]}
         axis.scatter(
             intensity[of_family], rate[of_family], s=4, alpha=0.35, linewidths=0, rasterized=True, label=name, **style
@@ -138,6 +146,9 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     bandwidth = device.memory_bandwidth_bytes_per_s
     lowest, highest = intensity.min() / 2, max(intensity.max(), max(peaks) / bandwidth) * 3
     halo = [effects.withStroke(linewidth=2, foreground="white")]
+
+    # A roof is the slope of the memory bandwidth up to the ridge, then the peak of the element
+    # types that share it.
     for peak, dtypes in sorted(peaks.items()):
         axis.plot([lowest, peak / bandwidth, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9)
         axis.annotate(
@@ -167,6 +178,8 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     axis.set_title(device.name)
     handles, labels = axis.get_legend_handles_labels()
     legend_below(figure, handles, labels, markerscale=1.8)
+
+    # Points are transparent in the cloud, and opaque in the legend.
     for handle in figure.legends[0].legend_handles:
         if handle is not None:
             handle.set_alpha(1)
@@ -194,6 +207,7 @@ def draw_comparison(
     """
     from matplotlib.patches import Patch
 
+    # Both panels share the axis of time, so that equal widths mean equal times.
     predicted_s, measured_s = predicted.batch_time_s, measured.steps()[0].batch_time_s
     predicted, step = _joined(predicted), _joined(measured.steps()[0])
     row_in = max(0.07, min(0.2, 3.0 / max(predicted.devices, step.devices)))
@@ -220,10 +234,13 @@ def draw_comparison(
 def _joined(trace: MeasuredTrace) -> MeasuredTrace:
     """Activities of one pass that follow each other on a stream with hardly a gap as one."""
     # A pass of thousands of kernels would be too many boxes to draw, and looks the same as one.
+    # Sort by device, stream and start, so that neighbours in the array are neighbours in time.
     order = np.lexsort((trace.start_s, trace.stream, trace.device))
     tags = np.stack([trace.device, trace.stream, trace.kind, trace.phase, trace.stage, trace.micro_batch])[:, order]
     start_s, end_s = trace.start_s[order], trace.end_s[order]
     apart = (start_s[1:] - end_s[:-1] > _SEEN_GAP * trace.batch_time_s) | (tags[:, 1:] != tags[:, :-1]).any(axis=0)
+
+    # An activity begins a new box unless it continues the pass before it.
     passes = (trace.phase[order] > 0) & (trace.kind[order] == ActivityKind.COMPUTE)
     first = np.flatnonzero(np.r_[True, apart | ~passes[1:]])
     ends_s = np.maximum.reduceat(end_s, first)

@@ -54,6 +54,8 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     crowded = max(len(rank_steps.time_s) for rank_steps in steps) > 2 * columns
     edges_s = np.linspace(0, end_s, columns + 1)
     highest = 0.0
+
+    # Ranks are a ramp of one hue: their order matters, not their identity.
     colours = ramp(len(steps))
     for rank in drawn_ranks(steps):
         rank_steps = steps[rank]
@@ -72,6 +74,9 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
             linewidth=wide,
             label=f"{'rank ' * (rank == 0)}{rank}" if rank in ranks_in_legend else None,
         )
+
+    # A capacity far above everything would press the lines to the bottom. It is then named
+    # instead of drawn in scale.
     capacity = prediction.memory_capacity_bytes / GIB
     beyond = highest < _LEAST_SHARE * capacity
     name = f"capacity {capacity:.3g} GiB" + " (above)" * beyond
@@ -129,6 +134,8 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
         raise PerfModelError(
             f"link utilisation: {prediction.layout_notation} sends nothing between ranks; give another layout"
         )
+
+    # One panel per kind of link that is used.
     per_s, unit = time_unit(end_s)
     edges_s = np.linspace(0, end_s, _BINS[width] + 1)
     figure = new_figure(width, 0.75 + len(used) * (0.32 + max(0.35, min(1.6, 0.1 * ranks))))
@@ -136,6 +143,8 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     axes = figure.subplots(len(used), 1, squeeze=False, sharex=True)[:, 0]
     for axis, (name, streams) in zip(axes, used, strict=True):
         share = busy_share(drawn.select(np.isin(drawn.stream, streams)), ranks, edges_s)
+
+        # The square root of the share makes links visible that are busy for a few per cent.
         image = axis.imshow(
             share,
             aspect="auto",
@@ -168,6 +177,7 @@ def busy_share(drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"])
         begin_s = np.maximum(start_s, np.r_[-np.inf, end_s[:-1]])
         added = end_s > begin_s
         if added.any():
+            # Busy time up to a point is piecewise linear; its difference over a bin is the bin's.
             knots = np.stack([begin_s[added], end_s[added]], axis=1).ravel()
             busy_s = np.repeat(np.r_[0.0, np.cumsum((end_s - begin_s)[added])], 2)[1:-1]
             share[rank] = np.diff(np.interp(edges_s, knots, busy_s)) / np.diff(edges_s)

@@ -51,6 +51,8 @@ def draw_schedules(
 
     if not schedules:
         raise PerfModelError("schedules picture: no schedule can run with these stages and micro-batches; change them")
+
+    # All panels share a scale of time and a height of rows, so that schedules can be compared.
     row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / max(schedule.devices for schedule, *_ in schedules)))
     heights = [row_in * schedule.devices for schedule, *_ in schedules]
     figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
@@ -66,6 +68,8 @@ def draw_schedules(
     for schedule, *_ in schedules:
         phases.update(schedule.phase.tolist())
     names = [_name(phase) for phase in sorted(phases)]
+
+    # Phases of one colour share a patch of the legend.
     labels: dict[str, list[str]] = {}
     for name in names:
         labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
@@ -104,6 +108,7 @@ def _facts_title(facts: ScheduleFacts) -> str:
 
 
 def _title(schedule: Schedule, times: PassTimes) -> str:
+    # Idle share over all devices up to the makespan.
     start, end = starts_and_ends(schedule, times)
     idle = 1 - float((end - start).sum()) / (schedule.devices * float(end.max()))
     return f"{schedule.name}: makespan {float(end.max()):.4g} s, {idle:.1%} idle"
@@ -144,6 +149,9 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
     """
     if not facts:
         raise PerfModelError("bubble picture: no schedule can run with these stages and micro-batches; change them")
+
+    # Schedules of equal bubbles would hide each other: they share a line and a label. Rounding
+    # joins those equal but for it.
     curves: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for name in dict.fromkeys(f.schedule for f in facts):
         curve = sorted((f.micro_batches, round(100 * f.bubble_fraction, 6)) for f in facts if f.schedule == name)

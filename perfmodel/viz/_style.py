@@ -111,6 +111,8 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
 
     suffix = require_picture(path)
     buffer = io.BytesIO()
+
+    # Without dates, the same figure gives the same bytes.
     undated: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
     with mpl.rc_context(_FILE_STYLE):
         figure.savefig(buffer, format=suffix[1:], dpi=300, metadata=undated)
@@ -119,7 +121,7 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
 
 def set_title(figure: "Figure", *lines: str) -> None:
     """Lines above everything, broken where the figure ends."""
-    # a character of a proportional face is about half as wide as high
+    # A character of a proportional face is about half as wide as high.
     most = int(figure.get_figwidth() * 72 / (_BODY * 0.56))
     if text := "\n".join(wrapped(line, most) for line in lines if line):
         figure.suptitle(text, x=0.01, ha="left", fontsize=_BODY)
@@ -135,6 +137,9 @@ def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str]
     if not handles:
         return
     room = figure.get_figwidth() * 72 / _SMALL  # in heights of a character
+
+    # Widths of entries in heights of a character: half of one per letter, plus handle and gaps.
+    # All in one row if it takes them, else columns as wide as the widest.
     widths = [0.5 * len(label) + 3.6 for label in labels]
     columns = len(labels) if sum(widths) < room else max(1, int(room / max(widths)))
     rows = -(-len(labels) // columns)
@@ -144,6 +149,7 @@ def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str]
 
 def time_unit(seconds: float) -> tuple[float, str]:
     """Units per second and the unit's name, for an axis that ends at so many seconds."""
+    # Milliseconds from 1 ms on, seconds from 1 s on.
     for per_s, name in ((1.0, "s"), (1e3, "ms")):
         if seconds * per_s >= 1:
             return per_s, name

@@ -38,11 +38,15 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     timeline = prediction.kept_timeline
     events: list[dict[str, Any]] = []
     drawn = slices(timeline)
+
+    # A process per pipeline rank, a thread per stream.
     for device in range(timeline.structure.devices):
         events.append(name_event("process_name", device, 0, f"pipeline rank {device}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
         used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
         events += [name_event("thread_name", device, tid, STREAM_NAMES[tid]) for tid in used]
+
+    # Passes and communication are complete events ("X").
     for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
         name = f"{label} {micro_batch}" if micro_batch >= 0 else label
@@ -76,6 +80,9 @@ def write_trace(
 def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list[dict[str, Any]]:
     """Events of pipeline ranks on all ranks of the layout, one pipeline after another."""
     layout = prediction.layout
+
+    # Ranks of one stage do the same, so that each pipeline's events are copies with other rank
+    # numbers. Flow ids must differ, or viewers join arrows of different pipelines.
     stride, flows = rank_strides(layout)["pp"], max((e.get("id", 0) for e in events), default=0) + 1
     firsts = [rank for rank in range(layout.devices) if rank // stride % layout.pp == 0]
     if len(events) * len(firsts) > _MOST_EVENTS:
@@ -119,6 +126,8 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
                     "args": inside,
                 }
             )
+
+            # Kernels of a block follow one another from its start.
             inner_s = at_s
             for event in part.events:
                 yield (
@@ -145,6 +154,9 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
     s = timeline.structure
     op, side = np.nonzero(s.pred >= 0)
     source, lag = s.pred[op, side], s.lag[op, side]
+
+    # A join (an op on no stream) takes several transfers to one pass. Follow joins to the op that
+    # they let run.
     then = np.full(s.n_ops, -1)
     then[source[::-1]] = op[::-1]
     while (joins := (s.stream[op] < 0) & (then[op] >= 0)).any():  # what a join of several transfers lets run
@@ -153,6 +165,8 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
     kind = np.where(folded, s.class_kind[lag], s.kind[source])
     ends = np.where(s.stream < 0, -1, s.stream % N_STREAMS)
     sent = np.isin(kind, _SENDS) & (s.device[source] != s.device[op]) & (ends[source] >= 0) & (ends[op] >= 0)
+
+    # Arrows between different ranks only; ops without a stream have no place to begin or end.
     columns = (
         s.device[source],
         np.where(folded, Stream.SEND, ends[source]),
