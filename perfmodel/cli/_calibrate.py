@@ -109,8 +109,10 @@ def add_command(commands: Any) -> None:
 def _execute(arguments: argparse.Namespace) -> int:
     if arguments.kind is None and _for_decision.asked(arguments):
         return _for_decision.execute(arguments)
+
+    # Of several processes only process 0 reports.
     report = run(arguments)
-    if "process" not in report:  # one of several: process 0 reports
+    if "process" not in report:
         emit(arguments, report, lambda: show(report))
     return 0
 
@@ -126,6 +128,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.kind == "diff":
         return measure.compare(arguments.first, arguments.second)
+
+    # One of several processes: serve the measurements that process 0 asks for.
     launch = _launch(arguments)
     if launch is not None and launch.index:
         with terminable():
@@ -238,6 +242,7 @@ def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]
     """Estimates of the rows that are not measured yet, and the number of rows of the plan."""
     from perfmodel import measure
 
+    # Estimates are by the shipped calibration, those of finished rows are left out.
     estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
     measured_rows = measure.kept_rows(plan, arguments.out) if arguments.out else {}
     return [estimate for estimate in estimates if estimate.key not in measured_rows], len(estimates)
@@ -335,7 +340,9 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
     kernels = [point.op for point in points if not isinstance(point.op, Collective)]
     times = iter(KernelModel.load().times(known, kernels).time_s.tolist())
     inside = known.link_bandwidth_bytes_per_s
-    between = min(inside, known.host_bandwidth_bytes_per_s or inside)  # a network card is no faster than its slot
+
+    # A network card is no faster than its slot.
+    between = min(inside, known.host_bandwidth_bytes_per_s or inside)
     return [
         point.op.bytes / (inside if point.op.num_nodes == 1 else between)
         if isinstance(point.op, Collective)

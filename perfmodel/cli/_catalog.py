@@ -83,6 +83,8 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
                 if word.lower() in framework.label:
                     records.append({"name": framework.name, **_framework(framework)})
         return records
+
+    # Each kind of entry: how to find one, all names, and the fields to show.
     find, names, record = {
         "models": (catalog.model, catalog.models, _model),
         "clusters": (catalog.cluster, catalog.clusters, _cluster),
@@ -158,6 +160,7 @@ def _cluster(cluster: "Cluster") -> dict[str, Any]:
     kinds = cluster.kinds or (cluster,)
     levels = []
     for kind in kinds:
+        # Mixed clusters have networks per kind of nodes, and one between the kinds.
         prefix = f"{kind.name}: " if cluster.kinds else ""
         levels += [f"{prefix}{level.name}: {_joined(level)}" for level in kind.levels]
     if cluster.between:

@@ -155,6 +155,7 @@ def _show_compared(report: dict[str, Any]) -> None:
         errors = f"median {report['median_stage_error']:.2%}, largest {report['largest_stage_error']:.2%}"
         print(f"stage error: {errors}; worst:")
         for row in sorted(report["stages"], key=lambda r: -(r["error"] or 0))[:_SHOWN_STAGES]:
+            # Tags that a trace does not tell are -1.
             known = [f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0]
             activity = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
             print(f"  {activity}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
@@ -201,6 +202,8 @@ def _explain(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.prediction import layout_of, step_problem_of
 
     problem = problem_of(arguments)
+
+    # `explain_profile` predicts by itself, so that --strict is checked on the same layout first.
     if arguments.strict:
         laid_out, _ = layout_of(problem, arguments.layout)
         require_measured(arguments, step_problem_of(problem, arguments.calibration), laid_out)

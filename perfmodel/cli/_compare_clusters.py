@@ -85,6 +85,7 @@ def _next_command(arguments: argparse.Namespace, result: "ClusterComparison") ->
     from perfmodel import catalog
     from perfmodel.planning.compare_clusters import split_count
 
+    # Name the best cluster as the user wrote it, so that a file stays a file.
     best = result.plans[0].prediction
     for text in arguments.clusters.split(","):
         name, _ = split_count(text)
@@ -107,6 +108,9 @@ def show(result: "ClusterComparison", command: str) -> None:
     of_whole_run = ("days", "cost") if tokens else ()
     energy = "MWh" if tokens else "J/token"
     heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, "$/Mtok", energy)
+
+    # Tables of `rich` would break the layout; here every cluster has lines of its own below its
+    # figures.
     rows = [heads, *map(_cells, result.plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, plan in zip(rows, (None, *result.plans), strict=True):
@@ -118,6 +122,8 @@ def show(result: "ClusterComparison", command: str) -> None:
             print(f"  {memory_words(p)}")
             print(f"  {p.layout_notation}")
     p = best.prediction
+
+    # Why some cannot run, then what the figures rest on; equal lines once.
     notes = [f"{name}: {why}" for name, why in result.impossible.items()]
     notes += [f"{p.cluster}: {failures(best.run.goodput)}", *map(_rests_on, result.plans)]
     for line in dict.fromkeys(notes):

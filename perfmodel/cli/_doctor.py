@@ -73,6 +73,9 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
     if clear_cache:
         for kind in CACHE_SHARES:
             shutil.rmtree(cache_dir() / kind, ignore_errors=True)
+
+    # Each part reports what it finds wrong into `problems` and goes on: a broken torch must not
+    # hide the rest.
     own_calibration = {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
     problems: list[str] = []
     return {
@@ -105,6 +108,7 @@ def _extras() -> dict[str, str]:
     """For every extra, whether all that it asks for is installed."""
     asked: dict[str, list[str]] = {}
     for line in metadata.requires("perfmodel") or ():
+        # Requirements read `package>=1; extra == "name"`.
         requirement = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)", line)
         if requirement:
             package, extra = requirement.groups()
@@ -161,6 +165,9 @@ def _caches(problems: list[str]) -> dict[str, Any]:
     used = sum(report[f"{kind}_bytes"] for kind in CACHE_SHARES)
     if used > report.get("limit_bytes", used):
         problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit: perfmodel doctor --clear-cache")
+
+    # The cache folder may not exist yet; what counts is whether its nearest parent can be
+    # written.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK):
         problems.append(f"{existing} cannot be written, so nothing is kept between runs; set PERFMODEL_CACHE")

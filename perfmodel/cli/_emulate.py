@@ -66,6 +66,8 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
             "measured": table.to_dict(orient="records"),
             "written": [str(arguments.measure)],
         }
+
+    # Everything is checked before the script is started.
     delays_s, scenario = delays_and_network(arguments)
     known = [arguments.model, arguments.layout, arguments.global_batch]
     if any(value is not None for value in known) and None in known:
@@ -78,6 +80,8 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     cluster.require(arguments.world_size, "the emulated world")
     network = wire_of(arguments, cluster)
     prices, measured = prices_of(arguments, cluster) if network is None else (None, {})
+
+    # A program in text form is emulated instruction by instruction, without a script.
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
         if prices is None:
@@ -104,11 +108,16 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
             "apart": arguments.apart,
         },
     )
+
+    # Hosts of the emulated network exist only inside this block.
     with placed(arguments, cluster) as places:
         emulation = replace(emulation, **places)
         if arguments.classes is not None:
             return _by_class(arguments, emulation, cluster)
         result = emulate(emulation, arguments.out)
+
+    # The report: the run, files, the sweep's curve or the slack of each collective, and the
+    # prediction beside it.
     report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
     report["never_called"] = _never_called({*delays_s, *filter(None, [swept])}, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
@@ -219,6 +228,8 @@ def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "C
     misplaced = [name for name, value in of_one_run.items() if value]
     if misplaced:
         raise PerfModelError(f"emulate: {', '.join(misplaced)} is of one run; --classes makes several, leave one out")
+
+    # Ranks of one class do the same, so that one of each is run.
     classes = classes_of_script(emulation, cluster, arguments.classes)
     ran = {}
     for run in run_classes(emulation, classes, arguments.classes):

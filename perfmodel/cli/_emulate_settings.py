@@ -160,6 +160,8 @@ def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Price
     """Prices that know the machine on which core times were measured."""
     from perfmodel.emulate import Prices, PriceTable, modelled, plugged
 
+    # Three sources of prices: a function, a table, or the calibration. Occupancy says how much of
+    # a core each collective takes.
     occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
     measured = occupancy.conditions if occupancy else {}
     name = arguments.prices
@@ -185,6 +187,8 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
         if arguments.peer:
             raise PerfModelError("emulate: --peer says where the process of --wire runs; give both")
         return None
+
+    # On the wire nothing is priced: messages take as long as they take.
     of_priced_messages = {
         "--prices": arguments.prices,
         "--occupancy": arguments.occupancy,
@@ -202,7 +206,8 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
             raise PerfModelError("emulate: --peer shaped takes its link from --cluster, and localhost has none")
         return Network()
     if arguments.peer == SHAPED:
-        return Network()  # the link itself is as slow as the cluster's
+        # The link itself is as slow as the cluster's.
+        return Network()
     level = cluster.levels[cluster.level_of(arguments.world_size)]
     return Network(level.latency_s, level.bandwidth_bytes_per_s)
 
@@ -286,6 +291,7 @@ def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
         raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
     if int(parts[2]) > _MOST_POINTS:
         raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
+
     first_s, last_s = (parse_seconds(part) for part in parts[:2])
     check_delay(kind, first_s)
     return kind, tuple(np.linspace(first_s, last_s, int(parts[2])).tolist())
@@ -329,11 +335,15 @@ def predicted_step(
             f"emulate: layout {layout.label} is for {layout.devices} devices, --world-size is {arguments.world_size}"
         )
     check_layout(model, cluster, job, layout)
-    framework = replace(named, context_bytes=0.0)  # measured since the script joined its world, on no GPU
+
+    # The script's memory is measured from when it joined its world, on no GPU: no context is in
+    # it.
+    framework = replace(named, context_bytes=0.0)
     asked = Problem(model=model, cluster=cluster, job=job, framework=framework)
     problem = step_problem_of(asked, arguments.calibration)
     for kind, delay_s in delays_s.items():
-        if f"{kind}_delay_s" in NAMES:  # a step has no others
+        # Collectives that a predicted step does not have cannot delay it.
+        if f"{kind}_delay_s" in NAMES:
             scenario = scenario.and_also(Setting(f"{kind}_delay_s", "to", delay_s))
     if arguments.straggler > 1:
         if layout.pp > 1:

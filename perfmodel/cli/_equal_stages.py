@@ -110,6 +110,8 @@ def facts_and_drawings(
         schedule_facts,
     )
 
+    # With --times, facts are exact fractions of the given durations; else seconds in floating
+    # point.
     exact, seconds = _chunk_times(arguments), _seconds(arguments)
     p, m = arguments.stages, arguments.micro_batches
     drawings, skipped = [], []
@@ -127,6 +129,8 @@ def facts_and_drawings(
                     exact.of(schedule),
                 )
         except LayoutError as error:
+            # A schedule that was named has to run; of all of them, those that cannot are reported
+            # and left out.
             if arguments.names:
                 raise
             skipped.append(f"{name}: {error}")
@@ -202,6 +206,7 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
     inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
     curves = []
     for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
+        # Every schedule sees the same data in the mini-batches of its own updates.
         per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
         curves.append(
             training_curve(

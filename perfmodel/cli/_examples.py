@@ -181,6 +181,7 @@ def examples(command: str) -> tuple[str, ...]:
 
 def epilog(command: str, parser: argparse.ArgumentParser) -> str:
     """The end of the help of a command."""
+    # Help ends with the keys of whatever the command's flags take.
     flags: set[str] = set()
     for action in parser._actions:
         flags |= set(action.option_strings)

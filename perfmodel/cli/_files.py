@@ -102,6 +102,9 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     arguments.of_job, arguments.of_search, arguments.given = {}, {}, stated
     if not hasattr(arguments, "job_file"):
         return
+
+    # What --set changes is a key of the job file, or a setting of the machine where the command
+    # takes such.
     path = _take_job_file(arguments, stated)
     of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
     arguments.set, arguments.job_changes = (
@@ -111,6 +114,8 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     if path is None and not of_file:
         return
     file = read_job(path, of_file)
+
+    # The command line wins: only what is still open is filled in.
     for word, value in file.problem_fields.items():
         if word == "global_batch" and takes_several(arguments):
             value = [value]
@@ -133,6 +138,7 @@ def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Pa
     Raises:
         PerfModelError: a file that is no job file.
     """
+    # A job file may stand where a model is expected.
     if arguments.job_file is None and is_job_file(arguments.model):
         arguments.job_file, arguments.model = Path(arguments.model), None
         arguments.given = frozenset(stated) - {"model"}
@@ -207,6 +213,8 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
         missing = _fill_from_launch(arguments)
     if arguments.command == "emulate" and arguments.world_size is None:
         arguments.world_size = Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
+
+    # Some commands need less, by what else is given.
     needed: tuple[str, ...] = getattr(arguments, "needed", ())
     if arguments.command == "search" and arguments.program:  # says its model and batch itself
         needed = ("cluster",)
@@ -215,6 +223,8 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
     if getattr(arguments, "open", False) and arguments.devices is not None:
         needed = tuple(name for name in needed if name != "layout")
     flags = lacking(arguments, *needed)
+
+    # A launch file that is incomplete says best itself what it lacks.
     if flags and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if flags:
@@ -234,6 +244,7 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Flags from the file; sentences for what it leaves open."""
     from perfmodel.ingest.launch import read_launch
 
+    # Flags go into the reading of the file, since what a script leaves open may follow from them.
     batches = arguments.global_batch
     launch = read_launch(
         arguments.launch_file,
@@ -263,6 +274,8 @@ def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | N
     """The layout in the notation from which the framework of the command reads this very layout."""
     from perfmodel import catalog
 
+    # Commands take layouts as text. Written in the framework's notation, the text reads back as
+    # exactly this layout.
     text = catalog.framework(arguments.framework).notation(layout, model)
     if hasattr(arguments, "layout"):
         arguments.layout = text

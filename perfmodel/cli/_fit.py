@@ -15,9 +15,9 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
 _SHOWN = 8
+"""Runs that are named where many stand apart."""
 _OVERALL_SHOWN = 0.02
 """Log of the overall factor from which it is told."""
-"""Runs that are named where many stand apart."""
 
 
 def add_command(commands: Any) -> None:
@@ -91,6 +91,9 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     summary: dict[str, Any] = {}
+
+    # Sites and profiles are fits of their own. Tables and runs may come together: tables first,
+    # and the runs correct them.
     if arguments.sites:
         return _sites(arguments)
     if arguments.profile:
@@ -122,6 +125,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         PerfModelError: naming them.
     """
+    # Each combination that is refused has a sentence of its own, with what to do instead.
     has_runs = bool(arguments.runs or arguments.logs)
     if not (arguments.tables or has_runs or arguments.sites or arguments.profile):
         raise PerfModelError(
@@ -162,6 +166,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _show_fit(summary: dict[str, Any], out: Path) -> None:
     """Print fitted families and their errors; of collectives, which series they replace and the rows set aside."""
+    # Families may have different figures: columns are those that any of them has.
     heads: list[str] = []
     for figures in summary.values():
         heads += [key for key, value in figures.items() if not isinstance(value, dict) and key not in heads]
@@ -224,6 +229,8 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
 
         pairs = [_script_and_log(text) for text in arguments.logs]
         runs = [*runs, *runs_of_logs(pairs, arguments.cluster, devices=arguments.devices)]
+
+    # Runs correct the tables that were just fitted, or a calibration that is there already.
     base = arguments.out if arguments.tables else arguments.base
     fits = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
     return {
@@ -278,6 +285,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
     """Parameters before and after, then contradictions."""
     console = new_console()
     for device, fitted in report["end_to_end"].items():
+        # Only parameters that the runs say something of get a row.
         moved = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
         console.print(f"{device}, {fitted['runs']} runs")
@@ -307,6 +315,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
     from perfmodel.prediction import GAUSS_90, LOSSES
 
+    # Losses are amounts from 0 on, all others log factors around 0.
     amount = p["name"] in LOSSES
     edge = GAUSS_90 * p["prior_sd"]
     word = (lambda x: f"{x:.2g}") if amount else (lambda x: f"{expm1(x):+.0%}")

@@ -265,6 +265,7 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
     if getattr(arguments, "launch_file", None) is not None:
         flags += ["--from", str(arguments.launch_file)]
     for name in _JOB_FLAGS:
+        # Only flags that were stated: defaults would override the files that stand before them.
         value = getattr(arguments, name, None) if name in arguments.given else None
         if value is not None:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
@@ -281,11 +282,13 @@ def predict_command(arguments: argparse.Namespace, prediction: "Prediction", clu
     flags = job_flags(arguments)
     if cluster:
         flags += ["--cluster", cluster]
+
+    # A job or launch file may say more devices than the layout uses.
     if arguments.job_file is not None or getattr(arguments, "launch_file", None) is not None:
         flags += [
             "--devices",
             str(prediction.devices),
-        ]  # the file may say more of them than the layout uses
+        ]
     flags += [
         "--global-batch",
         str(prediction.global_batch),
@@ -300,6 +303,9 @@ def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str
     launch = getattr(arguments, "launch", None)
     if launch is None:
         return prediction.layout_notation
+
+    # With --from, the file fills in every field that the layout text leaves open. Fields that
+    # differ there are written out.
     said = Layout.values(prediction.layout_notation)
     for name, value in vars(prediction.layout).items():
         if launch.layout is None or getattr(launch.layout, name) != value:
@@ -367,6 +373,8 @@ def problem_on(
         dtype=arguments.dtype,
         **stated_job(arguments),
     )
+
+    # `predict` prints its assumptions by itself.
     job = replace(job, assumed=(*job.assumed, *cluster.assumed))
     if not quiet and (arguments.command != "predict" or arguments.json):
         note(job.assumed)
@@ -375,6 +383,7 @@ def problem_on(
 
 def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of the job that flags and files state, but for global batch, sequence length and element type."""
+    # Files first, flags over them.
     stated = job_fields(arguments) | arguments.of_job
     # A command may have some of the flags only.
     flags = vars(arguments)

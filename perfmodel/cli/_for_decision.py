@@ -68,6 +68,8 @@ def asked(arguments: argparse.Namespace) -> bool:
     Raises:
         PerfModelError: flags of a decision beside those of measuring here.
     """
+    # The same command measures this machine, with flags of its own. Each of the two refuses those
+    # of the other.
     wrong = [name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given]
     if wrong:
         how = "goes without" if arguments.for_decision else "is needed with"
@@ -104,6 +106,8 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     """The layouts that are chosen from."""
     from perfmodel.planning.layouts import SearchOptions, search
 
+    # Only options of the search are taken from the job file; its space comes through flags
+    # (`space_of`).
     option_names = {f.name for f in fields(SearchOptions)}
     of_file = {word: value for word, value in arguments.of_search.items() if word in option_names}
     options = SearchOptions(**{"top": arguments.top, **of_file})
@@ -130,6 +134,8 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
 
 def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, str]:
     """The measurement to make first, and the command that fits to it."""
+    # Measurements are sorted by what they save. If the first would not change the choice, none
+    # would.
     first = next(iter(report["measurements"]), None)
     if first is None or not first["choice_moves"]:
         return {"measure": "", "next": ""}
@@ -182,6 +188,8 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         console.print("no run of these layouts would change the choice: take #1")
         return
     heads = ("#", "measure", "regret now", "after", "saves", "choice moves", "mostly to")
+
+    # Only the first few of each kind: a long list hides that they are much alike.
     cells = []
     shown: Counter[str] = Counter()
     for row in rows:

@@ -22,6 +22,7 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from perfmodel.ingest.launch import HOOKS, hook_lines
 
+    # The place is where in a training script the lines belong.
     if arguments.name is None:
         for name, (place, _) in HOOKS.items():
             print(f"{name:16} {place}")

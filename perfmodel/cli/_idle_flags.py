@@ -28,7 +28,8 @@ def _recomputes_selectively(arguments: argparse.Namespace) -> bool:
     from perfmodel import catalog
     from perfmodel.cli._flags import framework_of
 
-    if not isinstance(getattr(arguments, "layout", None), str):  # a space of layouts, which may hold such ones
+    # A command without a single layout searches a space, some of which may recompute selectively.
+    if not isinstance(getattr(arguments, "layout", None), str):
         return True
     layout, _ = framework_of(arguments).layout(arguments.layout, catalog.model(arguments.model))
     return layout.recompute == "selective"

@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         frame = estimate.to_frame()
     else:
         frame = table.to_frame()
+
+        # Without predicted times, rows are ordered by their FLOPs.
         frame = frame.iloc[(-frame["count"] * frame["flops"]).argsort()]
         frame = frame.loc[:, ["family", "source", "count", "flops", "bytes"]]
     if arguments.out:
@@ -112,6 +114,7 @@ def _cell(name: str, value: Any) -> str:
 def _table(arguments: argparse.Namespace) -> "OpTable":
     from perfmodel.ir import importers
 
+    # The kind of source follows from its suffix.
     path, _, function = arguments.source.partition(":")
     suffix = Path(path).suffix
     if suffix == ".onnx":

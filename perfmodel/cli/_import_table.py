@@ -127,6 +127,8 @@ def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
         ranks_per_node=arguments.ranks_per_node,
         collective=arguments.collective,
     )
+
+    # Links are named before files are read, so that a wrong name costs no time.
     interconnect, cluster = _links(arguments)
     measured = ingest.import_measurements(format, arguments.files, options)
     tables = measured.tables(arguments.kind, arguments.files[0])
@@ -207,6 +209,8 @@ def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame"
             f"{file}: ranks on {', '.join(other_devices)}, not on {device} of {cluster.name}; give another --cluster, "
             "or --device"
         )
+
+    # Ranks fill nodes one after another unless the file says how many a node has.
     packed = table["num_ranks"].clip(upper=cluster.devices_per_node)
     per_node = table["ranks_per_node"].fillna(packed) if "ranks_per_node" in table.columns else packed
     nodes = -(-table["num_ranks"] // per_node)
@@ -236,6 +240,9 @@ def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str
             name, dot, suffixes = path.name.partition(".")
             path = path.with_name(f"{name}.collectives{dot}{suffixes}")
         write_table(path, table)
+
+        # Read back what was written: the report is of the file, and a table that `fit` would
+        # refuse fails here.
         checked = read_table(path)
         what = checked["op_family" if kind == "compute" else "collective"].value_counts()
         facts = {"device": ", ".join(sorted(set(checked["device"]))), "rows": len(checked)}

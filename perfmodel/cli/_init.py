@@ -115,6 +115,7 @@ def _samples(arguments: argparse.Namespace) -> int:
 
 def refuse_existing(paths: list[Path], force: bool) -> None:
     """Raise `PerfModelError` if a file that is to be written exists, unless it may be replaced."""
+    # Check all files before writing the first, so that nothing is written by halves.
     existing = [path for path in paths if path.exists()]
     if existing and not force:
         raise PerfModelError(f"{existing[0]}: it is there already; give another name, or --force to replace it")
@@ -126,6 +127,7 @@ def job_text(name: str) -> str:
     for section, (about, values) in _SECTIONS.items():
         parts.append(f"# {about}.\n[{section}]")
         for key in keys(section):
+            # Types such as "text" tell a reader nothing that the example does not.
             allowed = "" if key.values in ("text", "words") else f" ({key.values})"
             meaning = (key.meaning or key.name) + allowed
             parts.append(

@@ -26,10 +26,14 @@ def interruptible(command: Callable[[], int]) -> int:
     once, as does one that a library swallows, and one while modules are imported: extension modules that are half
     initialised print tracebacks of their own, or crash. After the command, interrupts are ignored: its result stands.
     """
-    if QUIET_TRACKER not in sys.warnoptions:  # options win over PYTHONWARNINGS
+    # Set as an option, which helper processes inherit and which wins over PYTHONWARNINGS.
+    if QUIET_TRACKER not in sys.warnoptions:
         sys.warnoptions.append(QUIET_TRACKER)
+
+    # Respect a handler that is not Python's own: background jobs of a shell ignore interrupts,
+    # and an embedding program may handle them itself.
     inherited = signal.getsignal(signal.SIGINT)
-    if inherited is not signal.default_int_handler:  # deaf to it, as in the background of a shell, or somebody else's
+    if inherited is not signal.default_int_handler:
         return command()
     asked = False
 
@@ -40,6 +44,8 @@ def interruptible(command: Callable[[], int]) -> int:
         asked = True
         raise KeyboardInterrupt
 
+    # An interrupt inside a callback of a C library is printed and swallowed. Leave instead, as
+    # was asked.
     def on_unraisable(what: Any) -> None:
         if isinstance(what.exc_value, KeyboardInterrupt):
             _leave()
@@ -51,12 +57,15 @@ def interruptible(command: Callable[[], int]) -> int:
         try:
             return command()
         except BaseException as error:
+            # Libraries turn an interrupt into errors of their own. Whatever arrives after one is
+            # the interrupt.
             if not asked:
                 raise
             with uninterrupted():
                 tell(error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt())
             return INTERRUPTED
     finally:
+        # Clean-up at exit must not be interrupted.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.unraisablehook = hook
 
@@ -101,6 +110,7 @@ def terminable() -> Iterator[None]:
 
 
 def _importing(frame: FrameType | None) -> bool:
+    # An interrupt during an import shows as a frame of importlib somewhere up the stack.
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -111,7 +121,9 @@ def _importing(frame: FrameType | None) -> bool:
 def _leave() -> None:
     """End the process at once, and its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    workers = getattr(sys.modules.get("multiprocessing"), "active_children", tuple)  # none while it is being imported
+
+    # No module of this name, or a half-imported one, has no workers yet.
+    workers = getattr(sys.modules.get("multiprocessing"), "active_children", tuple)
     for worker in workers():
         worker.kill()
     tell(KeyboardInterrupt())

@@ -102,8 +102,9 @@ def run(argv: Sequence[str] | None = None) -> int:
             with _plain_output():
                 return _run_command(argv)
         finally:
-            # what is still in the buffer would otherwise fail after the exit status is decided
+            # What is still in the buffer would otherwise fail after the exit status is decided.
             sys.stdout.flush()
+    # A reader such as `head` has seen enough, which is no error.
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -138,6 +139,9 @@ def _run_command(argv: Sequence[str] | None) -> int:
             # The model's own arrays are small: an accelerator would only add latency.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
+
+        # Flags in order: outputs that cannot be written, then what files fill in, then flags
+        # without effect. Only then the command runs.
         _require_outputs(arguments)
         complete_from_job(arguments, given(argv))
         complete_from_launch(arguments)
@@ -175,6 +179,8 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
             continue
         if name == "png" or (name == "out" and arguments.command == "plot"):
             require_picture(path)
+
+        # `--out` is a file for some commands and a folder for others.
         folder = name == "out" and arguments.command in _FOLDERS
         if path.exists() and path.is_dir() != folder:
             raise PerfModelError(f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}")
@@ -211,7 +217,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**settings)
-        # every flag of a number, whichever command has it, takes plain digits and what a quantity may be
+        # Every numeric flag, whichever command has it, takes plain digits and what a quantity may be.
         self.register("type", int, _number_type(plain_whole))
         self.register("type", float, _number_type(plain_number))
 
@@ -220,7 +226,8 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if action.option_strings and arg_strings == ["--"]:  # argparse drops it, and hands on an empty list
+        # argparse drops the `--` and hands on an empty list.
+        if action.option_strings and arg_strings == ["--"]:
             self.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
         return super()._get_values(action, arg_strings)
 
@@ -241,6 +248,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _, unknown, rest = message.partition("unrecognized arguments: ")
         if unknown:
+            # argparse names the unknown flags; suggest the nearest of any command.
             flag = rest.partition(" ")[0].partition("=")[0]
             flags: set[str] = set()
             for command in parsers(self):
@@ -270,6 +278,8 @@ def parser() -> argparse.ArgumentParser:
 
 def given(argv: Sequence[str] | None) -> frozenset[str]:
     """Names of the arguments that a command line states, as its namespace has them."""
+    # Parse once more without any defaults: what is in the namespace then was stated. Comparing
+    # with defaults would miss a flag that states its default.
     bare = parser()
     for command in parsers(bare):
         command._defaults.clear()
@@ -310,6 +320,7 @@ def _script(shell: str, top: argparse.ArgumentParser) -> str:
 
     from perfmodel import catalog
 
+    # Names of the catalog become choices, and placeholders become files or folders.
     names = {
         "model": catalog.models(),
         "cluster": catalog.clusters(),

@@ -140,6 +140,9 @@ def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
         raise PerfModelError(
             "plot breakdown: give --layouts 'LAYOUT;LAYOUT', or --devices N for the best of each degree"
         )
+
+    # Keep the fastest layout of every (tp, pp, dp), then draw the fastest of these in the order
+    # of their degrees.
     best: dict[tuple[int, int, int], tuple[float, Layout]] = {}
     for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json):
         key = (layout.tp, layout.pp, layout.dp)
@@ -206,6 +209,7 @@ def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
     from perfmodel import viz
     from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
 
+    # Sweeps are parsed before the first is computed, so that a wrong one costs no time.
     problem, scenario = _step_problem(arguments), Scenario.parse(arguments.set)
     layout = layout_of(arguments, arguments.layout, problem.model)
     require_measured(arguments, problem, layout)
@@ -327,6 +331,8 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
     from perfmodel.prediction import evaluate, peak_memory
 
     asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
+
+    # Memory is cheap and rules out most layouts before step times are evaluated.
     candidates = list(enumerate_layouts(default_space(asked), asked, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(candidates))

@@ -123,6 +123,7 @@ def _predicted_with_settings(
     from perfmodel.planning.layouts import ask
     from perfmodel.prediction import explain, layout_of
 
+    # A search needs the number of devices, which here is the layout's.
     laid_out, assumed = layout_of(problem, layout)
     on_devices = problem.replace(devices=laid_out.devices)
     question = ask(on_devices, calibration=arguments.calibration, settings=arguments.set)
@@ -195,6 +196,8 @@ def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[s
     """Names of the settings that the flags leave open, and `predict` takes at their defaults."""
     from perfmodel.validation import name_open_choices
 
+    # Published runs have one kind of nodes and use all of their devices. Others are not described
+    # like them.
     if result.kinds or result.layout.devices != (arguments.devices or result.layout.devices):
         return []
     try:
@@ -250,6 +253,8 @@ def _predict(arguments: argparse.Namespace) -> int:
         return _predict_open(arguments)
     result = predicted(arguments)
     run = run_of(arguments, problem_of(arguments, quiet=True), result)
+
+    # Say which settings were taken at their defaults, since --open would integrate over them.
     names = _open_choices(arguments, result)
     lines = list(run_lines(run)) if run else []
     if names:

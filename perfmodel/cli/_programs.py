@@ -149,6 +149,8 @@ def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
 
     program = _distributed(arguments)
     write_text(arguments.out, to_text(program))
+
+    # The report counts collectives, parameters and FLOPs of the program as it was written.
     done = work(program.function)
     ops = Counter(i.op for i in program.function.instructions if OPS[i.op].collective)
     return {
@@ -227,6 +229,7 @@ def search_program(arguments: argparse.Namespace) -> int:
     from perfmodel.ingest.tables import write_json
     from perfmodel.ir.program_search import MICRO_BATCHES, search_programs
 
+    # A program states its batch and mode itself; flags only override what its source leaves open.
     batches = arguments.global_batch
     if batches and len(batches) > 1:
         raise PerfModelError(f"{arguments.program}: one batch at a time; give --global-batch one number")

@@ -57,6 +57,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         return _calibration(arguments)
     if arguments.profile and not arguments.layout:
         raise PerfModelError("report: a profile is of one layout; give the one that ran, --layout L")
+
+    # Imports come after the checks, so that bad flags are refused at once.
     from perfmodel.calibration import explain_profile
     from perfmodel.planning.decision import report
 
@@ -64,8 +66,10 @@ def _execute(arguments: argparse.Namespace) -> int:
     problem = problem_of(arguments)
     if not arguments.layout:
         problem.require_devices()
+
+    # A profile is read first: unreadable files are refused before anything is searched.
     profile = None
-    if arguments.profile:  # read first: files are refused before anything is searched
+    if arguments.profile:
         profile = explain_profile(
             problem,
             arguments.layout,
@@ -91,6 +95,9 @@ def _execute(arguments: argparse.Namespace) -> int:
         made.write(arguments.html)
     files = [str(arguments.html)] * bool(arguments.html)
     emit(arguments, made.to_dict() | {"written": files}, lambda: _show(made.data, files))
+
+    # The page of an interrupted search is written, and the exit status says that it is not the
+    # whole.
     if not made.data.get("complete", True):
         raise KeyboardInterrupt(made.data["certificate"])
     return 0
@@ -103,6 +110,8 @@ def _calibration(arguments: argparse.Namespace) -> int:
     if arguments.profile or arguments.compare_clusters:
         flag = "--profile" if arguments.profile else "--compare-clusters"
         raise PerfModelError(f"report: {flag} belongs to the page of a layout or a search; give it without --tables")
+
+    # A calibration's page takes a whole step or none.
     said = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]
     if said and len(said) < 4:
         raise PerfModelError(
@@ -154,6 +163,7 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
     from perfmodel import catalog
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
+    # The job's own cluster is compared on the same terms as the others.
     own_cluster = catalog.cluster(arguments.cluster)
     named = clusters_named([own_cluster, *arguments.compare_clusters.split(",")], devices)
     comparison = compare_problems(

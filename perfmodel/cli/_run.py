@@ -86,6 +86,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     expected = execution.execute(program, inputs)
     print(f"running on {arguments.ranks} processes ...", file=sys.stderr)
     result = execution.run(program, inputs, repeats=arguments.repeats, backend=arguments.backend)
+
+    # Compare with the reference executor. In a deep program rounding grows, so that a failed
+    # comparison is repeated against what rounding of the inputs alone would change.
     errors = {name: _relative_error(result.outputs[name], value) for name, value in expected.items()}
     agree = all(errors[name] <= _TOLERANCE[value.dtype.itemsize] for name, value in expected.items())
     if not agree:
@@ -145,6 +148,7 @@ def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:
     """Largest difference relative to the largest value; NaN if a place is NaN in one of the two only."""
     import numpy as np
 
+    # A masked value may be NaN on both sides, which agrees.
     known = ~(np.isnan(computed) & np.isnan(expected))
     scale = float(abs(expected[known]).max(initial=0.0)) or 1.0
     return float(abs(computed[known] - expected[known]).max(initial=0.0)) / scale

@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: flags that do not go together, unknown or impossible schedules.
     """
+    # Refuse flags that contradict each other before anything is computed.
     if arguments.times is not None:
         require_times_alone(arguments)
     if arguments.optimise is not None:
@@ -144,6 +145,7 @@ def show(report: dict[str, Any]) -> None:
     """The report as tables."""
     console = new_console()
     if report["rows"]:
+        # Columns follow from the rows, which differ between facts, predictions and orders.
         names: list[str] = [name for name in report["rows"][0] if name not in _SAID_ONCE]
         if "steady_interval_s" in names:
             # The steady interval says the same.
@@ -233,6 +235,8 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     skipped = [f"{c.schedule}: {c.reason}" for c in compared if not c.prediction]
     step_problem = step_problem_of(problem)
+
+    # Chimera's paper has a closed form for its step, which is shown beside the prediction.
     forms = {}
     for c in compared:
         if c.prediction and c.schedule.partition(":")[0] == "chimera":

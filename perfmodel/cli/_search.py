@@ -75,6 +75,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.planning.layouts import print_search
     from perfmodel.planning.training_run import run_lines
 
+    # A program and a Pareto front are searches of their own.
     if arguments.program:
         return search_program(arguments)
     if arguments.pareto:
@@ -83,6 +84,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         _take_framework_of_export(arguments)
     if arguments.script:
         _require_launch_format(arguments)
+
+    # The search, then the user's own layout beside it.
     result = _searched(arguments)
     report, problem, run_summary = result.to_dict(), problem_of(arguments, quiet=True), ()
     your_layout = own_layout(arguments)
@@ -93,6 +96,9 @@ def _execute(arguments: argparse.Namespace) -> int:
         )
     if change is not None:
         report["change"] = change.to_dict()
+
+    # A framework may be unable to run any of the best layouts. The ranking is shown before that
+    # error is raised.
     script: str | None = None
     no_script: LaunchFileError | None = None
     if arguments.script and result.layouts:
@@ -102,6 +108,8 @@ def _execute(arguments: argparse.Namespace) -> int:
             no_script = error
         else:
             report["launch_script"] = script
+
+    # With --tokens, every layout and the recommended one get days, money and energy.
     for row, p in zip(report["layouts"], result.layouts, strict=True):
         training = run_of(arguments, problem.replace(global_batch=p.global_batch), p)
         if training:
@@ -131,6 +139,8 @@ def _execute(arguments: argparse.Namespace) -> int:
             written(files)
 
         emit(arguments, report, show_with_own)
+
+    # Files of an interrupted search's best layout would be mistaken for those of the best.
     if result.complete and result.layouts:
         more = _write_recommended(arguments, result)
         if not arguments.json:
@@ -141,6 +151,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         print(f"launch script:\n\n{script.rstrip()}")
     if change is not None and not arguments.json:
         print("\n".join(change.lines))
+
+    # The exit status comes last: no layout at all, or an interrupt.
     if result.impossible:
         raise PerfModelError(str(result.impossible))
     if not result.complete:
@@ -196,7 +208,7 @@ def _export_framework(arguments: argparse.Namespace) -> str:
     path: Path = arguments.export
     launch: Launch | None = arguments.launch
     if launch is not None and Path(launch.path).suffix == path.suffix:
-        # Accelerate launches frameworks that have files of their own
+        # Accelerate launches frameworks that have files of their own.
         return launch.framework if launch_format(launch.framework).name == launch.format else launch.format
     if launch is None and arguments.framework is not None:
         return arguments.framework
@@ -222,6 +234,9 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
 
     framework = _export_framework(arguments)
     launch: Launch | None = arguments.launch
+
+    # A file of the same format is the template: what the layout does not say stays as it was
+    # there.
     template = launch.path if launch is not None and launch.format == launch_format(framework).name else None
     write_launch(arguments.export, _launch_text(arguments, result, framework, template))
 
@@ -243,6 +258,8 @@ def _launch_text(
 
     problem = problem_of(arguments, quiet=True)
     node = problem.cluster.devices_per_node
+
+    # The recommended layout first, then the ranking, until the framework can run one.
     refused: list[str] = []
     ranked = [p for p in result.layouts if p is not result.first_to_try]
     for p in [result.first_to_try, *ranked]:

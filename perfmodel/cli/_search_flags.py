@@ -235,6 +235,8 @@ def reliability_of(arguments: argparse.Namespace) -> "Reliability":
     """
     from perfmodel.planning.goodput import Reliability
 
+    # Flags are in hours, minutes and GB/s as people count them, records in SI units. What is not
+    # given keeps the record's default.
     stated = {
         "device_mtbf_s": arguments.mtbf and arguments.mtbf * 3600,
         "restart_s": arguments.restart and arguments.restart * 60,

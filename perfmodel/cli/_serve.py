@@ -132,6 +132,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         emit(arguments, swept.to_dict(), lambda: _show_sweep(swept))
         return 0
+
+    # A job file's devices are no mistake for a single server, which takes those of its layout.
     if arguments.devices is not None and "devices" in arguments.given:
         raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
     start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **settings)
@@ -178,6 +180,8 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
     rows.append(("  per user", f"{server.tokens_per_s_per_user:,.1f}", ""))
     console.print(table("", ("", "predicted", "90 %"), rows))
     step_s = server.decode_step_s
+
+    # Parts below 0.05 % of the step are left out.
     parts = [
         (name.replace("_", "-"), duration(s), f"{s / step_s:.1%}")
         for name, s in server.breakdown_s.items()

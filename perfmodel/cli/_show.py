@@ -23,6 +23,8 @@ def emit(arguments: argparse.Namespace, report: Mapping[str, Any], show: Callabl
 
     What unread settings of a launch file may make wrong stands at the head of either.
     """
+    # Settings of a launch file that were not understood may change the answer, so that they come
+    # first in either form.
     launch: Launch | None = getattr(arguments, "launch", None)
     doubts = () if launch is None else launch.may_be_wrong
     if arguments.json:

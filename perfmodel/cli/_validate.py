@@ -60,6 +60,7 @@ def _cases(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import explain_cases, validate_cases
 
     if arguments.explain is not None:
+        # With --explain, single runs are taken apart instead of counted.
         residuals = explain_cases(
             arguments.files,
             arguments.explain or None,
@@ -155,6 +156,9 @@ def _show_cases(report: dict[str, Any]) -> None:
 def _show_residuals(residuals: "list[CaseResidual]") -> None:
     """Print for each run its largest parts and events, and what would explain the error."""
     console = new_console()
+
+    # Per run: where the predicted time goes, which events take most, and which single term would
+    # explain the error.
     for residual in residuals:
         console.print(
             f"{residual.case_id}: measured {duration(residual.measured_s)}, predicted {duration(residual.predicted_s)} "

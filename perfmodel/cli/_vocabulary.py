@@ -63,8 +63,11 @@ def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:
     entries = []
     for home, name in named:
         hint = get_type_hints(home)[name]
+
+        # Fields of `Job` that follow from model or device need not be said in a job file: the
+        # defaults of `Job.of` count.
         default = next(f.default for f in fields(home) if f.name == name)
-        if default is MISSING and home is Job:  # what follows from the model or the device need not be said
+        if default is MISSING and home is Job:
             default = signature(Job.of).parameters[name].default if name != "global_batch" else MISSING
         entries.append(
             Key(

@@ -84,7 +84,7 @@ def _show_whatif(report: dict[str, Any]) -> None:
     sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
     for line in report["notes"]:
         console.print(line, markup=False)
-    # rounded first, so that there is no -0.00 %
+    # Rounded first, so that there is no -0.00 %.
     rows = [(name, f"{round(1.1**value - 1, 4) + 0.0:+.2%}") for name, value in sensitivity]
     console.print(table("", ("10 % more of", "changes the step by"), rows))
     curve = report.get("curve")
@@ -174,8 +174,13 @@ def _design(arguments: argparse.Namespace) -> dict[str, Any]:
         against = layout_of(arguments, arguments.against, problem.model)
         require_measured(arguments, step_problem, against)
         return {"question": "overtake"} | design.overtake(step_problem, layout, against, arguments.parameter).to_dict()
+
+    # Questions about one layout are answered above. The others search, for which --strict has no
+    # meaning.
     refuse_strict(arguments, f"design {arguments.question}")
     problem.require_devices()
+
+    # "How many devices" has to be allowed to use fewer.
     arguments.fewer_devices = arguments.fewer_devices or arguments.question == "devices"
     question = ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
     if arguments.question == "devices":

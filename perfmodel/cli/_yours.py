@@ -40,6 +40,7 @@ class OwnLayout:
 
 def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:
     """The prediction of the launch file's own layout, with the flags that win over the file; None without one."""
+    # A layout that cannot be predicted is still the user's: say why, and go on with the search.
     launch: Launch | None = arguments.launch
     if launch is None or launch.layout is None:
         return None
@@ -91,8 +92,13 @@ def advice(
 
     if your_layout.prediction is None or not result.layouts:
         return None
+
+    # Batches may differ between both, so that times are compared per sequence.
     before, after = your_layout.prediction, result.first_to_try
     gain = 1 - after.step_time_s / after.global_batch / (before.step_time_s / before.global_batch)
+
+    # The framework of the launch file may be unable to run the recommended layout. The gain is
+    # told all the same.
     settings, why = (), ""
     launch: Launch = arguments.launch
     try:
