@@ -39,19 +39,31 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     A plain loop over lists: the recurrence does not vectorise (a pipeline has thousands of levels of
     some tens of ops each).
     """
+    # A virtual op at index 0 has level 0. Shifting predecessors by one maps "none" (-1) to it, so that
+    # the loop needs no test for missing predecessors.
     level_of = [0]
+    first_pred = (pred[:, 0] + 1).tolist()
+    second_pred = (pred[:, 1] + 1).tolist()
     append = level_of.append
-    for a, b in zip((pred[:, 0] + 1).tolist(), (pred[:, 1] + 1).tolist(), strict=True):
+    for a, b in zip(first_pred, second_pred, strict=True):
         level_a = level_of[a]
         level_b = level_of[b]
         append(level_a + 1 if level_a > level_b else level_b + 1)
     level = np.array(level_of[1:], dtype=np.int64)
+
+    # The end of the step gets a level of its own: it is then the last op of the program, alone in its
+    # bundle, and the loops find the makespan at a place that they know.
     level[-1] = level.max() + 1
     return level
 
 
 def level_order(level: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
-    """Ops by level, inside a level by the level of their last reader, so that blocks die together."""
+    """Order the ops by level, and inside a level by the level of their last reader.
+
+    Ops that are last read at about the same time then share a bundle, and its block of slots, which is
+    free only when all of its values were read, is free early.
+    """
+    # The extra entry at the end collects what missing predecessors (index -1) write.
     last_read = np.zeros(len(level) + 1, np.int64)
     np.maximum.at(last_read, pred[:, 0], level)
     np.maximum.at(last_read, pred[:, 1], level)
@@ -59,7 +71,10 @@ def level_order(level: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) 
 
 
 def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:
-    """Bundle of each position and rank in it, cutting each level into runs of `BUNDLE` ops."""
+    """Cut each level into runs of `BUNDLE` ops: the bundle of each position, and its rank in the bundle.
+
+    `level` is in level order. Ops of one level do not depend on each other, so those of a bundle may run at once.
+    """
     new_level = np.r_[True, level[1:] != level[:-1]]
     starts = np.flatnonzero(new_level)
     in_level = np.arange(len(level)) - starts[np.cumsum(new_level) - 1]
@@ -67,15 +82,24 @@ def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], In
     return np.cumsum(rank == 0) - 1, rank
 
 
-def blocks(batch: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
-    """Block of slots of each position; a bundle's block is reused once all its values were read."""
-    n_ops = len(batch)
+def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
+    """Block of slots that each position writes to; a bundle's block is reused once all its values were read.
+
+    This is linear-scan register allocation, with bundles as the values and blocks as the registers.
+    """
+    # Live ranges: the last position that reads any value of a bundle.
+    n_ops = len(bundle)
     last_reader = np.arange(n_ops + 1)
     np.maximum.at(last_reader, pred[:, 0], np.arange(n_ops))
     np.maximum.at(last_reader, pred[:, 1], np.arange(n_ops))
-    start = np.flatnonzero(np.r_[True, batch[1:] != batch[:-1]])
+    start = np.flatnonzero(np.r_[True, bundle[1:] != bundle[:-1]])
     last_read = np.maximum.reduceat(last_reader[:-1], start)
+
+    # The first bundle that begins after the aligned group of `GROUP` positions with the last read: the
+    # loop over single ops reads a group's sources again after it has written all of the group's ends.
     reusable_from = np.searchsorted(start, (last_read // GROUP + 1) * GROUP)
+
+    # Scan the bundles in order. The block freed last is taken first, and a new one only if none is free.
     released: list[list[int]] = [[] for _ in range(len(start) + 1)]
     free: list[int] = []
     n_blocks = _FIRST_BLOCK
@@ -89,4 +113,4 @@ def blocks(batch: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> In
             n_blocks += 1
         block_of_bundle.append(block)
         released[released_at].append(block)
-    return np.array(block_of_bundle)[batch]
+    return np.array(block_of_bundle)[bundle]

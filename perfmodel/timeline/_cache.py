@@ -28,11 +28,11 @@ from perfmodel.timeline._tables import CompiledStructure, compile_structure
 VARIABLE: Final = "PERFMODEL_CACHE_LIMIT_GB"
 DEFAULT_GB: Final = 2.0
 SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
-"""Of the limit, for each folder below `cache_dir()`."""
+"""Share of the limit that each folder below `cache_dir()` has."""
 
 
 def cache_limit_bytes(kind: str | None = None) -> float:
-    """`$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache) in bytes: of all caches, or of one of `SHARES`.
+    """Most bytes of all caches on disk, or of one of `SHARES`: `$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache).
 
     Raises:
         PerfModelError: if the variable is no number of gigabytes.
@@ -49,12 +49,15 @@ def cache_limit_bytes(kind: str | None = None) -> float:
 
 _MAGIC: Final = b"perfmodel structure\n"
 _FOLDERS: Final = 16
+"""Values of a name's first digit."""
 _NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16, np.uint32)}
+"""Types that an array may be stored in, by the kind of its own type."""
 
 
 def cache_dir() -> Path:
-    """Where structures are kept: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
-    if chosen := os.environ.get("PERFMODEL_CACHE"):
+    """Folder of the caches: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
+    chosen = os.environ.get("PERFMODEL_CACHE")
+    if chosen:
         return Path(chosen)
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
@@ -67,13 +70,19 @@ def cache_dir() -> Path:
 
 @cache
 def code_digest(*names: str) -> str:
-    """A hash of the sources of packages and modules: what they work out may be kept on disk only for the very same
-    code, and is kept whatever becomes of the rest."""
+    """A hash of the sources of packages and modules.
+
+    What they work out may be kept on disk only for the very same code, and stays valid whatever becomes of the rest.
+    """
     digest = hashlib.sha256()
     for name in names:
+        # A name is a module, or a package with modules directly in it.
         package, _, module = name.rpartition(".")
-        alone = files(package) / f"{module}.py"
-        sources = [alone] if alone.is_file() else sorted(files(name).iterdir(), key=lambda one: one.name)
+        module_file = files(package) / f"{module}.py"
+        if module_file.is_file():
+            sources = [module_file]
+        else:
+            sources = sorted(files(name).iterdir(), key=lambda source: source.name)
         for source in sources:
             if source.name.endswith(".py"):
                 digest.update(f"{name} {source.name} ".encode() + source.read_bytes())
@@ -89,6 +98,7 @@ CODE: Final = (
 
 
 def _keyed(key: str) -> str:
+    """The key of a structure together with the code that built it."""
     return f"{code_digest(*CODE)} {key}"
 
 
@@ -111,13 +121,15 @@ def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure
 
 
 def _path(key: str) -> Path:
+    """File of the structure named `key`, in the folder of its name's first digit."""
     name = hashlib.sha256(_keyed(key).encode()).hexdigest()[:32]
     return cache_dir() / "structures" / name[0] / f"{name}.bin"
 
 
 def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
-    """One line of JSON, then the arrays in the narrowest integers that hold them, through a rename."""
-    arrays = {f"structure.{k}": v for k, v in _arrays(compiled.structure).items()} | _arrays(compiled)
+    """Write one line of JSON, then the arrays in the narrowest integers that hold them."""
+    arrays = {f"structure.{name}": array for name, array in _arrays(compiled.structure).items()}
+    arrays |= _arrays(compiled)
     stored = {name: _narrowed(array) for name, array in arrays.items()}
     body = b"".join(np.ascontiguousarray(array).tobytes() for array in stored.values())
     header = {
@@ -129,16 +141,21 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
         "arrays": [[name, array.shape, stored[name].dtype.str, array.dtype.str] for name, array in arrays.items()],
     }
     content = _MAGIC + json.dumps(header).encode() + b"\n" + body
+
+    # A file that exceeds the folder's limit would push out all others, and then itself.
     limit_bytes = cache_limit_bytes("structures") / _FOLDERS
     if len(content) > limit_bytes:
         return
+
+    # Through a rename, so that no other process ever reads half a file.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
-        for flat in path.parent.parent.glob("*.bin"):  # of versions without folders, whose limit counts no more
+        # Older versions wrote files beside the folders, which no limit counts any more.
+        for flat in path.parent.parent.glob("*.bin"):
             flat.unlink(missing_ok=True)
     except OSError:
         return
@@ -146,43 +163,54 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
 
 
 def _load(path: Path, key: str) -> CompiledStructure | None:
-    """What `_save` wrote, or None where the file is not exactly that."""
+    """Read what `_save` wrote, or return None if the file is not exactly that."""
     try:
+        # The header is the line after the magic. A slice of the view costs no copy of the arrays.
         content = memoryview(path.read_bytes())
         if content[: len(_MAGIC)] != _MAGIC:
             return None
-        end = bytes(content[: 1 << 16]).index(b"\n", len(_MAGIC))
-        header = json.loads(bytes(content[len(_MAGIC) : end]))
-        body = content[end + 1 :]
+        header_end = bytes(content[: 1 << 16]).index(b"\n", len(_MAGIC))
+        header = json.loads(bytes(content[len(_MAGIC) : header_end]))
+        body = content[header_end + 1 :]
+
+        # Another key under the same name, a file cut short, flipped bits: it is built anew.
         valid = header["key"] == _keyed(key) and header["bytes"] == len(body)
         if not valid or zlib.adler32(body) != header["checksum"]:
             return None
-        arrays = _read_arrays(header["arrays"], body)
-        of_structure = {k.removeprefix("structure."): v for k, v in arrays.items() if k.startswith("structure.")}
-        of_compiled = {k: v for k, v in arrays.items() if not k.startswith("structure.")}
-        structure = Structure(**of_structure, devices=header["devices"])
+
+        # Arrays of the structure carry a prefix, as both records have fields of the same name (`pred`).
+        structure_arrays, compiled_arrays = {}, {}
+        for name, array in _read_arrays(header["arrays"], body).items():
+            if name.startswith("structure."):
+                structure_arrays[name.removeprefix("structure.")] = array
+            else:
+                compiled_arrays[name] = array
+        structure = Structure(**structure_arrays, devices=header["devices"])
         mark_used(path)
-        return CompiledStructure(structure=structure, **of_compiled, n_slots=header["n_slots"])
+        return CompiledStructure(structure=structure, **compiled_arrays, n_slots=header["n_slots"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _read_arrays(entries: list, body: memoryview) -> dict[str, np.ndarray]:
-    arrays, at = {}, 0
+    """Arrays that lie one after another in the file, in the types that they had in memory."""
+    arrays, offset = {}, 0
     for name, shape, stored, dtype in entries:
         count = int(np.prod(shape))
-        narrow = np.frombuffer(body, stored, count, at)
+        narrow = np.frombuffer(body, stored, count, offset)
         arrays[name] = narrow.reshape(shape).astype(dtype)
-        at += narrow.nbytes
+        offset += narrow.nbytes
     return arrays
 
 
 def _arrays(record: Structure | CompiledStructure) -> dict[str, np.ndarray]:
+    """Fields of a record that are arrays, by name."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def _narrowed(array: np.ndarray) -> np.ndarray:
+    """The array in the narrowest integers that hold its values; as it is if it has none."""
     if array.dtype.kind not in _NARROW or array.size == 0:
         return array
     low, high = int(array.min()), int(array.max())

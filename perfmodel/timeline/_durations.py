@@ -26,7 +26,9 @@ Durations: TypeAlias = np.ndarray | Array
 
 
 def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
-    """`durations` as a floating-point array of `ndim` dimensions, the last of `n_classes`.
+    """Return `durations` as a floating-point array of `ndim` dimensions, the last of `n_classes`.
+
+    float32 stays float32; whatever else NumPy brings becomes float64.
 
     Raises:
         PerfModelError: another shape, or (for NumPy input) values that are not finite.
@@ -35,6 +37,8 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
     if array.ndim != ndim or array.shape[-1] != n_classes:
         expected = f"({n_classes},)" if ndim == 1 else f"(lanes, {n_classes})"
         raise PerfModelError(f"durations: shape {expected} is needed, a value per class; got {tuple(array.shape)}")
+
+    # JAX's values may be tracers, which can be converted but not looked at.
     if isinstance(array, jax.Array):
         return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
     if array.dtype.kind not in "fiu":
@@ -47,30 +51,34 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
 
 def padded_classes(durations: Float[Durations, "*lanes classes"]) -> Float[Durations, "*lanes padded"]:
     """The last axis padded to a bucket, and class 0 set to the 0 that it stands for."""
-    *lanes, n = durations.shape
-    size = bucket(n, SMALLEST_CLASSES)
+    *lanes, n_classes = durations.shape
+    size = bucket(n_classes, SMALLEST_CLASSES)
     if isinstance(durations, jax.Array):
-        return jnp.pad(durations[..., 1:], [*((0, 0) for _ in lanes), (1, size - n)])
-    padded = np.zeros((*lanes, size), durations.dtype)  # a fifth of the time that `pad` takes
-    padded[..., 1:n] = durations[..., 1:]
+        # Class 0 is cut off and padded back as a 0, so that no derivative flows into it.
+        no_padding = [(0, 0)] * len(lanes)
+        return jnp.pad(durations[..., 1:], [*no_padding, (1, size - n_classes)])
+
+    # Takes a fifth of the time of `np.pad`.
+    padded = np.zeros((*lanes, size), durations.dtype)
+    padded[..., 1:n_classes] = durations[..., 1:]
     return padded
 
 
 def padded_lanes(durations: Float[Durations, "lanes classes"], tile: int) -> Float[Durations, "padded classes"]:
     """The first axis padded to `tile` times a power of two, by lanes of zeros."""
     lanes = durations.shape[0]
-    xp = _namespace(durations)
-    return xp.pad(durations, [(0, tile * bucket(-(-lanes // tile), 1) - lanes), (0, 0)])
-
-
-def _namespace(array: Durations) -> Any:
-    return np if isinstance(array, np.ndarray) else jnp
+    n_tiles = -(-lanes // tile)
+    padded_lanes = tile * bucket(n_tiles, 1)
+    xp = np if isinstance(durations, np.ndarray) else jnp
+    return xp.pad(durations, [(0, padded_lanes - lanes), (0, 0)])
 
 
 def double_precision() -> AbstractContextManager:
     """JAX's `enable_x64` context, under the name that the installed version has for it."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
+
+    # Older versions have it among the experiments.
     from jax.experimental import enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     return enable_x64()
@@ -89,6 +97,7 @@ def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> 
 
 def being_traced() -> bool:
     """Whether JAX is tracing a function of the caller's, so that even constants become tracers."""
+    # Any operation tells: inside a trace its result is a tracer.
     return isinstance(jnp.add(0, 0), jax.core.Tracer)
 
 
@@ -105,7 +114,7 @@ class TraceCount:
 
 @contextmanager
 def count_traces() -> Iterator[TraceCount]:
-    """Counts how often JAX traces and lowers a function (of any library) inside the block."""
+    """Count how often JAX traces and lowers a function (of any library) inside the block."""
     count, active = TraceCount(), True
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:

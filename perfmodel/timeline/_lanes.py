@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy, padded_classes, padded_lanes
-from perfmodel.timeline._loops import LANES, ROW_OPTIONS, TILE, Items, row_of_lanes, tile_of_lanes
+from perfmodel.timeline._loops import LANES, ROW_OPTIONS, TILE, Items, row_of_lanes, rows_needed, tile_of_lanes
 from perfmodel.timeline._tables import BundleTables, CompiledStructure, OpTables
 
 
@@ -39,8 +39,16 @@ def counts_of_rows(
     """Makespan and critical-path counts of each lane of the first `n_rows` rows of `LANES` lanes."""
     items, rows = _as_rows(tables, durations, n_rows)
     spans, counts = row_of_counts(tables, items, rows)
-    by_lane = counts.reshape(-1, durations.shape[1], LANES).transpose(0, 2, 1).reshape(durations.shape)
+
+    # Undo the layout of `_as_rows`. Class 0 stands for the constant 0, which no count belongs to.
+    classes = durations.shape[1]
+    by_row = counts.reshape(-1, classes, LANES)
+    by_lane = by_row.transpose(0, 2, 1).reshape(durations.shape)
     return spans.reshape(-1), by_lane.at[:, 0].set(0)
+
+
+# Under `vmap` JAX would batch the loop over ops by rules of its own, whose body would lose the form that is
+# cheap to run (see `_loops`). Instead a further batch axis joins the lanes, which the loop has rows for.
 
 
 @custom_batching.custom_vmap
@@ -73,14 +81,20 @@ def _counts_of_batch(axis_size: int, _, tables: OpTables, durations: Float[Array
 
 
 def _full_rows(durations: Float[Array, "lanes classes"]) -> tuple[Float[Array, "padded classes"], Int[Array, ""]]:
-    n_rows = -(-durations.shape[0] // LANES)
-    return jnp.pad(durations, ((0, n_rows * LANES - durations.shape[0]), (0, 0))), jnp.int32(n_rows)
+    """Lanes of zeros fill the last row; also the number of rows."""
+    lanes = durations.shape[0]
+    n_rows = rows_needed(lanes)
+    padded = jnp.pad(durations, ((0, n_rows * LANES - lanes), (0, 0)))
+    return padded, jnp.int32(n_rows)
 
 
 def _as_rows(
     tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
 ) -> tuple[Items, Float[Array, "rows_times_classes {LANES}"]]:
-    """Every row of lanes runs the whole table, with its own stretch of the durations."""
+    """Every row of lanes runs the whole table, with its own stretch of the durations.
+
+    A class's durations in the lanes of a row lie beside each other, so that an op loads them at once.
+    """
     classes = durations.shape[1]
     by_row = durations.reshape(-1, LANES, classes).transpose(0, 2, 1)
     padded_rows = by_row.shape[0]
@@ -113,11 +127,16 @@ def makespan_lanes(compiled, durations):
     Raises:
         PerfModelError: durations of another shape, or not finite.
     """
-    lanes, few = len(durations), len(durations) <= LANES
-    padded, n_tiles = _prepared(compiled, durations, LANES if few else TILE)
-    if few:
-        function = _few_rows if isinstance(padded, np.ndarray) and not being_traced() else _few
-        return _run(function, padded, n_tiles, compiled.op_tables)[:lanes]
+    lanes = len(durations)
+
+    # One row of lanes is cheaper in the loop over single ops than a tile that is mostly padding.
+    if lanes <= LANES:
+        padded, n_rows = _prepared(compiled, durations, LANES)
+        with_options = isinstance(padded, np.ndarray) and not being_traced()
+        function = _few_rows if with_options else _few
+        return _run(function, padded, n_rows, compiled.op_tables)[:lanes]
+
+    padded, n_tiles = _prepared(compiled, durations, TILE)
     return _run(_many, padded, n_tiles, compiled.op_tables, compiled.bundle_tables)[:lanes]
 
 
@@ -130,7 +149,15 @@ def makespan_lanes_and_grad(
     compiled: CompiledStructure, durations: Float[Array, "lanes classes"]
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]: ...
 def makespan_lanes_and_grad(compiled, durations):
-    """`makespan_and_grad` of each row of `durations`; arguments and errors as for `makespan_lanes`."""
+    """Makespan of each row of `durations` and its gradient, as `makespan_and_grad` has them for one vector.
+
+    Args:
+        compiled: what `compile_structure` returned.
+        durations: seconds, shape (lanes, classes).
+
+    Raises:
+        PerfModelError: durations of another shape, or not finite.
+    """
     padded, n_rows = _prepared(compiled, durations, LANES)
     spans, counts = _run(_counts, padded, n_rows, compiled.op_tables)
     return spans[: len(durations)], counts[: len(durations), : compiled.n_classes]
@@ -139,6 +166,7 @@ def makespan_lanes_and_grad(compiled, durations):
 def _prepared(
     compiled: CompiledStructure, durations: Durations, tile: int
 ) -> tuple[Float[Durations, "padded_lanes padded_classes"], np.int32]:
+    """Checked durations, padded to shapes that share a trace, and how many tiles of lanes are not padding."""
     durations = checked(durations, compiled.n_classes, ndim=2)
     if isinstance(durations, np.ndarray):
         durations = durations.astype(np.float32)
@@ -147,7 +175,7 @@ def _prepared(
 
 
 def _run(function: Callable[..., Any], durations: Durations, n_tiles: np.int32, *tables: Any) -> Any:
-    """`function(durations, n_tiles, *tables)`; NumPy in, NumPy out."""
+    """Call `function(durations, n_tiles, *tables)`; NumPy in, NumPy out."""
     if isinstance(durations, np.ndarray):
         return in_numpy(function, durations.dtype, durations, n_tiles, *tables)
     return function(durations, n_tiles, *tables)
@@ -160,11 +188,14 @@ def _spans_in_tiles(
     op_tables: OpTables,
     tables: BundleTables,
 ) -> Float[Array, " lanes"]:
-    del op_tables  # for the derivative
+    """Makespan of each lane, a tile of lanes after another."""
+    # Only the derivative, which walks back over single ops, needs these.
+    del op_tables
 
     def tile(i: Array, spans: Array) -> Array:
-        of_tile = lax.dynamic_slice_in_dim(durations, i * TILE, TILE)
-        return lax.dynamic_update_slice_in_dim(spans, tile_of_lanes(tables, of_tile.T), i * TILE, 0)
+        tile_durations = lax.dynamic_slice_in_dim(durations, i * TILE, TILE)
+        tile_spans = tile_of_lanes(tables, tile_durations.T)
+        return lax.dynamic_update_slice_in_dim(spans, tile_spans, i * TILE, 0)
 
     return lax.fori_loop(np.int32(0), n_tiles, tile, jnp.zeros(durations.shape[0], durations.dtype))
 
@@ -172,7 +203,8 @@ def _spans_in_tiles(
 @_spans_in_tiles.defjvp
 def _jvp_in_tiles(primals, tangents):
     durations, n_tiles, op_tables, _ = primals
-    return _with_tangent(op_tables, durations, n_tiles * np.int32(TILE // LANES), tangents[0])
+    n_rows = n_tiles * np.int32(TILE // LANES)
+    return _with_tangent(op_tables, durations, n_rows, tangents[0])
 
 
 def _with_tangent(
@@ -181,12 +213,16 @@ def _with_tangent(
     n_rows: Int[Array, ""],
     tangent: Float[Array, "lanes classes"],
 ) -> tuple[Float[Array, " lanes"], Float[Array, " lanes"]]:
+    """Makespans and their directional derivatives: the makespan is linear in the durations with counts as factors."""
     primal = lax.stop_gradient(durations)
     spans, counts = counts_of_rows(primal, n_rows, tables)
+
     # The added 0 carries the first derivative of the primal output into higher orders.
-    return spans + (counts * (durations - primal)).sum(axis=1), (counts * tangent).sum(axis=1)
+    zero = (counts * (durations - primal)).sum(axis=1)
+    return spans + zero, (counts * tangent).sum(axis=1)
 
 
+# `_few` is for callers that are being traced, where JAX takes no compiler options.
 _few = jax.jit(spans_of_rows)
 _few_rows = jax.jit(spans_of_rows, compiler_options=ROW_OPTIONS)
 _many = jax.jit(_spans_in_tiles)

@@ -41,11 +41,17 @@ class Items(NamedTuple):
     """What to run in a table of programs end to end: each item is a program with a row of lanes."""
 
     first_op: Int[Array | np.ndarray, " items"]
+    """Position in the table of the item's first op."""
     n_ops: Int[Array | np.ndarray, " items"]
     first_class: Int[Array | np.ndarray, " items"]
     """Row of the durations that holds the item's class 0."""
     count: Int[Array | np.integer, ""]
     """Items that are real; the rest is padding."""
+
+
+def rows_needed(lanes: int) -> int:
+    """How many rows of `LANES` hold so many lanes."""
+    return -(-lanes // LANES)
 
 
 def one_lane(
@@ -58,14 +64,20 @@ def one_lane(
     slots = empty_slots(tables.n_slots, durations)
     ends = jnp.zeros(tables.padded_ops if keep_ends else 0, durations.dtype)
 
+    # The loop is unrolled by `GROUP`. A last group that is not full runs on into the padding, rows that
+    # change nothing.
     def group(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         slots, ends = state
         positions = [unsigned(step) * np.uint32(GROUP) + np.uint32(i) for i in range(GROUP)]
         for position in positions:
+            # Where both predecessors release the op at once, the first counts (`b > a`, not `>=`), as in
+            # the walk back along the critical path.
             row = _row(tables, position)
             a, b = _released(tables, slots, durations, row, jnp.uint32(0))
             end = jnp.where(b > a, b, a) + read(durations, row[DURATION])
             slots = write(slots, end, row[DESTINATION])
+        # Read back from the new slots, in a second pass: the allocation keeps every slot of a group until
+        # the group is done.
         if keep_ends:
             for position in positions:
                 destination = entry(tables, position, DESTINATION)
@@ -78,7 +90,7 @@ def one_lane(
 
 
 def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows lanes"]) -> Float[Array, "items lanes"]:
-    """Makespan of every item and lane."""
+    """Makespan of every item and lane, without a note of which predecessors released the ops."""
 
     no_decisions = jnp.zeros((0, durations.shape[1]), bool)
 
@@ -88,7 +100,9 @@ def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows l
         return write(spans, span, unsigned(i)), slots
 
     spans = jnp.zeros((items.n_ops.shape[0], durations.shape[1]), durations.dtype)
-    return lax.fori_loop(np.int32(0), items.count, item, (spans, empty_slots(tables.n_slots, durations)))[0]
+    start = spans, empty_slots(tables.n_slots, durations)
+    spans, _ = lax.fori_loop(np.int32(0), items.count, item, start)
+    return spans
 
 
 def run_item(
@@ -110,8 +124,11 @@ def run_item(
     first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
 
     def op(k: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        # First the end of the op before, still on its way to its slot.
         slots, end, destination, decisions = state
         slots = write(slots, _within_range(end), destination)
+
+        # Then this op, which may read it.
         row = _row(tables, first_op + unsigned(k))
         a, b = _released(tables, slots, durations, row, first_class)
         end = jnp.where(b > a, b, a) + read(durations, first_class + row[DURATION])
@@ -119,6 +136,7 @@ def run_item(
             decisions = write(decisions, b > a, unsigned(k))
         return slots, end, row[DESTINATION], decisions
 
+    # Before the first op there is no end to write; a 0 goes to the slot that nobody reads.
     start = (
         slots,
         jnp.zeros(durations.shape[1], durations.dtype),
@@ -137,20 +155,26 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
     threads, at many times its cost, were it not part of an update in place.
     """
 
-    def batch(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def bundle(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        # First the ends of the bundle before, one contiguous block; the row's last entry says where.
         slots, ends = state
         row = unsigned(read(tables.rows, unsigned(k)))
         slots = lax.dynamic_update_slice(slots, ends[1:], (row[-1], jnp.uint32(0)))
+
+        # Then this bundle's ops, side by side, over all lanes.
         columns = [row[i : i + BUNDLE] for i in range(0, row.shape[0] - 1, BUNDLE)]
-        a, b = gather(slots, columns[0]), gather(slots, columns[1])
+        source_a, source_b, duration, *lags = columns
+        a, b = gather(slots, source_a), gather(slots, source_b)
         if tables.has_lags:
-            a, b = a + gather(durations, columns[3]), b + gather(durations, columns[4])
-        end = jnp.where(b > a, b, a) + gather(durations, columns[2])
+            lag_a, lag_b = lags
+            a, b = a + gather(durations, lag_a), b + gather(durations, lag_b)
+        end = jnp.where(b > a, b, a) + gather(durations, duration)
         return slots, lax.dynamic_update_slice(ends, end, (1, 0))
 
+    # The last op is alone in the last bundle, so its end is the first one there, below the unused row.
     lanes = durations.shape[1]
     start = empty_slots(tables.n_slots, durations), jnp.zeros((1 + BUNDLE, lanes), durations.dtype)
-    _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, batch, start)
+    _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, bundle, start)
     return ends[1]
 
 

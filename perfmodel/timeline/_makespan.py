@@ -50,7 +50,7 @@ def makespan_and_grad(
     compiled: CompiledStructure, durations: Float[Array, " classes"]
 ) -> tuple[Float[Array, ""], Float[Array, " classes"]]: ...
 def makespan_and_grad(compiled, durations):
-    """`makespan` and its gradient: occurrences of each class on the critical path (0 for class 0).
+    """Makespan and its gradient: occurrences of each class on the critical path (0 for class 0).
 
     The gradient comes from a walk back along the critical path and costs less than the makespan
     itself. Arguments and errors are those of `makespan`.
@@ -64,6 +64,10 @@ def makespan_and_grad(compiled, durations):
     return span, counts[: compiled.n_classes]
 
 
+# One vector runs in the loop over single ops. A `vmap` over either function below becomes a run of lanes,
+# so that mapping costs what `makespan_lanes` does.
+
+
 @custom_batching.custom_vmap
 def _run(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, ""]:
     return one_lane(tables, durations, keep_ends=False)[0]
@@ -71,7 +75,8 @@ def _run(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, 
 
 @_run.def_vmap
 def _run_lanes(axis_size: int, in_batched, tables: OpTables, durations: Float[Array, "lanes classes"]):
-    del axis_size, in_batched  # tables are never batched: they are kept with their structure
+    # Tables are never batched: they are kept with their structure.
+    del axis_size, in_batched
     return spans_of_lanes(tables, durations), True
 
 
@@ -97,10 +102,14 @@ def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Fl
 @_differentiable.defjvp
 def _jvp(primals, tangents):
     tables, durations = primals
+    # The makespan is piecewise linear: its derivative in a direction is the counts on the critical path
+    # times that direction. Counts are constants to JAX, as they are almost everywhere.
     primal = lax.stop_gradient(durations)
     span, counts = _run_and_walk(tables, primal)
+
     # The added 0 carries the first derivative of the primal output into higher orders.
-    return span + counts @ (durations - primal), counts @ tangents[1]
+    zero = counts @ (durations - primal)
+    return span + zero, counts @ tangents[1]
 
 
 _span = jax.jit(_differentiable)

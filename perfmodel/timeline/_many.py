@@ -16,10 +16,11 @@ from jaxtyping import Array, Float
 from perfmodel.errors import PerfModelError
 from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy
-from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_lanes
+from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_lanes, rows_needed
 from perfmodel.timeline._tables import CompiledStructure, OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 256
+"""Items and rows of durations to which batches are padded at least, so that small ones share a trace."""
 SMALLEST_ROWS = 1 << 14
 LEAST_DIVIDED = 200_000
 """Ops (times rows of lanes) from which a batch is divided among the cores."""
@@ -33,7 +34,7 @@ class ProgramBatch:
     _tables: dict[tuple[int, int, int], OpTables] = field(default_factory=dict, repr=False)
 
     def tables(self, first: int, end: int, device: int) -> OpTables:
-        """Of a range of the programs, for the makespans alone, on one of the CPU devices that JAX has."""
+        """Tables of a range of the programs, for makespans alone, on one of the CPU devices that JAX has."""
         key = first, end, device
         if key not in self._tables:
             self._tables[key] = join(self.programs[first:end], with_pred=False, device=device)
@@ -41,7 +42,7 @@ class ProgramBatch:
 
     @cached_property
     def tables_with_pred(self) -> OpTables:
-        """For makespans and derivatives."""
+        """Tables of all programs, for makespans and derivatives."""
         return join(self.programs)
 
 
@@ -72,13 +73,20 @@ def makespan_many(
         )
     if not batch.programs:
         return []
-    values = [checked(d, c.n_classes, ndim=2) for c, d in zip(batch.programs, durations, strict=True)]
-    traceable = any(isinstance(v, jax.Array) for v in values)
-    lanes = [v.shape[0] for v in values]
-    if traceable:
-        return _by_program(_run(batch.tables_with_pred, _items(batch.programs, lanes), _rows_traced(values)), lanes)
+    values = []
+    for compiled, program_durations in zip(batch.programs, durations, strict=True):
+        values.append(checked(program_durations, compiled.n_classes, ndim=2))
+    lanes = [value.shape[0] for value in values]
 
-    devices, run = n_cpu_devices(), _run if being_traced() else _run_rows
+    # JAX's arrays may be tracers of a caller that differentiates: one call over the whole batch.
+    if any(isinstance(value, jax.Array) for value in values):
+        items = _items(batch.programs, lanes)
+        spans = _run(batch.tables_with_pred, items, _rows_traced(values))
+        return _by_program(spans, lanes)
+
+    # NumPy's are divided among the cores, in Python threads: JAX computes outside of the interpreter's lock.
+    devices = n_cpu_devices()
+    run = _run if being_traced() else _run_rows
 
     def part(bounds: tuple[int, int], device: int = 0) -> list[Float[Durations, " lanes"]]:
         part_of_batch = slice(*bounds)
@@ -90,69 +98,92 @@ def makespan_many(
     bounds = _divided(batch.programs, lanes, max(os.cpu_count() or 1, devices))
     if len(bounds) == 1:
         return part(bounds[0])
+    device_of_part = [i % devices for i in range(len(bounds))]
     with ThreadPoolExecutor(len(bounds)) as threads:
-        parts = threads.map(part, bounds, [n % devices for n in range(len(bounds))])
+        parts = threads.map(part, bounds, device_of_part)
         return list(chain.from_iterable(parts))
 
 
 def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int) -> list[tuple[int, int]]:
     """Ranges of programs with about as much work each; one range where there is little."""
-    work = np.cumsum([c.n_ops * -(-n // LANES) for c, n in zip(programs, lanes, strict=True)])
-    if parts == 1 or work[-1] < LEAST_DIVIDED or len(programs) < parts:
+    # Work is ops times rows of lanes: a row costs the same however many of its lanes are padding.
+    work = []
+    for compiled, n_lanes in zip(programs, lanes, strict=True):
+        n_rows = rows_needed(n_lanes)
+        work.append(compiled.n_ops * n_rows)
+    total = np.cumsum(work)
+    if parts == 1 or total[-1] < LEAST_DIVIDED or len(programs) < parts:
         return [(0, len(programs))]
-    ends = np.searchsorted(work, work[-1] * np.arange(1, parts) / parts) + 1
-    bounds = [0, *sorted({int(end) for end in ends if end < len(programs)}), len(programs)]
-    return list(pairwise(bounds))
+
+    # Each part ends with the program that reaches its share; one that reaches several shares ends one part.
+    ends = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts) + 1
+    inner_bounds = {int(end) for end in ends if end < len(programs)}
+    return list(pairwise([0, *sorted(inner_bounds), len(programs)]))
 
 
 def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items:
-    """A program with more than `LANES` lanes is several items over the same ops."""
-    repeats = [-(-n // LANES) for n in lanes]
-    n_ops = np.array([c.n_ops for c in programs])
-    n_classes = np.repeat([c.n_classes for c in programs], repeats)
-    count = sum(repeats)
+    """What to run for each program; one with more than `LANES` lanes is several items over the same ops."""
+    rows_of_program = [rows_needed(n) for n in lanes]
+    count = sum(rows_of_program)
     padding = (0, bucket(count, SMALLEST_ITEMS) - count)
 
     def column(values: np.ndarray, fill: int) -> np.ndarray:
         return np.pad(values, padding, constant_values=fill).astype(np.int32)
 
+    # Items of a program share its ops, but every item has durations of its own.
+    n_ops = np.array([compiled.n_ops for compiled in programs])
+    first_op = np.cumsum(n_ops) - n_ops
+    n_classes = np.repeat([compiled.n_classes for compiled in programs], rows_of_program)
+    first_class = np.cumsum(n_classes) - n_classes
+
+    # Padding items begin after all durations, so that `first_class` rises and can be searched (`_jvp`).
     return Items(
-        first_op=column(np.repeat(np.cumsum(n_ops) - n_ops, repeats), 0),
-        n_ops=column(np.repeat(n_ops, repeats), 0),
-        first_class=column(np.cumsum(n_classes) - n_classes, int(n_classes.sum())),
+        first_op=column(np.repeat(first_op, rows_of_program), 0),
+        n_ops=column(np.repeat(n_ops, rows_of_program), 0),
+        first_class=column(first_class, int(n_classes.sum())),
         count=np.int32(count),
     )
 
 
 def _rows(values: Sequence[Float[np.ndarray, "lanes classes"]]) -> Float[np.ndarray, "rows {LANES}"]:
-    """Durations as the loop reads them: per item its classes below one another, class 0 set to 0."""
-    n = sum(-(-len(v) // LANES) * v.shape[1] for v in values)
-    rows = np.zeros((bucket(n, SMALLEST_ROWS), LANES), np.float32)
-    at = 0
+    """Durations as the loop reads them: an item's classes below one another, class 0 set to 0."""
+    n_rows = 0
+    for value in values:
+        items = rows_needed(len(value))
+        n_rows += items * value.shape[1]
+
+    rows = np.zeros((bucket(n_rows, SMALLEST_ROWS), LANES), np.float32)
+    first_row = 0
     for value in values:
         classes = value.shape[1]
-        for first in range(0, len(value), LANES):
-            lanes = value[first : first + LANES]
-            rows[at + 1 : at + classes, : len(lanes)] = lanes[:, 1:].T
-            at += classes
+        for first_lane in range(0, len(value), LANES):
+            lanes = value[first_lane : first_lane + LANES]
+            rows[first_row + 1 : first_row + classes, : len(lanes)] = lanes[:, 1:].T
+            first_row += classes
     return rows
 
 
 def _rows_traced(values: Sequence[Float[Durations, "lanes classes"]]) -> Float[Array, "rows {LANES}"]:
-    """`_rows` of JAX arrays."""
+    """Durations laid out as in `_rows`, by functions that JAX can trace and differentiate."""
     parts = []
     for value in values:
         lanes, classes = value.shape
         padded = jnp.pad(value[:, 1:], ((0, -lanes % LANES), (1, 0)))
         parts.append(padded.reshape(-1, LANES, classes).transpose(0, 2, 1).reshape(-1, LANES))
     rows = jnp.concatenate(parts)
-    return jnp.pad(rows, ((0, bucket(rows.shape[0], SMALLEST_ROWS) - rows.shape[0]), (0, 0)))
+    n_rows = rows.shape[0]
+    return jnp.pad(rows, ((0, bucket(n_rows, SMALLEST_ROWS) - n_rows), (0, 0)))
 
 
 def _by_program(spans: Float[Durations, "items {LANES}"], lanes: Sequence[int]) -> list[Float[Durations, " lanes"]]:
+    """Makespans of each program's lanes, without those of padding."""
     flat = spans.reshape(-1)
-    first = np.cumsum([0] + [-(-n // LANES) * LANES for n in lanes])
-    return [flat[at : at + n] for at, n in zip(first[:-1].tolist(), lanes, strict=True)]
+    spans_of_programs, first = [], 0
+    for n_lanes in lanes:
+        spans_of_programs.append(flat[first : first + n_lanes])
+        n_rows = rows_needed(n_lanes)
+        first += n_rows * LANES
+    return spans_of_programs
 
 
 @jax.custom_jvp
@@ -165,13 +196,16 @@ def _jvp(primals, tangents):
     tables, items, rows = primals
     primal = lax.stop_gradient(rows)
     spans, counts = row_of_counts(tables, items, primal)
+
+    # Counts times durations, summed over the classes of each item. Those of class 0 meet rows that are 0.
     item_of_row = jnp.searchsorted(items.first_class, jnp.arange(rows.shape[0]), side="right") - 1
 
     def by_item(values: Array) -> Array:
         return jax.ops.segment_sum(counts * values, item_of_row, spans.shape[0])
 
     # The added 0 carries the first derivative of the primal output into higher orders.
-    return spans + by_item(rows - primal), by_item(tangents[2])
+    zero = by_item(rows - primal)
+    return spans + zero, by_item(tangents[2])
 
 
 _run = jax.jit(_spans)

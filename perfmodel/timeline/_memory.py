@@ -70,27 +70,33 @@ def memory(
     structure = timeline.structure
     class_bytes, static_bytes = np.asarray(class_bytes, float), np.asarray(static_bytes, float)
     _check(structure, class_bytes, static_bytes)
-    takes, gives = np.flatnonzero(structure.alloc), np.flatnonzero(structure.free)
-    time_s = np.concatenate([timeline.end_s[gives], timeline.start_s[takes]])
+
+    # Every change of every device: what ops free at their ends, then what they allocate at their starts.
+    frees, allocates = np.flatnonzero(structure.free), np.flatnonzero(structure.alloc)
+    time_s = np.concatenate([timeline.end_s[frees], timeline.start_s[allocates]])
     span = structure.class_span[structure.duration]
-    freed_bytes = class_bytes[structure.free[gives]] * span[gives]
-    allocated_bytes = class_bytes[structure.alloc[takes]] * span[takes]
+    freed_bytes = class_bytes[structure.free[frees]] * span[frees]
+    allocated_bytes = class_bytes[structure.alloc[allocates]] * span[allocates]
     change = np.concatenate([-freed_bytes, allocated_bytes])
-    device = structure.device[np.concatenate([gives, takes])]
+    device = structure.device[np.concatenate([frees, allocates])]
 
     # By device, then by time; at equal times what is freed comes before what is allocated.
-    allocates = np.arange(len(device)) >= len(gives)
-    order = np.lexsort((allocates, time_s, device))
+    is_allocation = np.arange(len(device)) >= len(frees)
+    order = np.lexsort((is_allocation, time_s, device))
     bounds = np.searchsorted(device[order], np.arange(structure.devices + 1))
+
+    # A device's memory in use is its static state and the running total of its changes.
     steps = []
     for rank, (first, end) in enumerate(pairwise(bounds.tolist())):
         events = order[first:end]
         in_use_bytes = static_bytes[rank] + np.cumsum(change[events])
         steps.append(MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use_bytes]))
-    return MemoryTimeline(np.array([s.in_use_bytes.max() for s in steps]), tuple(steps))
+    peak_bytes = np.array([device_steps.in_use_bytes.max() for device_steps in steps])
+    return MemoryTimeline(peak_bytes, tuple(steps))
 
 
 def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarray) -> None:
+    """Raise `PerfModelError` unless the arrays fit the structure and every op with memory has a device."""
     needed = int(max(structure.alloc.max(), structure.free.max())) + 1
     if class_bytes.ndim != 1 or len(class_bytes) < needed:
         raise PerfModelError(f"memory: class_bytes needs {needed} entries (stages + 1), got shape {class_bytes.shape}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from perfmodel.timeline._timeline import Timeline
 
 KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
-"""Of `display.EVENTS`, in the order of `Kind`."""
+"""Names of the kinds as in `display.EVENTS`, in the order of `Kind`."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,15 @@ class Slices:
     duration_s: Float[np.ndarray, " slices"]
     device: Int[np.ndarray, " slices"]
     stream: Int[np.ndarray, " slices"]
+    """A `Stream`, the same numbers on every device."""
     kind: Int[np.ndarray, " slices"]
+    """A `Kind`."""
     stage: Int[np.ndarray, " slices"]
     micro_batch: Int[np.ndarray, " slices"]
     critical: Bool[np.ndarray, " slices"]
-    """On the critical path."""
+    """Whether the slice is on the critical path."""
     duration_class: Int[np.ndarray, " slices"]
-    """Of the structure; of slices that were joined that of the first."""
+    """Duration class of the structure; slices that were joined have that of the first."""
 
     @property
     def end_s(self) -> Float[np.ndarray, " slices"]:
@@ -49,12 +51,13 @@ class Slices:
 
     def joined(self) -> "Slices":
         """Slices that follow each other at once and differ in nothing else (segments of a pass) as one."""
-        # Slices that may be joined lie beside each other in this order, by start.
+        # Sort by everything but time first, so that slices that may be joined lie beside each other.
         tags = np.stack([self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical])
         order = np.lexsort((self.start_s, *tags))
         tags, start_s, end_s = tags[:, order], self.start_s[order], self.end_s[order]
 
-        # A run of joined slices begins where there is a gap or where a tag changes.
+        # A run of joined slices begins where there is a gap or where a tag changes. A gap is more than what
+        # rounding leaves between an end and the next start.
         gap_s = 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
         apart = np.abs(start_s[1:] - end_s[:-1]) > gap_s
         unlike = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
@@ -77,7 +80,8 @@ def slices(timeline: "Timeline") -> Slices:
     # Ops that take time on a stream.
     ops = np.flatnonzero((s.stream >= 0) & (end_s > start_s) & (s.kind != Kind.ZERO))
 
-    # Transfers are no ops but lags: they begin where the sender ends.
+    # Transfers are no ops but lags of the edge to the receiver: they begin where the sender ends and are
+    # drawn on the sender's device.
     receiver, side = np.nonzero((s.lag > 0) & (s.pred >= 0))
     lag_class = s.lag[receiver, side]
     takes_time = timeline.durations_s[lag_class] > 0
@@ -92,6 +96,7 @@ def slices(timeline: "Timeline") -> Slices:
         kind=np.concatenate([s.kind[ops], s.class_kind[lag_class]]),
         stage=np.concatenate([s.class_stage[s.duration[ops]], s.class_stage[lag_class]]),
         micro_batch=np.concatenate([s.micro_batch[ops], s.micro_batch[receiver]]),
+        # A transfer counts as critical if both of its ops are.
         critical=np.concatenate([on_path[ops], on_path[receiver] & on_path[sender]]),
         duration_class=np.concatenate([s.duration[ops], lag_class]),
     )

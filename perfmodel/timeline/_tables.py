@@ -26,6 +26,7 @@ from perfmodel.timeline._allocate import (
     levels,
 )
 
+# Least sizes of padded arrays: programs below them all share a trace.
 SMALLEST_OPS: Final = 4096
 SMALLEST_JOINED_OPS: Final = 1 << 17
 SMALLEST_BUNDLES: Final = 64
@@ -40,8 +41,10 @@ NO_OP: Final = (ZERO_SLOT, NEVER_SLOT, SPARE_SLOT, 0, 0, 0)
 
 
 def bucket(n: int, smallest: int) -> int:
-    """The least power of two that holds `n` and `smallest`, a power of two itself: each size is a compilation more, so
-    the smallest ones are as large as costs little to fill."""
+    """The least power of two that holds `n` and `smallest`, itself a power of two.
+
+    Each size is a compilation more, so the smallest ones are as large as costs little to fill.
+    """
     return max(smallest, 1 << (max(n, 1) - 1).bit_length())
 
 
@@ -61,7 +64,9 @@ class OpTables:
     n_ops: Int[Array, ""]
     """Ops of the structure, or of the longest."""
     width: int
+    """Columns of a row: 4 without lags, 5 with one per op, 6 with two."""
     n_slots: int
+    """Slots for end times, padded."""
     longest: int
     """Padded ops of the longest structure, 0 without `pred`."""
 
@@ -81,7 +86,7 @@ class BundleTables:
 
     rows: UInt[Array, "padded_bundles columns"]
     """`BUNDLE` entries of each program column but the destination, then the first slot that the bundle
-    before writes."""
+    before writes. One read per step brings all of it."""
     n_bundles: Int[Array, ""]
     has_lags: bool
     n_slots: int
@@ -94,7 +99,7 @@ class CompiledStructure:
     structure: Structure
     order: Int[np.ndarray, " ops"]
     """Op of the structure at each position; the last position holds the last op."""
-    layout_batch: Int[np.ndarray, " ops"]
+    bundle: Int[np.ndarray, " ops"]
     """Bundle of each position, not descending; ops of one bundle do not depend on each other."""
     program: UInt[np.ndarray, "ops columns"]
     """Columns of each op: the slots of both predecessors' end times, the slot of its own (never one
@@ -102,8 +107,10 @@ class CompiledStructure:
     pred: Int[np.ndarray, "ops 2"]
     """Positions of the two predecessors, -1 for none; a lone one comes first."""
     n_slots: int
+    """Slots for end times that the program uses, the special ones included."""
 
     def __post_init__(self) -> None:
+        # Structures are kept and shared between calls, so nobody may write to them.
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
@@ -119,7 +126,7 @@ class CompiledStructure:
 
     @property
     def n_bundles(self) -> int:
-        return int(self.layout_batch[-1]) + 1
+        return int(self.bundle[-1]) + 1
 
     @cached_property
     def op_tables(self) -> OpTables:
@@ -140,24 +147,31 @@ def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, dev
     """
     n_ops = sum(compiled.n_ops for compiled in structures)
     longest = max(compiled.n_ops for compiled in structures)
-    programs = [compiled.program if with_pred else _lags_first(compiled.program) for compiled in structures]
-    width = max(program.shape[1] for program in programs)
-    if with_pred and len(structures) == 1:  # a sixth faster to run than in 16 bits, which take half the time to join
+    programs = [compiled.program for compiled in structures]
+    if not with_pred:
+        programs = [_lags_first(program) for program in programs]
+
+    # 32 bits are a sixth faster to run than 16 bits, which take half the time to join: the former for a
+    # program that runs alone and often, the latter for a batch.
+    if with_pred and len(structures) == 1:
         padded, dtype = bucket(n_ops, SMALLEST_OPS), np.uint32
     else:
         padded, dtype = bucket(n_ops, SMALLEST_JOINED_OPS), np.result_type(*programs)
 
-    program = np.zeros((padded, width), dtype)
-    program[n_ops:] = NO_OP[:width]
-    pred = np.full((len(program) if with_pred else 0, 2), -1, np.int32)
-    at = 0
-    for compiled, compiled_program in zip(structures, programs, strict=True):
-        program[at : at + compiled.n_ops, : compiled_program.shape[1]] = compiled_program
+    # A program with fewer columns than the widest gets lags of class 0, which is the constant 0.
+    width = max(program.shape[1] for program in programs)
+    joined = np.zeros((padded, width), dtype)
+    joined[n_ops:] = NO_OP[:width]
+    pred = np.full((padded if with_pred else 0, 2), -1, np.int32)
+    first = 0
+    for compiled, program in zip(structures, programs, strict=True):
+        end = first + compiled.n_ops
+        joined[first:end, : program.shape[1]] = program
         if with_pred:
-            pred[at : at + compiled.n_ops] = compiled.pred
-        at += compiled.n_ops
+            pred[first:end] = compiled.pred
+        first = end
     return OpTables(
-        program=_on_cpu(program.reshape(-1), device),
+        program=_on_cpu(joined.reshape(-1), device),
         pred=_on_cpu(pred.reshape(-1), device),
         n_ops=_on_cpu(np.int32(longest), device),
         width=width,
@@ -167,10 +181,15 @@ def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, dev
 
 
 def _lags_first(program: UInt[np.ndarray, "ops columns"]) -> UInt[np.ndarray, "ops columns"]:
-    """A program with the one lag that an op has, if any, at its first predecessor, without a column for that of the
-    second: a twelfth less to run. As it is where an op has two."""
-    if program.shape[1] <= LAG_B or program[:, LAG_A:].all(axis=1).any():
+    """Put an op's only lag at its first predecessor and drop the column for that of the second.
+
+    That is a twelfth less to run. A program in which an op has two lags stays as it is.
+    """
+    has_two_columns = program.shape[1] > LAG_B
+    if not has_two_columns or program[:, LAG_A:].all(axis=1).any():
         return program
+
+    # Where the lag is the second predecessor's, the predecessors change places.
     lag_is_second = program[:, LAG_B] > 0
     reordered = program[:, :LAG_B].copy()
     reordered[lag_is_second] = program[lag_is_second][:, [SOURCE_B, SOURCE_A, DESTINATION, DURATION, LAG_B]]
@@ -181,14 +200,20 @@ def lay_out(compiled: CompiledStructure) -> BundleTables:
     """The program by bundles; places of a bundle that no op fills compute 0 and are never read."""
     n_bundles = compiled.n_bundles
     padded = bucket(n_bundles, SMALLEST_BUNDLES)
-    first = np.searchsorted(compiled.layout_batch, np.arange(n_bundles))
-    place = compiled.layout_batch * BUNDLE + np.arange(compiled.n_ops) - first[compiled.layout_batch]
 
+    # Each bundle has `BUNDLE` places, which its ops fill from the first on.
+    first = np.searchsorted(compiled.bundle, np.arange(n_bundles))
+    place_in_bundle = np.arange(compiled.n_ops) - first[compiled.bundle]
+    place = compiled.bundle * BUNDLE + place_in_bundle
     columns = [i for i in range(compiled.program.shape[1]) if i != DESTINATION]
     places = np.empty((padded * BUNDLE, len(columns)), compiled.program.dtype)
     places[:] = [NO_OP[i] for i in columns]
     places[place] = compiled.program[:, columns]
+
+    # The loop reads a bundle as one row: all entries of a column side by side.
     by_column = places.reshape(padded, BUNDLE, -1).transpose(0, 2, 1).reshape(padded, -1)
+
+    # The first bundle finds no ends to write: its zeros go to block 1, its own, which it writes afterwards.
     before = np.full((padded, 1), BUNDLE, compiled.program.dtype)
     before[1:n_bundles, 0] = compiled.program[first[:-1], DESTINATION] // BUNDLE * BUNDLE
     return BundleTables(
@@ -205,16 +230,17 @@ def n_cpu_devices() -> int:
 
 
 def _cpu_devices() -> list[Any]:
+    # `JAX_PLATFORMS` may leave the CPU out.
     try:
         return jax.local_devices(backend="cpu")
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except RuntimeError:
         return []
 
 
 def _on_cpu(array: np.ndarray | np.generic, device: int = 0) -> Array:
-    """Committed to the CPU: these loops are long and scalar, and an accelerator would crawl through them.
+    """Commit an array to the CPU: these loops are long and scalar, and an accelerator would crawl through them.
 
-    A concrete array even while the caller is being traced, as tables are kept across traces.
+    The array is concrete even while the caller is being traced, as tables are kept across traces.
     """
     devices = _cpu_devices()
     with jax.ensure_compile_time_eval():
@@ -228,16 +254,22 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     counts as the one that did, whatever the order of ops in the program.
     """
     pred, lag = _normalised_edges(structure)
+
+    # Order by levels, and name predecessors by their positions in this order.
     level = levels(pred)
     order = level_order(level, pred)
     position = np.empty(len(order) + 1, np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
     position[-1] = -1
     pred = position[pred[order]]
-    layout_batch, rank = bundles(level[order])
-    destination = BUNDLE * blocks(layout_batch, pred) + rank
+
+    # Allocate a slot to every end time. The last op's is the one in which the loops look for the makespan.
+    bundle, rank = bundles(level[order])
+    destination = BUNDLE * blocks(bundle, pred) + rank
     n_slots = int(destination.max()) + 1
     destination[-1] = RESULT_SLOT
+
+    # An op without predecessors starts at max(0, never), one with a lone predecessor at max(its end, never).
     source = np.where(pred < 0, [ZERO_SLOT, NEVER_SLOT], destination[pred])
     columns = [source, destination[:, None], structure.duration[order][:, None]]
     if lag.any():
@@ -246,7 +278,7 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     return CompiledStructure(
         structure=structure,
         order=order.astype(np.int32),
-        layout_batch=layout_batch.astype(np.int32),
+        bundle=bundle.astype(np.int32),
         program=program.astype(np.uint16 if program.max() < 1 << 16 else np.uint32),
         pred=pred,
         n_slots=n_slots,
@@ -257,8 +289,12 @@ def _normalised_edges(structure: Structure) -> tuple[Int[np.ndarray, "ops 2"], I
     """Predecessors and lags with a lone predecessor in the first column and no lag without an edge."""
     pred = structure.pred.astype(np.int64)
     lag = structure.lag.astype(np.int64)
+
+    # The same edge twice is one edge.
     twice = (pred[:, 0] == pred[:, 1]) & (lag[:, 0] == lag[:, 1])
     pred[twice, 1] = -1
+
+    # A missing first predecessor reads as 0, the start of the step; a missing second one as never.
     lone_second = (pred[:, 0] < 0) & (pred[:, 1] >= 0)
     pred[lone_second] = pred[lone_second, ::-1]
     lag[lone_second] = lag[lone_second, ::-1]

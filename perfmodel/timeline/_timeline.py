@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _INLINE_UP_TO = 20_000
 """Events up to which a notebook holds the page itself (half a megabyte)."""
 _DRAWN = ("device", "stream", "kind", "stage", "micro_batch", "critical")
-"""Of `Slices`, as the page has them."""
+"""Fields of `Slices` that the page has under the same names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class Timeline:
     start_s: Float[np.ndarray, " ops"]
     end_s: Float[np.ndarray, " ops"]
     durations_s: Float[np.ndarray, " classes"]
+    """What it was evaluated with, class 0 set to 0."""
     structure: Structure
 
     @property
@@ -55,8 +56,12 @@ class Timeline:
 
     def critical_path(self) -> Int[np.ndarray, " path"]:
         """Ops whose delay delays the step, from the first to the last; ties as in `makespan`."""
-        released = _released_s(self.structure, self.end_s, self.durations_s)
-        released_by = np.where(released[:, 1] > released[:, 0], self.structure.pred[:, 1], self.structure.pred[:, 0])
+        # Of an op's predecessors the one that lets it start last releases it, in a tie the first.
+        first_released_s, second_released_s = _released_s(self.structure, self.end_s, self.durations_s).T
+        first_pred, second_pred = self.structure.pred.T
+        released_by = np.where(second_released_s > first_released_s, second_pred, first_pred)
+
+        # From the end of the step back to an op that waits for nothing.
         op, path = self.structure.n_ops - 1, []
         while op >= 0:
             path.append(op)
@@ -93,16 +98,16 @@ class Timeline:
         """An interactive page that needs no network: zoom, move, search, the critical path, memory below.
 
         Args:
-            memory: in use on every device, if it is to be shown.
-            capacity_bytes: of a device, likewise.
-            title: of the page.
+            memory: memory in use on every device, if it is to be shown.
+            capacity_bytes: what a device has of it, drawn beside what is in use.
+            title: heading of the page.
             inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
                 that are wide enough.
         """
         drawn, devices = slices(self), self.structure.devices
         inside = inside or {}
 
-        # A slice names its entry of `inside` by position, -1 for none.
+        # A slice refers to its entry of `inside` by position, so that the page holds each entry once; -1 is none.
         position_of_class = {duration_class: position for position, duration_class in enumerate(inside)}
         inside_of_slice = [position_of_class.get(cls, -1) for cls in drawn.duration_class.tolist()]
         columns: dict[str, Any] = {"start": drawn.start_s, "duration": drawn.duration_s}
@@ -127,7 +132,7 @@ class Timeline:
 def timeline_frame(
     timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None
 ) -> str:
-    """The page inside another; of a timeline too long for a notebook a line that says what to do."""
+    """The timeline's page inside another one; for a timeline too long for a notebook, a line that says what to do."""
     if timeline.structure.n_ops > _INLINE_UP_TO:
         facts = f"{timeline.structure.n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
         return (
@@ -150,9 +155,13 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
     structure = compiled.structure
     durations_s = np.asarray(checked(durations, structure.n_classes, ndim=1), np.float64).copy()
     durations_s[0] = 0
+
+    # The program has ops in an order of its own; ends go back to the structure's.
     ends = in_numpy(_ends, durations_s.dtype, compiled.op_tables, padded_classes(durations_s))
     end_s = np.empty(structure.n_ops)
     end_s[compiled.order] = ends[: structure.n_ops]
+
+    # Starts are recomputed from the ends: `end - duration` would differ from them by rounding.
     start_s = _released_s(structure, end_s, durations_s).max(axis=1)
     start_s[structure.pred.max(axis=1) < 0] = 0
     return Timeline(start_s, end_s, durations_s, structure)
@@ -161,7 +170,7 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
 def _released_s(
     structure: Structure, end_s: Float[np.ndarray, " ops"], durations_s: Float[np.ndarray, " classes"]
 ) -> Float[np.ndarray, "ops 2"]:
-    """When each predecessor lets its op start; minus infinity where there is none."""
+    """When each of an op's two predecessors lets it start, in seconds; minus infinity where there is none."""
     return np.where(structure.pred < 0, -np.inf, end_s[structure.pred] + durations_s[structure.lag])
 
 
@@ -171,4 +180,5 @@ def _on_compute_stream(structure: Structure) -> np.ndarray:
 
 @jax.jit
 def _ends(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, " positions"]:
+    """End time at every position of the program."""
     return one_lane(tables, durations, keep_ends=True)[1]

@@ -144,7 +144,7 @@ def test_slots_keep_a_value_until_the_group_that_reads_it_last_is_over(structure
             for side, column in enumerate((SOURCE_A, SOURCE_B)):
                 if (pred := compiled.pred[position, side]) >= 0:
                     assert holder[program[position, column]] == pred
-    within = compiled.layout_batch[compiled.pred] == compiled.layout_batch[:, None]
+    within = compiled.bundle[compiled.pred] == compiled.bundle[:, None]
     assert not (within & (compiled.pred >= 0)).any()
 
 
