@@ -7,7 +7,7 @@ dot products of event counts and event times. Everything above works on these fe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -44,6 +44,7 @@ class ShardBlocks:
     """Counted events, parameters and bytes of all block kinds of one shard, before events are timed."""
 
     blocks: tuple[BlockOps, ...]
+    """Distinct blocks, in model order."""
     repeats: tuple[int, ...]
     """How often each block occurs, in model order."""
     ops: tuple[Op, ...]
@@ -51,6 +52,7 @@ class ShardBlocks:
     groups: tuple[str, ...]
     """Process group of each event that is a collective, "" for kernels."""
     counts: Float[np.ndarray, "blocks phases ops"]
+    """How often each event occurs in every phase of every block."""
     overlappable: Bool[np.ndarray, " ops"]
     """Collectives that are independent of the kernels beside them."""
     beside_attention: Bool[np.ndarray, " ops"]
@@ -79,44 +81,52 @@ class ShardBlocks:
         return list(zip(self.blocks, self.repeats, strict=True))
 
     def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
-        """Dense parameters that one device holds of each block.
-
-        A tied head holds its own copy of the embedding only where the two are on different stages.
-        """
-        tied = [b.tied_params if pipelined else 0 for b in self.blocks]
-        return np.array([b.params - b.expert_params for b in self.blocks], float) + np.array(tied, float)
+        """Parameters outside routed experts that one device holds of each block."""
+        # A tied head holds its own copy of the embedding only where the two are on different stages.
+        tied = [block.tied_params if pipelined else 0 for block in self.blocks]
+        dense = [block.params - block.expert_params for block in self.blocks]
+        return np.array(dense, float) + np.array(tied, float)
 
     def frozen_params(self, pipelined: bool, job: Job) -> Float[np.ndarray, " blocks"]:
-        """The part of `dense_params` that has no gradients though the rest has."""
-        tied = [b.tied_params if pipelined and job.frozen_embedding else 0 for b in self.blocks]
-        return np.array([b.frozen_params for b in self.blocks], float) + np.array(tied, float)
+        """Parameters among `dense_params` that have no gradients though the rest has."""
+        tied = [block.tied_params if pipelined and job.frozen_embedding else 0 for block in self.blocks]
+        return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
 
     @cached_property
     def expert_params(self) -> Float[np.ndarray, " blocks"]:
         """Expert parameters that one device holds of each block."""
-        return np.array([b.expert_params for b in self.blocks], float)
+        return np.array([block.expert_params for block in self.blocks], float)
 
     @cached_property
     def activation_bytes(self) -> Float[np.ndarray, "blocks modes"]:
         """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
-        return np.array([[getattr(b.activation_bytes, mode) for mode in RECOMPUTE_MODES] for b in self.blocks], float)
+        rows = []
+        for block in self.blocks:
+            rows.append([getattr(block.activation_bytes, mode) for mode in RECOMPUTE_MODES])
+        return np.array(rows, float)
 
     @cached_property
     def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
-        return np.array([b.workspace_bytes for b in self.blocks], float)
+        """Bytes that each block needs beside its saved activations while it runs."""
+        return np.array([block.workspace_bytes for block in self.blocks], float)
 
     def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
         """The same blocks where only a share of the casts of every event is launched."""
         cast = np.array([is_cast(op) for op in self.ops], bool)
-        further = [_further_launches(op, job, of) for op, of in zip(self.ops, share.tolist(), strict=True)]
         launched = np.where(cast, self.launched * share, self.launched)
+        further = []
+        for op, cast_share in zip(self.ops, share.tolist(), strict=True):
+            further.append(_further_launches(op, job, cast_share))
         return replace(self, launched=launched, further_launches=np.array(further))
 
     @property
     def alone(self) -> "ShardBlocks":
         """The same blocks where no kernels of another micro-batch run beside them, to exchange experts behind."""
-        exchanged = self.overlappable & np.array([group == "ep" for group in self.groups], bool)
-        return replace(self, overlappable=self.overlappable & ~exchanged) if exchanged.any() else self
+        exchanges_experts = np.array([group == "ep" for group in self.groups], bool)
+        exchanged = self.overlappable & exchanges_experts
+        if not exchanged.any():
+            return self
+        return replace(self, overlappable=self.overlappable & ~exchanged)
 
     @property
     def tied_params(self) -> int:
@@ -129,59 +139,72 @@ class BlockTimes(ShardBlocks, PhaseTimes):
     """Event counts and phase times of all block kinds of one shard."""
 
     times: EventTimes
+    """Seconds of each event, with interval and provenance."""
 
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
     """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
-    index: dict[tuple[Op, str, bool, bool, bool], int] = {}
+    # Equal ops are one event unless they overlap with other kernels. DistSim (section 4.1) times each event once.
+    events: dict[_Event, int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
-    def add(block: int, phase: Phase, op: Op, count: float, comm: Comm | None = None) -> None:
-        key = (op, "", False, False, False)
-        if comm:
-            key = (op, comm.group, comm.overlappable, comm.beside_attention, comm.follows)
-        where = index.setdefault(key, len(index))
-        entries.append((block, phase, where, count))
+    def add(block: int, phase: Phase, event: _Event, count: float) -> None:
+        number = events.setdefault(event, len(events))
+        entries.append((block, phase, number, count))
 
-    for b, (block, _) in enumerate(blocks):
+    for number, (block, _) in enumerate(blocks):
         for phase, kernels_of_phase, comms in _phases(block):
+            # Frozen weights have no gradients.
             if job.frozen and phase == Phase.BACKWARD_WEIGHT:
                 continue
             for op, count in kernels_of_phase:
-                add(b, phase, op, count)
+                add(number, phase, _Event(op), count)
             for comm in comms:
                 network = networks[comm.group]
                 if network.ranks > 1:
-                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange)
-                    add(b, phase, event, comm.count, comm)
+                    op = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange)
+                    event = _Event(op, comm.group, comm.overlappable, comm.beside_attention, comm.follows)
+                    add(number, phase, event, comm.count)
 
-    counts = np.zeros((len(blocks), N_PHASES, len(index)))
+    counts = np.zeros((len(blocks), N_PHASES, len(events)))
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
+    ops = tuple(event.op for event in events)
     return ShardBlocks(
-        blocks=tuple(b for b, _ in blocks),
-        repeats=tuple(n for _, n in blocks),
-        ops=tuple(op for op, *_ in index),
-        groups=tuple(group for _, group, *_ in index),
+        blocks=tuple(block for block, _ in blocks),
+        repeats=tuple(repeats for _, repeats in blocks),
+        ops=ops,
+        groups=tuple(event.group for event in events),
         counts=counts,
-        overlappable=np.array([flag for *_, flag, _, _ in index], bool),
-        beside_attention=np.array([flag for *_, flag, _ in index], bool),
-        follows=np.array([flag for *_, flag in index], bool),
-        launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op, *_ in index], float),
-        further_launches=np.array([_further_launches(op, job) for op, *_ in index]),
+        overlappable=np.array([event.overlappable for event in events], bool),
+        beside_attention=np.array([event.beside_attention for event in events], bool),
+        follows=np.array([event.follows for event in events], bool),
+        launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op in ops], float),
+        further_launches=np.array([_further_launches(op, job) for op in ops]),
     )
 
 
+class _Event(NamedTuple):
+    """A kernel, or a collective of one process group with what may run beside it (`perfmodel.workload.Comm`)."""
+
+    op: Op
+    group: str = ""
+    overlappable: bool = False
+    beside_attention: bool = False
+    follows: bool = False
+
+
 def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
-    """Kernels that a grouped product is beyond one, where every expert's product is launched by itself, and with it
-    what brings the expert's operand to 8 or 4 bits: one kernel, or two where a maximum is found first (Transformer
-    Engine 2 pytorch/module/grouped_linear.py: `split_quantize`, `general_grouped_gemm` on several streams).
+    """Kernels that a grouped product is launched as beyond the first; 0 for all other ops.
 
     Args:
-        share: of the operands that are brought there.
+        share: share of the operands that are cast to 8 or 4 bits.
     """
     if not isinstance(op, Gemm) or not op.grouped:
         return 0.0
+    # Every expert's product is launched by itself, and with it what casts the expert's operand: one kernel, or two
+    # where a maximum is found first (Transformer Engine 2 pytorch/module/grouped_linear.py: `split_quantize`,
+    # `general_grouped_gemm` on several streams).
     narrow = bool(job.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
     casts = narrow * (2 if job.fp8_recipe in ("current", "nvfp4") else 1)
     return (1.0 + share * casts) * op.groups - 1.0
@@ -199,17 +222,28 @@ def block_events(
 
     Args:
         ring_steps: see `BlockEvents.ring_steps`.
-        kernel_spread: of the ranks' times for the same kernels, relative to these. A collective waits for the last of
-            n ranks, which is sqrt(2 ln n) spreads late (mean of the largest of n normal draws, to first order).
+        kernel_spread: spread of the ranks' times for the same kernels, relative to these.
         checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
     """
-    kernel, of_tensor = (np.array([group == name for group in blocks.groups], bool) for name in ("", "tp"))
+    kernel = np.array([group == "" for group in blocks.groups], bool)
+    of_tensor = np.array([group == "tp" for group in blocks.groups], bool)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
+
+    # A collective waits for the last of n ranks, which is sqrt(2 ln n) spreads late: the mean of the largest of n
+    # normal draws, to first order.
+    lateness = np.sqrt(2 * np.log(ranks))
+
+    # Host time beyond that of operators: agreeing on collectives, and launching a group's products one by one (none
+    # where the host is taken to issue in no time).
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
-    hidden = [op.exchange for op, hides in zip(blocks.ops, blocks.overlappable, strict=True)
-              if hides and isinstance(op, Collective) and op.exchange]  # fmt: skip
-    channels = max((exchange_library(exchange.dispatcher).multiprocessors for exchange in hidden), default=0)
+
+    # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
+    # thread blocks as NCCL does.
+    channels = 0
+    for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
+        if hides and isinstance(op, Collective) and op.exchange:
+            channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
     held = held_share(device, framework, channels or CHANNELS)
     return BlockEvents(
         counts=blocks.counts,
@@ -224,7 +258,7 @@ def block_events(
         launches=blocks.counts @ blocks.launched,
         issued=_issued(blocks, framework),
         beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),
-        lateness=np.sqrt(2 * np.log(ranks)),
+        lateness=lateness,
         arrival_spread_s=np.float64(framework.collective_skew_s),
         kernel_spread=np.float64(kernel_spread),
         lost=lost_shares(blocks.ops, device, held),
@@ -239,10 +273,12 @@ def block_events(
 def time_blocks(blocks: ShardBlocks, events: BlockEvents, times: EventTimes, framework: Framework) -> BlockTimes:
     """The times of blocks whose events take `times` (`time_phases`)."""
     phases = time_phases(events, times.time_s, framework.issue_s, framework.kernel_gap_s)
-    return BlockTimes(**vars(phases), **{f.name: getattr(blocks, f.name) for f in fields(blocks)}, times=times)
+    counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
+    return BlockTimes(**vars(phases), **counted, times=times)
 
 
 def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:
+    """Kernels with their counts, and collectives, of each phase of a block."""
     return (
         (Phase.FORWARD, block.forward, block.forward_comm),
         (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
@@ -255,12 +291,17 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
 def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blocks phases"]:
     """Operators that the host issues for every phase."""
     issued = blocks.counts @ blocks.launched
+
+    # Layers issue operators beyond the kernels that are counted (sums over masks, partial sums), which take the host's
+    # time and next to none of the device's. Routing adds histograms, sorts and sizes of what ranks exchange.
     issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
     issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
     experts = blocks.expert_params > 0
     issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
     issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
     issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
+
+    # A graph of a layer is launched as a whole: the host issues what lies outside of it.
     if framework.execution == "layer_graphs":
         issued[blocks.layers] = (blocks.counts @ _outside_graphs(blocks))[blocks.layers]
         issued[blocks.layers, Phase.FORWARD] += GRAPH_OPERATORS
@@ -269,8 +310,10 @@ def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blo
 
 
 def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
-    """Operators that graphs of layers leave to the host: products of experts, whose sizes it has to know first, and
-    what brings tokens to them and back (Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts
-    that drops no tokens its graphs hold attention, router and preparation; others are taken alike)."""
-    grouped = [isinstance(op, Gemm) and op.grouped for op in blocks.ops]
-    return np.array([own or group in ("ep", "etp") for own, group in zip(grouped, blocks.groups, strict=True)], float)
+    """Mark (by 1) the operators that graphs of layers leave to the host: products of experts, whose sizes it has to
+    know first, and what brings tokens to them and back."""
+    # Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts that drops no tokens the graphs hold
+    # attention, router and preparation. Layers that drop tokens are taken alike.
+    of_experts = [isinstance(op, Gemm) and op.grouped for op in blocks.ops]
+    exchanges = [group in ("ep", "etp") for group in blocks.groups]
+    return np.array(of_experts, float) + np.array(exchanges, float)

@@ -22,24 +22,29 @@ class BlockEvents(NamedTuple):
     """Events of a shard's blocks before they are timed: all that hiding and waiting depend on."""
 
     counts: Float[Any, "blocks phases ops"]
+    """How often each event occurs in every phase of every block."""
     kernel: Bool[Any, " ops"]
+    """Events that are kernels, not collectives."""
     attention: Bool[Any, " ops"]
+    """Kernels of attention."""
     ring_product: Bool[Any, " ops"]
     """Products that `tp_overlap` can cut into slices: all but those of experts (`ring_products`)."""
     in_rings: Bool[Any, " ops"]
-    """Collectives that it can cut into ring steps: of tensor-parallel ranks, whose products depend on them."""
+    """Collectives that `tp_overlap` can cut into ring steps: tensor parallelism's, which products depend on."""
     layers: Bool[Any, " blocks"]
-    """Blocks in which it does so: not embedding and head."""
+    """Blocks in which `tp_overlap` does so: not embedding and head."""
     overlappable: Bool[Any, " ops"]
-    """See `ShardBlocks`, as of the next two."""
+    """See `ShardBlocks.overlappable`."""
     beside_attention: Bool[Any, " ops"]
+    """See `ShardBlocks.beside_attention`."""
     follows: Bool[Any, " ops"]
+    """See `ShardBlocks.follows`."""
     launches: Float[Any, "blocks phases"]
-    """Events launched by themselves."""
+    """Events launched by themselves, in every phase of every block."""
     issued: Float[Any, "blocks phases"]
-    """Operators that the host issues."""
+    """Operators that the host issues for every phase of every block."""
     beyond_operators_s: Float[Any, "blocks phases"]
-    """Host time by which collectives are agreed on, and the products of a group launched one by one."""
+    """Host seconds to agree on collectives, and to launch the products of a group one by one."""
     lateness: Float[Any, " ops"]
     """By how many spreads the last of a collective's ranks is later than their mean; 0 for kernels."""
     arrival_spread_s: Float[Any, ""]
@@ -47,7 +52,7 @@ class BlockEvents(NamedTuple):
     kernel_spread: Float[Any, ""]
     """Spread of the ranks' times for the kernels between two collectives, relative to these."""
     lost: Float[Any, " ops"]
-    """See `lost_shares`."""
+    """Share of the time beside a collective by which each kernel runs longer (`lost_shares`)."""
     held: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
     ring_steps: int
@@ -61,14 +66,16 @@ class BlockEvents(NamedTuple):
 
 
 class PairedPhases(NamedTuple):
-    """Phases of a pass that runs beside another."""
+    """Seconds of the phases of a pass that runs beside another pass."""
 
     phase_s: Float[Any, "blocks phases"]
+    """Seconds of every phase."""
     collective_s: Float[Any, "blocks phases"]
-    """Collectives that outlast the kernels."""
+    """Seconds by which collectives outlast the kernels of both passes."""
     slowed_s: Float[Any, "blocks phases"]
-    """See `PhaseTimes`, as of the next one."""
+    """See `PhaseTimes.slowed_s`."""
     gap_s: Float[Any, "blocks phases"]
+    """See `PhaseTimes.gap_s`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +83,9 @@ class PhaseTimes:
     """What the phases of blocks consist of."""
 
     events: BlockEvents
+    """Events of the blocks."""
     time_s: Float[Any, " ops"]
+    """Seconds of each event."""
     between_s: Float[Any, "blocks phases"]
     """Idle time between kernels."""
     issuing_s: Float[Any, "blocks phases"]
@@ -127,27 +136,35 @@ class PhaseTimes:
 
     @cached_property
     def paired(self) -> "PairedPhases":
-        """Every phase where the pass runs beside another: collectives hide behind compute, or compute behind them
-        (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike), and one host issues both.
+        """Seconds of every phase where the pass runs beside another: collectives of each hide behind compute of the
+        other, or compute behind collectives (DeepSeek-V3, section 3.2.1), and one host issues both.
 
-        What hides inside a phase slows kernels by no more than what hides behind the other pass: beside one another
-        they leave no product alone in its wave. So ring steps never make a pair longer.
+        Both passes of a pair are taken to be alike, so that the phases of one stand for half of the pair.
         """
         xp = self.event_s.__array_namespace__()
         held, collective_s = self.events.held, self.collective_s
+
+        # What hides inside a phase slows kernels by no more than what hides behind the other pass: beside one another
+        # they leave no product alone in its wave. So ring steps never make a pair longer.
         hidden_s = self.events.counts * self.time_s * (1 - self.exposed)
         slowed_s = xp.minimum(self.slowing_s, held * hidden_s).sum(axis=2)
         compute_s = self.busy_s - self.slowed_s - collective_s + slowed_s + self.between_s
+
+        # While compute of one pass and collectives of the other run, the collectives hold some of the multiprocessors.
         pair_slowed_s = held * xp.minimum(compute_s, collective_s)
         shown_s = xp.maximum(collective_s - compute_s, 0.0)
+
+        # The host issues a phase while the device works on what was issued, unless it waits for every kernel.
         meanwhile_s = xp.where(self.events.waits, self.between_s, compute_s + shown_s + pair_slowed_s)
         issued_late_s = xp.maximum(self.issuing_s - meanwhile_s, 0.0)
         phase_s = compute_s + shown_s + pair_slowed_s + issued_late_s
         return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
 
     def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
-        """Share of every phase that shows: of a pass beside another, what `paired` leaves."""
-        return self.paired.phase_s / np.maximum(self.phase_s, 1e-300) if paired else np.ones_like(self.phase_s)
+        """Share of every phase that shows: all of it, or of a pass beside another what `paired` leaves of it."""
+        if not paired:
+            return np.ones_like(self.phase_s)
+        return self.paired.phase_s / np.maximum(self.phase_s, 1e-300)
 
 
 def time_phases(
@@ -167,20 +184,29 @@ def time_phases(
     xp = time_s.__array_namespace__()
     counts = events.counts
     kernels_s = counts * time_s * events.kernel
-    gaps_s, issuing_s = events.launches * kernel_gap_s, events.issued * issue_s + events.beyond_operators_s
-    # beside the collectives of a phase: its own kernels; in backward also those of the weight gradients
+    gaps_s = events.launches * kernel_gap_s
+    issuing_s = events.issued * issue_s + events.beyond_operators_s
+
+    # Beside the collectives of a phase run its own kernels. In backward also those of the weight gradients, which are
+    # issued with the input gradients and have no collectives of their own.
     weights_s = kernels_s[:, Phase.BACKWARD_WEIGHT]
     beside_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]
-    # weight gradients have no collectives of their own
+
+    # A device that waits for its host in weight gradients leaves collectives time as well.
     idle_s = xp.maximum(gaps_s, issuing_s - kernels_s.sum(axis=2))[:, Phase.BACKWARD_WEIGHT]
     free_s = beside_s.sum(axis=2) + _IN_BACKWARD * idle_s[:, None]
     hidden = _hidden(events, time_s, beside_s, free_s)
+    exposed = 1 - hidden * (1 - events.lost_in_ring)
+
+    # A hidden collective holds multiprocessors, unless copy engines drive its ring steps. Kernels beside it run longer,
+    # but what is hidden costs together no more than it would by itself.
     lost = _over(beside_s @ events.lost, free_s)
     synchronising = ~events.overlappable & ~events.beside_attention
     slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
-    exposed = 1 - hidden * (1 - events.lost_in_ring)
-    # together no more than not to hide it would cost
     slowing = xp.minimum(slowing, 1 - exposed)
+
+    # Ranks wait for one another before a collective that their next kernels depend on. Where it follows another one
+    # closely, they have just met.
     waiting_s = _waiting_s(events, synchronising & ~events.follows, beside_s.sum(axis=2))
     return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
 
@@ -188,19 +214,18 @@ def time_phases(
 def _waiting_s(
     events: BlockEvents, meets: Bool[Any, " ops"], kernels_s: Float[Any, "blocks phases"]
 ) -> Float[Any, "blocks phases"]:
-    """What the collectives of every phase wait for the last of their ranks, which is sqrt(2 ln n) spreads late.
-
-    Ranks come to a collective from kernels of their own, and devices of one kind differ in speed: the longer they
-    computed since they last met, the further they are apart. So all collectives of a phase together wait for a share of
-    its kernels, however many they are: short kernels between many collectives do not make ranks wait long. What hosts
-    add is a time for each collective.
+    """Seconds that the collectives of every phase wait for the last of their ranks, which is sqrt(2 ln n) spreads late.
 
     Args:
         meets: collectives before which ranks wait for one another.
-        kernels_s: of what is computed between these.
+        kernels_s: seconds of what is computed between these.
     """
     meetings = (events.counts * (meets & ~events.kernel)).sum(axis=2)
     lateness = events.counts @ (events.lateness * meets)
+
+    # Hosts add a time for each collective. Devices of one kind differ in speed, so that ranks are the further apart the
+    # longer they computed since they last met: all collectives of a phase together wait for a share of its kernels,
+    # however many they are. Short kernels between many collectives do not make ranks wait long.
     return events.arrival_spread_s * lateness + events.kernel_spread * kernels_s * _over(lateness, meetings)
 
 
@@ -212,63 +237,70 @@ def _hidden(
 ) -> Float[Any, "blocks phases ops"]:
     """Share of each event's time, in every phase of every block, that hides behind the kernels beside it.
 
-    Context parallelism's collectives hide behind attention alone. An overlappable one is independent of the kernels of
-    its phase and hides as far as these last: hidden = min(1, compute / communication). For the others see
-    `_ring_shares`. No kernel hides two at once: each kind, in this order, hides behind what the ones before it leave,
-    so that longer kernels never make a phase shorter.
-
     Args:
-        beside_s: of the kernels beside the collectives of a phase.
-        free_s: what those take together, with what the device waits for the host in weight gradients.
+        beside_s: seconds of the kernels beside the collectives of a phase.
+        free_s: seconds of all of these, with those that the device waits for the host in weight gradients.
     """
     xp = time_s.__array_namespace__()
     seconds = events.counts * time_s
     hidden = xp.zeros_like(seconds)
+
+    # Context parallelism's collectives hide behind attention alone. An overlappable one is independent of the kernels
+    # of its phase and hides as far as these last: hidden = min(1, compute / communication). Ring steps of tensor
+    # parallelism depend on the products beside them, which limits their share (`_ring_shares`).
     attention_s = (beside_s * events.attention).sum(axis=2)
     groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
-    groups = [one for one in groups if not isinstance(one[0], np.ndarray) or one[0].any()]
+    # Kinds of which there are none are left out. JAX's traced arrays cannot be asked.
+    groups = [group for group in groups if not isinstance(group[0], np.ndarray) or group[0].any()]
     if events.ring_steps > 1:
         groups.append((events.in_rings, free_s, _ring_shares(events, time_s)))
-    for group, behind_s, most in groups:
-        comm_s = (seconds * group).sum(axis=2)
+
+    # No kernel hides two collectives at once: each kind, in this order, hides behind what the ones before it leave, so
+    # that longer kernels never make a phase shorter.
+    for is_of_group, behind_s, most in groups:
+        comm_s = (seconds * is_of_group).sum(axis=2)
         share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
-        hidden = xp.where(group, share[:, :, None], hidden)
+        hidden = xp.where(is_of_group, share[:, :, None], hidden)
         free_s = xp.maximum(free_s - share * comm_s, 0.0)
     return hidden
 
 
 def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, "blocks phases"]:
-    """Share of the collectives of every phase that hides under `tp_overlap`, where each is cut into n ring steps that
-    feed, or are fed by, slices of a product of its own, of which all but one can hide: (1 - 1/n) min(1, product /
-    collective).
+    """Share of the collectives of every phase that hides under `tp_overlap`, at most.
 
-    Each of a phase's collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`: a
-    buffer for every pair), the longest ones where there are more: what is long enough to hide the gather before a wide
-    product does nothing for the sum after a narrow one. Outside layers there are none: Megatron-Core's output layer is
-    its own `ColumnParallelLinear`, not Transformer Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
+    Each is cut into n ring steps that feed, or are fed by, slices of a product of its own, of which all but one can
+    hide: (1 - 1/n) min(1, product / collective).
     """
     xp = time_s.__array_namespace__()
     n = xp.ceil((events.counts * events.in_rings).sum(axis=2))[:, :, None]
     each_s = _over((events.counts * (time_s * events.in_rings)).sum(axis=2)[:, :, None], n)
+
+    # Each of a phase's n collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`:
+    # a buffer for every pair), the n longest ones where there are more: what is long enough to hide the gather before a
+    # wide product does nothing for the sum after a narrow one.
     by_length = xp.argsort(-time_s * events.ring_product)
     ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
     taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
-    paired = xp.minimum(1.0, _over(time_s[by_length], each_s))
+    hidden_of_pair = xp.minimum(1.0, _over(time_s[by_length], each_s))
+
+    # Outside layers nothing is cut: Megatron-Core's output layer is its own `ColumnParallelLinear`, not Transformer
+    # Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
     most = (1 - 1 / events.ring_steps) * events.layers[:, None]
-    return most * _over((taken * paired).sum(axis=2), n[:, :, 0])
+    return most * _over((taken * hidden_of_pair).sum(axis=2), n[:, :, 0])
 
 
 def ring_products(ops: Sequence[Op]) -> Bool[np.ndarray, " ops"]:
-    """Which kernels `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
+    """Mark the kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
     pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap")."""
     return np.array([isinstance(op, Gemm) and not op.grouped for op in ops], bool)
 
 
-def _over(part: Any, whole: Any) -> Any:
-    """`part / whole`, 0 where there is no whole; with derivatives that are finite there too."""
-    xp = whole.__array_namespace__()
-    some = whole > 0
-    return xp.where(some, part / xp.where(some, whole, 1.0), 0.0)
+def _over(part: Any, total: Any) -> Any:
+    """`part / total`, 0 where the total is 0."""
+    xp = total.__array_namespace__()
+    is_positive = total > 0
+    # The inner `where` keeps derivatives finite: JAX differentiates the branch that is not taken, too.
+    return xp.where(is_positive, part / xp.where(is_positive, total, 1.0), 0.0)
 
 
 # --- kernels beside a collective -----------------------------------------------------------------------
@@ -286,21 +318,22 @@ CHANNELS: Final = 24
 """Thread blocks of a collective inside a node: what NCCL starts among NVLink devices (the all-gather above; its own
 limit is 32)."""
 CHANNELS_OF_STATES: Final = 16
-"""The same of reductions and gathers of model states: between nodes NCCL starts two for each NIC, of eight; inside one
-NVLink SHARP takes as many ("NVLS should not need more than 16 channels to get peak BW", NCCL src/init.cc; NVIDIA/nccl
-issue 1041). So the same exchange over more nodes slows no less than inside one."""
+"""Thread blocks of reductions and gathers of model states: between nodes NCCL starts two for each of eight NICs; inside
+one NVLink SHARP takes as many ("NVLS should not need more than 16 channels to get peak BW", NCCL src/init.cc;
+NVIDIA/nccl issue 1041). So the same exchange over more nodes slows no less than inside one."""
 TILE: Final = (128, 256)
 """Rows and columns of a product that a thread block computes: cuBLAS' largest tile on tensor cores."""
 ONE_WAVE_LOST: Final = 0.5
-"""Of the time beside a collective, for a product that takes two waves instead of one."""
+"""Share of the time beside a collective that a product loses which takes two waves instead of one."""
 MOST_HELD: Final = 0.25
-"""Of a small device, on which fewer channels are started. Assumed."""
+"""Share of a small device's multiprocessors that is held at most, as fewer channels are started there. Assumed."""
 _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
+"""Vendors whose collectives are kernels on the multiprocessors."""
 
 
 def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
-    """Share of a device's multiprocessors that a collective of so many thread blocks holds; 0 where engines of their
-    own drive the links (TPUs) and on processors, which have no rate in fp16."""
+    """Share of a device's multiprocessors that a collective of so many thread blocks holds."""
+    # Separate engines drive the links of TPUs. CPUs, which have no rate in fp16, have no multiprocessors to hold.
     if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.contends:
         return 0.0
     return min(channels / device.compute_units, MOST_HELD)
@@ -309,10 +342,12 @@ def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -
 def lost_shares(ops: Sequence[Op], device: Device, held: float) -> Float[np.ndarray, " ops"]:
     """Share of the time beside a collective by which each kernel runs longer; no meaning for collectives.
 
-    `held`: `held_share`, or 0 where nothing contends.
+    Args:
+        held: share of the multiprocessors that the collective holds (`held_share`), 0 where nothing contends.
     """
     if not held:
         return np.zeros(len(ops))
+    # A product whose tiles fill the whole device, but not what the collective leaves of it, takes a second wave.
     free = round(device.compute_units * (1 - held))
     fits_no_more = [isinstance(op, Gemm) and free < _tiles(op) <= device.compute_units for op in ops]
     return np.where(fits_no_more, max(held, ONE_WAVE_LOST), held)

@@ -1,5 +1,8 @@
-"""Phases of a block, the passes that run through them, and what recompute changes: the one statement of each; and which
-blocks the passes of a program run through."""
+"""Phases of a block, the passes that run through them, and what recompute adds to them.
+
+A block (embedding, layer, head) has five phases. A pass of the schedule runs through some of them in every block of its
+stage. Each of these facts is stated here and nowhere else.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +40,12 @@ PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 Variant = tuple[int, int, int]
 """Micro-batches in one go, slice of the sequence, beside what other pass (`Structure.variants`)."""
 PLAIN: Final[Variant] = (1, 0, 0)
+"""Passes of one micro-batch and the whole sequence, beside no other pass."""
 RECOMPUTE_MODES: Final = ("none", "selective", "full")
+"""Values of `Layout.recompute`; arrays of modes hold places in this tuple."""
+
+# Recomputed activations are needed by the gradients of the inputs, which a block computes first. So all of the forward
+# work that is repeated is counted with that phase, also where weight gradients are a pass of their own.
 _AGAIN: Final = np.zeros((len(RECOMPUTE_MODES), N_PHASES))
 """Phases that an input gradient runs besides its own under each mode."""
 _AGAIN[1, Phase.RECOMPUTE_SELECTIVE] = _AGAIN[2, Phase.RECOMPUTE_FULL] = 1
@@ -49,21 +57,26 @@ _IN_PASSES.setflags(write=False)
 
 
 def modes_of(recomputes: Sequence[str]) -> Int[np.ndarray, " choices"]:
-    """Place of each of some `Layout.recompute` in `RECOMPUTE_MODES`."""
+    """Return the place in `RECOMPUTE_MODES` of each of some values of `Layout.recompute`."""
     return np.array([RECOMPUTE_MODES.index(recompute) for recompute in recomputes])
 
 
 def recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
-    """Seconds of forward work repeated in backward; `modes` broadcasts against all axes of `phase_s` but the last."""
+    """Seconds of forward work repeated in backward.
+
+    Args:
+        phase_s: seconds of every phase.
+        modes: recompute modes, which broadcast against all axes of `phase_s` but the last.
+    """
     return phase_s.__array_namespace__().vecdot(phase_s, _AGAIN[modes])
 
 
 def passed_s(
     phase_s: Float[Any, "lanes blocks phases"], modes: Int[np.ndarray, "lanes 1"]
 ) -> Float[Any, "lanes passed blocks"]:
-    """Seconds that the phases `PASSED` take in each block, with what the mode recomputes before an input gradient."""
+    """Seconds of the phases `PASSED` in each block, with what the mode recomputes before an input gradient."""
     return phase_s.__array_namespace__().matmul(_IN_PASSES[modes[:, 0]], phase_s.mT)
 
 
@@ -80,6 +93,8 @@ def phase_counts(
     """How often passes of `kind` run through each phase of their blocks, `full` of which are recomputed in full."""
     counts = np.zeros((*blocks.shape, N_PHASES))
     counts[..., PHASES[kind]] = blocks[..., None]
+
+    # Blocks that are recomputed in full against the layout's mode repeat nothing else: the mode holds for the rest.
     if Phase.BACKWARD_INPUT in PHASES[kind]:
         counts += (blocks - full)[..., None] * _AGAIN[RECOMPUTE_MODES.index(recompute)]
         counts[..., Phase.RECOMPUTE_FULL] += full
@@ -88,24 +103,24 @@ def phase_counts(
 
 @dataclass(frozen=True, eq=False)
 class PassClasses:
-    """The classes that run through blocks."""
+    """The classes of a program that are passes through blocks, and the blocks of each."""
 
     blocks: Float[np.ndarray, "classes blocks"]
-    """Blocks in the part of the model that a class passes; zero for classes of other kinds."""
+    """Blocks in the part of the model that a class passes; zero for classes that are no passes."""
     full: Float[np.ndarray, "classes blocks"]
-    """Those of them that are recomputed in full whatever the layout says of the others."""
+    """Blocks of them that are recomputed in full, whatever the layout says of the others."""
     of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]]
     """Classes of each kind of pass in each variant that occurs."""
 
     @cached_property
     def runs(self) -> dict[Variant, Float[np.ndarray, "3 classes"]]:
         """For each variant, whether each class runs forward, input gradient and weight gradient of its blocks."""
-        found = {}
+        runs_of_variant = {}
         for variant, of_kind in self.of_variant.items():
-            found[variant] = np.zeros((len(PASSED), len(self.blocks)))
-            for kind, where in of_kind.items():
-                found[variant][np.array(PHASES[kind])[:, None], where] = 1.0
-        return found
+            runs_of_variant[variant] = np.zeros((len(PASSED), len(self.blocks)))
+            for kind, classes in of_kind.items():
+                runs_of_variant[variant][np.array(PHASES[kind])[:, None], classes] = 1.0
+        return runs_of_variant
 
     @cached_property
     def weights(self) -> dict[Variant, Float[np.ndarray, "passed_blocks classes"]]:
@@ -114,25 +129,27 @@ class PassClasses:
 
     @cached_property
     def distinct(self) -> "DistinctPasses":
-        """Those that run differently, of which there are far fewer than stages and segments."""
+        """Classes that run differently, of which there are far fewer than stages and segments."""
+        # A column holds everything that the seconds of a class depend on.
         columns = np.concatenate([*self.weights.values(), *self.runs.values(), self.full.T])
         _, first, place = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-        weights, runs = (
-            {variant: np.ascontiguousarray(values[:, first]) for variant, values in of.items()}
-            for of in (self.weights, self.runs)
-        )
-        return DistinctPasses(weights, runs, self.full[first] if self.full.any() else None, place)
+        weights = {variant: np.ascontiguousarray(values[:, first]) for variant, values in self.weights.items()}
+        runs = {variant: np.ascontiguousarray(values[:, first]) for variant, values in self.runs.items()}
+        full = self.full[first] if self.full.any() else None
+        return DistinctPasses(weights, runs, full, place)
 
 
 class DistinctPasses(NamedTuple):
     """Classes of which no two run through the same blocks alike, as `passes_s` takes them."""
 
     weights: dict[Variant, Float[np.ndarray, "passed_blocks distinct"]]
+    """See `PassClasses.weights`."""
     runs: dict[Variant, Float[np.ndarray, "3 distinct"]]
+    """See `PassClasses.runs`."""
     full: Float[np.ndarray, "distinct blocks"] | None
-    """None where there is no such block."""
+    """See `PassClasses.full`; None where no block is recomputed in full against the mode."""
     place: Int[np.ndarray, " classes"]
-    """Which of them each class is."""
+    """Place among the distinct ones of every class of the program."""
 
 
 def block_passes(
@@ -149,19 +166,20 @@ def passes_s(
     full: Float[Any, "classes blocks"] | None,
     modes: Int[np.ndarray, "lanes 1"],
 ) -> Float[Any, "lanes classes"]:
-    """Seconds of every class of passes; 0 for classes of other kinds.
+    """Seconds of every class of passes; 0 for classes that are no passes.
 
     Args:
-        phase_s: of every block, by variant of the passes; its array namespace is that of the result.
+        phase_s: seconds of every block's phases, by variant of the passes; its array namespace is that of the result.
         weights, runs, full: see `PassClasses`; None where no block is recomputed in full against its lane's mode.
         modes: recompute of every lane, for all blocks but those of `full`.
     """
     out = None
-    for variant, own in phase_s.items():
-        of_variant = passed_s(own, modes).reshape(len(own), -1) @ weights[variant]
+    # Each class is of one variant and weighs nothing in the others, so that their products add up.
+    for variant, seconds in phase_s.items():
+        of_variant = passed_s(seconds, modes).reshape(len(seconds), -1) @ weights[variant]
         out = of_variant if out is None else out + of_variant
         if full is not None:
-            out = out + (full_recompute_s(own, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
+            out = out + (full_recompute_s(seconds, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
     return out
 
 
@@ -170,25 +188,27 @@ def pass_classes(
     counts: Float[np.ndarray, "stages segments blocks"],
     full: Float[np.ndarray, "stages segments blocks"],
 ) -> PassClasses:
-    """Deal the blocks of stages and segments to the classes of a structure."""
-    of_pass = np.isin(structure.class_kind, PASS_KINDS)
-    of_variant = {
-        (span, index, beside): {
-            kind: np.flatnonzero((structure.class_kind == kind) & (structure.class_variant == variant))
-            for kind in PASS_KINDS
-        }
-        for variant, (span, index, beside) in enumerate(structure.variants.tolist())
-        if (of_pass & (structure.class_variant == variant)).any()
-    }
+    """Assign the blocks of stages and segments to the classes of a structure that are passes."""
+    is_pass = np.isin(structure.class_kind, PASS_KINDS)
+    of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]] = {}
+    for number, (span, index, beside) in enumerate(structure.variants.tolist()):
+        is_variant = structure.class_variant == number
+        # A program's transfers have variants that no pass has.
+        if (is_pass & is_variant).any():
+            of_kind = {kind: np.flatnonzero((structure.class_kind == kind) & is_variant) for kind in PASS_KINDS}
+            of_variant[span, index, beside] = of_kind
     stage, segment = structure.class_stage, structure.class_segment
-    blocks, again = (in_classes(stage, segment, held) * of_pass[:, None] for held in (counts, full))
-    return PassClasses(blocks=blocks, full=again, of_variant=of_variant)
+    blocks = in_classes(stage, segment, counts) * is_pass[:, None]
+    recomputed_in_full = in_classes(stage, segment, full) * is_pass[:, None]
+    return PassClasses(blocks=blocks, full=recomputed_in_full, of_variant=of_variant)
 
 
 def in_classes(
-    stage: Int[np.ndarray, " classes"], segment: Int[np.ndarray, " classes"], held: Float[Any, "stages segments *some"]
+    stage: Int[np.ndarray, " classes"],
+    segment: Int[np.ndarray, " classes"],
+    amounts: Float[Any, "stages segments *some"],
 ) -> Float[Any, "classes *some"]:
-    """What the part of the model holds that each class is of: a segment, or a whole stage (`WHOLE`)."""
-    xp = held.__array_namespace__()
-    whole = (segment == WHOLE).reshape(-1, *[1] * (held.ndim - 2))
-    return xp.where(whole, held.sum(axis=1)[stage], held[stage, segment])
+    """Amount in the part of the model that each class is of: a segment, or all segments of a stage (`WHOLE`)."""
+    xp = amounts.__array_namespace__()
+    is_whole_stage = (segment == WHOLE).reshape(-1, *[1] * (amounts.ndim - 2))
+    return xp.where(is_whole_stage, amounts.sum(axis=1)[stage], amounts[stage, segment])
