@@ -185,6 +185,8 @@ class Framework(Stated):
     """As in `Job`; compiled steps do anyway."""
     keeps_fp8_activation_inputs: bool = False
     """A launch may keep inputs of activations in 8 bits (`Job.fp8_activation_inputs`)."""
+    fuses_operations_unsaid: bool = False
+    """Published runs may have Transformer Engine's operation fuser (`Job.operation_fuser`) on without a word of it."""
     selective_layers: bool = False
     """`selective` recompute means some whole layers and none of the others, instead of a part of every layer."""
     selective_share: float = 0.0

@@ -215,6 +215,10 @@ class Job:
     fp8_activation_inputs: bool = False
     """Inputs of the activation of gated feed-forwards are kept for backward in 8 bits, by a cast each way
     (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
+    operation_fuser: bool = False
+    """Transformer Engine's operation fuser joins what stands beside products with them: scales and sums of adapters
+    become part of the adapters' products, and the activation of a dense feed-forward writes the 8-bit operands of the
+    products around it (Megatron-Core's `--use-transformer-engine-op-fuser`)."""
     grad_dtype: str = "fp32"
     """Element type in which gradients are accumulated and reduced."""
     fused_kernels: bool = True

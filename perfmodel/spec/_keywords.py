@@ -30,6 +30,7 @@ class JobKeywords(TypedDict, total=False):
     flash_attention: bool
     fp8_attention: bool
     fp8_activation_inputs: bool
+    operation_fuser: bool
     grad_dtype: str
     fused_kernels: bool
     eager_kernels: tuple[EagerKernel, ...]

@@ -174,7 +174,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         raise Unusable("degrees do not multiply to the devices")
 
     # Batch, length and element type have stood in plain columns since `with_plain_columns`.
-    job_fields = _stated_job(row, preset, dtype)
+    job_fields = _stated_job(row, run_framework, preset, dtype)
     for name, value in job_values(keys.get("job", {}), run_name).items():
         if name not in ("global_batch", "seq_len", "dtype"):
             job_fields[name] = value
@@ -265,7 +265,7 @@ def _cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tup
     return catalog.with_network(cluster, figures, f"{run_name}: network.*"), contradictions
 
 
-def _stated_job(row: Row, preset: RowRecipe, dtype: str) -> dict[str, Any]:
+def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -> dict[str, Any]:
     """Fields of the job that a row's words and its recipe state."""
     switches = launch_switches(row)
     job_fields: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
@@ -276,7 +276,7 @@ def _stated_job(row: Row, preset: RowRecipe, dtype: str) -> dict[str, Any]:
     modules = recompute_modules_of(row)
     if modules:
         job_fields["recompute_modules"] = modules
-    recipe = fp8_recipe_of(row)
+    recipe = fp8_recipe_of(row, framework)
     if recipe is not None:
         job_fields["fp8_recipe"] = recipe
     if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
@@ -288,6 +288,8 @@ def _stated_job(row: Row, preset: RowRecipe, dtype: str) -> dict[str, Any]:
             job_fields["expert_dispatcher"] = dispatcher
     if switches.get("fused_experts"):
         job_fields["fused_experts"] = True
+    if "operation_fuser" in switches:
+        job_fields["operation_fuser"] = switches["operation_fuser"]
     if switches.get("blocking_launches"):
         job_fields["blocking_launches"] = True
     if switches.get("bf16 gradients"):

@@ -242,6 +242,28 @@ class Fp8ActivationInputs(OpenChoice):
         return None
 
 
+class OperationFuser(OpenChoice):
+    """Whether Transformer Engine's operation fuser is on. No published run says it, so both are as likely."""
+
+    name = "operation_fuser"
+
+    def matters(self, case: Case) -> bool:
+        is_narrow = case.job.dtype in ("fp8", "fp4")
+        return case.framework.fuses_operations_unsaid and (is_narrow or case.job.adapter_rank > 0)
+
+    def stated(self, case: Case) -> bool:
+        return "operation_fuser" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.job.operation_fuser)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=on_or_off(is_on), job={"operation_fuser": is_on}) for is_on in (False, True)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
 class DataParallelOverlap(OpenChoice):
     """Whether gradients are reduced and weights gathered beside kernels, where the framework can."""
 
@@ -396,6 +418,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     EncoderHead(),
     Padding(),
     Fp8ActivationInputs(),
+    OperationFuser(),
     CudaGraphs(),
     ExpertDispatcher(),
     DataParallelOverlap(),

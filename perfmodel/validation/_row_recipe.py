@@ -41,11 +41,11 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
     # The recipe is looked up under the 8-bit recipe that the row, the framework's plain `fp8`, or
     # its default stands for, in this order.
-    narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
+    narrow = fp8_recipe_of(row, framework) or plain or framework.job_defaults(dtype)["fp8_recipe"]
     set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
     layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
     job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
-    if plain and not fp8_recipe_of(row):
+    if plain and not fp8_recipe_of(row, framework):
         job["fp8_recipe"] = plain
 
     # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from perfmodel.catalog import Network, stated_network, unread_link_words
-from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule, Transformer
+from perfmodel.spec import CudaGraphs, Fp8Recipe, Framework, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 from perfmodel.validation._vocabulary import (
     DTYPE,
@@ -42,6 +42,8 @@ _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "tensorwise": "tensorwise",
     "fp8 tensorwise": "tensorwise",
 }
+_OF_TRANSFORMER_ENGINE: Final = ("delayed", "current", "mxfp8")
+"""Recipes by which frameworks that run Transformer Engine take 8 bits where nothing is said."""
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -71,10 +73,15 @@ def _dtype_reading(row: Row) -> Reading:
     return read_phrases(f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}", DTYPE)
 
 
-def fp8_recipe_of(row: Row) -> Fp8Recipe | None:
-    """The recipe of 8- and 4-bit products by a row's words; None where it says none."""
+def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
+    """The recipe of 8- and 4-bit products that a row's words mean in its framework; None where it says none."""
     reading = _dtype_reading(row)
-    return next((recipe for meaning, recipe in _RECIPES.items() if reading.says(meaning)), None)
+    recipe = next((recipe for meaning, recipe in _RECIPES.items() if reading.says(meaning)), None)
+    # Megatron and what stands on it call Transformer Engine's current scaling "tensorwise" (Megatron-Core
+    # megatron/training/arguments.py, `--fp8-recipe`); torchao's recipe of that name casts anew for every product.
+    if recipe == "tensorwise" and framework.job_defaults("fp8")["fp8_recipe"] in _OF_TRANSFORMER_ENGINE:
+        return "current"
+    return recipe
 
 
 def keeps_16_bits_alone(row: Row) -> bool:

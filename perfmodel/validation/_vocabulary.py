@@ -234,6 +234,8 @@ LAUNCH_SWITCHES: Final = {
     "hybridep": "hybridep",
     "deepep": "deepep",
     "fused_experts": "fused_experts",
+    "use_te_ops": "operation_fuser",
+    "use_transformer_engine_op_fuser": "operation_fuser",
     "bf16_gradient_reduction": "bf16 gradients",
     # known, and without a setting of their own here
     "fp8_params": "",

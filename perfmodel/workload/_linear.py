@@ -30,6 +30,8 @@ def linear(
     bias: int = 0,
     kept_input: float = 1.0,
     kept_output: float = 0.0,
+    narrow_input: bool = False,
+    narrow_gradient: bool = False,
     forward_comm: tuple[Comm, ...] = (),
     backward_comm: tuple[Comm, ...] = (),
 ) -> Piece:
@@ -39,15 +41,18 @@ def linear(
         bias: bias parameters held by this device.
         kept_input: share of X kept for the weight gradient, if there is one (0 if another piece keeps it).
         kept_output: share of Y's bytes that is kept too, for a later piece that needs it.
+        narrow_input, narrow_gradient: whatever makes X, or dY, already writes it in the type of the products.
     """
     dtype = precision.dtype
     # the weight gradient needs only the quantised input, where it is not quantised again
     input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
     weight = (*widened(precision, n, k), *quantised_again(precision, n, k))
+    input_casts = () if narrow_input else quantised(precision, m, k)
+    gradient_casts = () if narrow_gradient else quantised(precision, m, n, gradient=True)
     return Piece(
-        forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
+        forward=(*input_casts, *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
-            *quantised(precision, m, n, gradient=True),
+            *gradient_casts,
             *weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
@@ -74,6 +79,7 @@ def column_linear(
     kept_input: bool = True,
     kept_output: float = 0.0,
     shares_input: bool = False,
+    narrow_gradient: bool = False,
     communicates: bool = True,
 ) -> Piece:
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
@@ -85,6 +91,7 @@ def column_linear(
     Args:
         shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for both (Transformer
             Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
+        narrow_gradient: as of `linear`.
         communicates: False where another product of the same input gathers it, and reduces the sum of both gradients.
     """
     rows = local.tokens if tokens is None else tokens
@@ -110,18 +117,28 @@ def column_linear(
         bias=n if bias else 0,
         kept_input=share if kept_input else 0.0,
         kept_output=kept_output,
+        narrow_gradient=narrow_gradient,
         forward_comm=forward,
         backward_comm=backward,
     )
 
 
-def row_linear(local: ShardSizes, n: int, k: int, *, bias: bool = False, communicates: bool = True) -> Piece:
+def row_linear(
+    local: ShardSizes,
+    n: int,
+    k: int,
+    *,
+    bias: bool = False,
+    narrow_input: bool = False,
+    communicates: bool = True,
+) -> Piece:
     """Row-parallel product of `k` local rows of the weight: the output is a sum over ranks.
 
     Forward reduces it (scattered along the sequence with sequence parallelism, whose backward
     gathers the output gradient).
 
     Args:
+        narrow_input: as of `linear`.
         communicates: False where the output is added to another's, which is reduced for both.
     """
     n_bytes = float(local.tokens) * n * local.act_bytes
@@ -139,6 +156,7 @@ def row_linear(local: ShardSizes, n: int, k: int, *, bias: bool = False, communi
         n,
         k,
         bias=n if bias else 0,
+        narrow_input=narrow_input,
         forward_comm=forward,
         backward_comm=backward,
     )
@@ -194,6 +212,14 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     def product(m: int, n: int, k: int, pass_: str) -> Gemm:
         return Gemm(dtype=precision.wide_dtype, m=m, n=n, k=k, pass_=pass_)  # pyright: ignore[reportArgumentType]
 
+    # The operation fuser has the second product scale its result and add it to the frozen product's, and the frozen
+    # product's input gradient added to the adapter's (Transformer Engine 2.7 pytorch/ops/fused:
+    # forward_linear_scale_add.py, backward_linear_scale.py, backward_linear_add.py; none of tensor-parallel products).
+    fused = local.job.operation_fuser and tp == 1
+    scaled = () if fused else (memory(precision, "mul_scalar", out, n),)
+    added = () if fused else (memory(precision, "add", out, n, 2),)
+    gradients_added = () if fused else (memory(precision, "add", rows, k, 2),)
+
     there, back, moved, moved_back = _adapter_result(local, n) if row_parallel else ((), (), (), ())
     sent, summed = _adapter_sums(local, k, row_parallel=row_parallel)
     forward = (
@@ -201,18 +227,18 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
         product(rows, inner, k, "fwd"),
         product(rows, columns, rank, "fwd"),
         *moved,
-        memory(precision, "mul_scalar", out, n),
-        memory(precision, "add", out, n, 2),
+        *scaled,
+        *added,
     )
     backward = (
-        memory(precision, "mul_scalar", out, n),
+        *scaled,
         *moved_back,
         product(rows, rank, columns, "dgrad"),
         product(columns, rank, rows, "wgrad"),
         product(rows, k, inner, "dgrad"),
         product(inner, k, rows, "wgrad"),
         *((memory(precision, "dropout", rows, k, backward=True),) if drops else ()),
-        memory(precision, "add", rows, k, 2),
+        *gradients_added,
     )
     kept_bytes = float(rows) * k * (local.act_bytes + drops)  # the input as it was dropped from, and the mask
     return Piece(

@@ -38,6 +38,13 @@ take longer: by what a layer's products take more in `autocast` than with operan
 and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way (Transformer Engine 2,
 docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
 alone, has what it takes more than theirs of tensor-wise scales."""
+_TRANSPOSED_BYTES: Final = {"delayed": 1.0, "current": 1.0, "blockwise": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+"""Of these, the transposed copy: left out where weights are frozen, which have no gradient that it would be an operand
+of (Transformer Engine 2, pytorch/module/linear.py: `set_usage(rowwise=True, columnwise=backward_needs_input)`)."""
+_FUSED_IN_ACTIVATIONS: Final = ("delayed", "mxfp8")
+"""Recipes by which the kernel of an activation writes its result, or its gradient, in 8 bits: scales that are known
+before, or that a block of 32 finds for itself (Transformer Engine 2, pytorch/csrc/extensions/activation.cpp; others
+need the whole tensor's maximum first and cast in a kernel of their own)."""
 _ROUNDED_BYTES: Final = {"aqt": 8.0}
 """Per element of a gradient besides, where it is rounded at random by numbers that another kernel writes: 32 bits each,
 written and read again, for either product (google/aqt aqt/jax/v2/config.py `config_v3`, whose `vjp_lhs` is the
@@ -63,8 +70,22 @@ def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = 
     for integers by no known recipe."""
     if precision.recipe == "fused" or (precision.dtype not in ("fp8", "fp4") and precision.recipe != "aqt"):
         return ()
-    moved = (_BYTES[precision.recipe] + gradient * _ROUNDED_BYTES.get(precision.recipe, 0.0)) / _KERNEL_BYTES
-    return (memory(precision, QUANTISING, max(1, round(rows * moved)), hidden),)
+    moved_bytes = _BYTES[precision.recipe]
+    if gradient:
+        moved_bytes += _ROUNDED_BYTES.get(precision.recipe, 0.0)
+    if precision.frozen:
+        moved_bytes -= _TRANSPOSED_BYTES.get(precision.recipe, 0.0)
+    return (memory(precision, QUANTISING, max(1, round(rows * moved_bytes / _KERNEL_BYTES)), hidden),)
+
+
+def activation_quantises(local: ShardSizes) -> bool:
+    """Whether the activation of a dense feed-forward writes the 8-bit operands of the products beside it.
+
+    Transformer Engine's operation fuser does, as far as the recipe lets it (`_FUSED_IN_ACTIVATIONS`) and no adapter
+    takes the same operands in 16 bits (Megatron-Core core/extensions/transformer_engine.py `TEFusedMLP`).
+    """
+    adapted = local.adapts("linear_fc1", "linear_fc2", "up_proj", "gate_proj")
+    return local.job.operation_fuser and local.precision.recipe in _FUSED_IN_ACTIVATIONS and not adapted
 
 
 def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[MemoryBound, ...]:

@@ -19,6 +19,7 @@ from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
+from perfmodel.workload._quantisation import activation_quantises
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
 
 WEIGHTS_OF_A_LAYER = 6
@@ -285,12 +286,14 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
     first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
     if model.gated_ffn:
         first.append(("gate_proj", local.ffn))
+    narrow = activation_quantises(local)
     pieces = [
         column_linear(
             local,
             width,
             local.hidden,
             bias=model.bias,
+            narrow_gradient=narrow,
             kept_input=own_input,
             communicates=own_input,
             shares_input=local.adapts("linear_fc1", "up_proj", "gate_proj"),
@@ -298,7 +301,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         *adapters(local, first, local.hidden),
         *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
         *adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True),
-        row_linear(local, local.hidden, local.ffn, bias=model.bias),
+        row_linear(local, local.hidden, local.ffn, bias=model.bias, narrow_input=narrow),
     ]
     *inner_pieces, last = recomputed("mlp", pieces)
     if local.job.stops_recompute:

@@ -120,6 +120,26 @@ def test_switches_of_the_launch_are_read(flags, graphs, overlap):
     assert (case.job.cuda_graphs, case.layout.tp_overlap) == (graphs, overlap)
 
 
+@pytest.mark.parametrize(
+    ("framework", "recipe"),
+    [
+        ("nemo@2025", "current"),
+        ("megatron-core@2025", "current"),
+        ("megatron-bridge@2025", "current"),
+        ("torchtitan@2025", "tensorwise"),
+    ],
+)
+def test_tensorwise_scales_are_what_the_framework_calls_so(framework, recipe):
+    for words in ("fp8 tensorwise", "fp8 tensorwise hybrid"):
+        assert read_case(ROW | {"framework": framework, "dtype": words, "dtype_recipe": words}).job.fp8_recipe == recipe
+
+
+def test_the_operation_fuser_is_read_from_the_launch():
+    for flags, fused in ((None, False), ("use_te_ops=0", False), ("use_te_ops=1; lora_a2a=1", True)):
+        case = read_case(ROW | {"framework": "nemo@2025", "launch_and_overlap": flags})
+        assert case.job.operation_fuser == fused
+
+
 def test_adapters_exchange_where_the_launch_says_so():
     row = ROW | {"framework": "nemo@2024", "model": "m-lora"}
     for flags, exchanges in ((None, False), ("lora_a2a=0", False), ("lora_a2a=1", True)):

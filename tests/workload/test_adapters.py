@@ -1,5 +1,6 @@
 """Low-rank adapters on tensor-parallel ranks: what they send, compute and hold."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ops import Gemm
 from perfmodel.prediction import predict
 from perfmodel.spec import Job
-from perfmodel.workload import Shard, blocks, step_flops
+from perfmodel.workload import Shard, blocks, is_cast, step_flops
 
 NET, RANK, TOKENS = model("llama3-8b"), 16, 8192
 FULL_BYTES = TOKENS * NET.hidden * 2
@@ -193,3 +194,56 @@ def test_a_gather_of_stored_weights_sends_their_bytes():
 def test_what_adapters_cannot_be_is_refused(job, message):
     with pytest.raises(PerfModelError, match=message):
         Job(global_batch=1, seq_len=TOKENS, **job)
+
+
+def test_the_operation_fuser_leaves_products_and_takes_their_neighbours():
+    """Fused, the same products remain; scales and sums of adapters are part of them."""
+
+    def kernels(phase, **job):
+        counts = Counter()
+        for op, n in getattr(layer(1, adapter_rank=RANK, adapter_dropout=False, **job), phase):
+            counts[op] += n
+        return counts
+
+    for phase in ("forward", "backward_input"):
+        apart, fused = kernels(phase), kernels(phase, operation_fuser=True)
+        assert not fused - apart
+        gone = Counter()
+        for op, n in (apart - fused).items():
+            gone[op.op] += n
+        # two adapters a layer: one scale and one sum each, forward and backward
+        assert gone == {"mul_scalar": 2, "add": 2}
+    # tensor-parallel products keep theirs
+    assert layer(4, adapter_rank=RANK) == layer(4, adapter_rank=RANK, operation_fuser=True)
+
+
+@pytest.mark.parametrize(("recipe", "fewer"), [("delayed", 1), ("mxfp8", 1), ("current", 0), ("nvfp4", 0), ("", 0)])
+def test_the_operation_fuser_casts_in_activations_where_scales_are_known(recipe, fewer):
+    job = {"dtype": "fp4" if recipe == "nvfp4" else "fp8", "fp8_recipe": recipe}
+    for phase in ("forward", "backward_input"):
+        casts = [
+            sum(n for op, n in getattr(layer(1, **job, operation_fuser=on), phase) if is_cast(op))
+            for on in (False, True)
+        ]
+        assert casts[0] - casts[1] == fewer
+    adapted = job | {"adapter_rank": RANK, "adapter_modules": ("linear_fc1", "linear_fc2"), "operation_fuser": True}
+    casts = sum(n for op, n in layer(1, **adapted).forward if is_cast(op))
+    assert casts == sum(n for op, n in layer(1, **job).forward if is_cast(op))
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "blockwise", "mxfp8"])
+def test_frozen_weights_need_no_transposed_operands(recipe):
+    trained, frozen = (
+        next(
+            block
+            for block, _ in blocks(
+                NET, Job(global_batch=1, seq_len=TOKENS, dtype="fp8", fp8_recipe=recipe, frozen=frozen), Shard()
+            )
+            if block.name == "dense_layer"
+        )
+        for frozen in (False, True)
+    )
+    casts = [[op for op, _ in block.forward if is_cast(op)] for block in (trained, frozen)]
+    for wide, narrow in zip(*casts, strict=True):
+        # a byte fewer for every element: the rows of the measured kernel stand for 3 bytes each
+        assert 3 * (wide.rows - narrow.rows) == pytest.approx(TOKENS, abs=3)

@@ -28,6 +28,7 @@ JOB_FIELDS: Final = (
     "cuda_graphs",
     "recompute_modules",
     "fp8_activation_inputs",
+    "operation_fuser",
     "fp8_recipe",
     "frozen",
     "adapter_rank",

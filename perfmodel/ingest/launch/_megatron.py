@@ -279,6 +279,7 @@ _TABLE: Final = (
     ),
     Rule(keys=("attention-backend", *_FLASH, "transformer-impl"), read=_attention, write=_write_attention),
     read_only("fp8-recipe", "fp8_recipe", words(_FP8_RECIPES)),
+    read_only("use-transformer-engine-op-fuser", "operation_fuser", SWITCH),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
     key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),

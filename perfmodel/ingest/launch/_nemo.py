@@ -359,6 +359,7 @@ BRIDGE: Final = LaunchFormat(
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
         key("model.activation_func", "model.activation", _FUNCTION),
         key("model.activation_func_fp8_input_store", "fp8_activation_inputs", FLAG),
+        key("model.use_transformer_engine_op_fuser", "operation_fuser", FLAG),
         key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
