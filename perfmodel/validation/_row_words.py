@@ -76,13 +76,15 @@ def _dtype_reading(row: Row) -> Reading:
 def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
     """The recipe of 8- and 4-bit products that a row's words mean in its framework; None where it says none."""
     reading = _dtype_reading(row)
-    meant = (recipe for meaning, recipe in _RECIPES.items() if reading.says(meaning))
-    recipe: Fp8Recipe | None = next(meant, None)
-    # Megatron and what stands on it call Transformer Engine's current scaling "tensorwise" (Megatron-Core
-    # megatron/training/arguments.py, `--fp8-recipe`); torchao's recipe of that name casts anew for every product.
-    if recipe == "tensorwise" and framework.job_defaults("fp8")["fp8_recipe"] in _OF_TRANSFORMER_ENGINE:
-        return "current"
-    return recipe
+    for meaning, recipe in _RECIPES.items():
+        if not reading.says(meaning):
+            continue
+        # Megatron and what stands on it call Transformer Engine's current scaling "tensorwise" (Megatron-Core
+        # megatron/training/arguments.py, `--fp8-recipe`); torchao's recipe of that name casts anew for every product.
+        if recipe == "tensorwise" and framework.job_defaults("fp8")["fp8_recipe"] in _OF_TRANSFORMER_ENGINE:
+            return "current"
+        return recipe
+    return None
 
 
 def keeps_16_bits_alone(row: Row) -> bool:
