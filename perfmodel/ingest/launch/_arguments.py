@@ -56,10 +56,12 @@ def read_arguments(
         arguments: of the script itself.
         variables: set in its environment.
     """
+    # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build them.
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
     script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
     programs = [command for command in script.commands if not command.argv[0].text.startswith("--")]
+    # Commands in branches that cannot be judged count only where no command that surely runs trains.
     commands = [command for command in programs if command.certain]
     if not any(_known(command, known) for command in commands):
         commands = [command for command in programs if not command.certain]
@@ -71,6 +73,7 @@ def read_arguments(
                 bare_arguments += command.argv
         commands = [Command(tuple(bare_arguments))]
     notes = [*script.notes, *(f"{setting} is taken from the environment" for setting in script.from_environment)]
+    # A script also prepares data and converts checkpoints; the command that trains knows most of the framework's flags.
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _others(best, commands, known, switches)
     entries = command_entries(best.argv, known, switches)
@@ -80,11 +83,13 @@ def read_arguments(
         job.pop("ntasks", None)
     for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
+    # `megatron sft` starts torchrun by itself, with NPROC_PER_NODE and NNODES from the environment (swift/cli/main.py).
     if _starts_processes_itself(best):
         for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
             number = best.variables.get(variable, "")
             if number.isdecimal():
                 entries.setdefault(name, Entry(number, 0))
+    # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
     if "deepspeed-config" in entries and "zero-stage" not in entries:
         entries |= _of_configuration(entries["deepspeed-config"], place, script.files)
     return Source(place=place, entries=entries, notes=tuple(notes))
@@ -153,6 +158,7 @@ def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
     """Numbers that the schedulers which start a command are told."""
     texts = [word.text for word in argv]
     names = [Path(text).name for text in texts]
+    # Schedulers may start one another (`sbatch ... srun ... python`); the options of each end where the next begins.
     starts = [i for i, name in enumerate(names) if name in (*_SLURM, *_MPI)]
     script = script_at(argv, frozenset())
     numbers: dict[str, int] = {}

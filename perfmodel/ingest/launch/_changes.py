@@ -48,6 +48,7 @@ def changed_settings(
     values_before = values_of(*before)
     values_after = values_of(*after)
     changes = []
+    # Settings that both files have come first, in the order of the file; those that only the new layout needs, last.
     for name in dict.fromkeys((*values_before, *values_after)):
         line_before = _line(name, values_before, form.syntax)
         line_after = _line(name, values_after, form.syntax)
@@ -62,6 +63,7 @@ def _line(name: str, values: Mapping[str, Any], syntax: str) -> str | None:
         return None
     value = values[name]
     if syntax == "arguments":
+        # A flag of a command line cannot be unset: it is off where it is not written.
         if value is False:
             return None
         return f"--{name}" if value is True else f"--{name} {value}"

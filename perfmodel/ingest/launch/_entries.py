@@ -79,6 +79,8 @@ def read_toml(text: str, place: str) -> Source:
     except (ValueError, RecursionError) as error:
         raise LaunchFileError(f"{place}: not valid TOML: {error}; mend that line") from None
     lines: dict[str, int] = {}
+    # Python's reader of TOML forgets where a key stood. A second pass over the lines finds the plain cases; a key
+    # that it does not find is reported without its line.
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
         header = _TOML_SECTION.match(line)
@@ -120,6 +122,8 @@ def read_yaml(text: str, place: str, folder: Path) -> Source:
     notes: list[str] = []
     file_entries = _yaml_entries(text, place, notes)
     merged: dict[str, Entry] = {}
+    # References are resolved after all files are merged, as OmegaConf does: an included file may refer to a value
+    # that this one replaces.
     for part in _parts(file_entries, folder, notes):
         merged |= {key.removeprefix(wrapper_of(key)): entry for key, entry in part.items()}
     written = {key: entry.value for key, entry in file_entries.items()}
@@ -140,12 +144,14 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
     entries_of_file = dict(entries_of_file)
     listed = entries_of_file.pop("defaults", Entry([], 0))
     names: list[Any] = listed.value if isinstance(listed.value, list) else []
+    # MaxText: `base_config: base.yml` is loaded below the file (MaxText/pyconfig.py).
     base = entries_of_file.get("base_config")
     included = [(base.value, "", base.line)] if base is not None and isinstance(base.value, str) else []
     # Primus: files that this one begins with.
     extended = entries_of_file.pop("extends", Entry([], 0))
     for name in [extended.value] if isinstance(extended.value, str) else extended.value or []:
         included.append((str(name), "", extended.line))
+    # Each part is a path, the prefix of its keys and the line that names it; None stands for the file itself.
     order: list[tuple[str, str, int] | None] = [*included]
     for item in names:
         if item == "_self_":
@@ -153,6 +159,7 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
         elif isinstance(item, str):
             order.append((f"{item}.yaml", "", listed.line))
         elif isinstance(item, dict):
+            # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
             groups = [(str(k), v) for k, v in item.items() if not str(k).startswith("override ") and v is not None]
             order += [(f"{group}/{name}.yaml", f"{group}.", listed.line) for group, name in groups]
     for part in order if None in order else [*order, None]:
@@ -188,6 +195,8 @@ def _is_template(text: str, line: int) -> bool:
 
 def _merged_tables(root: Any) -> set[int]:
     """Identities of the tables that `<<` takes over elsewhere; many stand where they do only for that."""
+    # An explicit stack: a stranger's file may nest deeper than Python's own recursion goes, and aliases may form a
+    # ring.
     tables: set[int] = set()
     seen: set[int] = set()
     waiting: list[Any] = [root]
@@ -217,6 +226,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
         return broken(place, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
 
     try:
+        # The tree of nodes is read, not the finished values: only nodes know their lines.
         root = compose_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -252,6 +262,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
                 notes.append(f"{prefix}{key_node.value} is given twice; the last one counts (line {line})")
             seen.add(key_node.value)
         try:
+            # Replaces `<<` by the pairs that it stands for, in front of the table's own.
             loader.flatten_mapping(node)
         except yaml.YAMLError:
             raise broken(place, node.start_mark.line + 1, "`<<` must name another table; mend it") from None
@@ -274,6 +285,7 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
     def resolve(key: str, value: Any, line: int, path: tuple[str, ...]) -> Any:
         nonlocal looked_at
         looked_at += 1
+        # Ten keys that each refer twice to the next already stand for a thousand values.
         if looked_at > MOST_REFERENCES:
             raise broken(
                 place, line, f"its references stand for more than {MOST_REFERENCES:,} values; write the values"
@@ -282,6 +294,8 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
             return [resolve(key, item, line, path) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
+        # The innermost reference has no other in it, so that it is replaced first; then the one around it can be
+        # read.
         for _ in range(value.count("${") + 1):
             match = _REFERENCE.search(value)
             if match is None:
@@ -293,6 +307,7 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
             if name in path:
                 raise broken(place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
             target = resolve(name or key, target, line, (*path, name) if name else path)
+            # A value that is one reference keeps the type of its target; inside a text it becomes text.
             if match[0] == value:
                 return target
             value = value[: match.start()] + str(target) + value[match.end() :]
@@ -313,6 +328,7 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
     kind, colon, rest = text.partition(":")
     if colon:
         first, comma, default = (part.strip() for part in rest.partition(","))
+        # Resolvers of OmegaConf and of NeMo; all others need the framework to run.
         if kind in ("oc.env", "env"):
             value = os.environ.get(first, default if comma else None)
             return None if value is None else ("", _scalar(value))

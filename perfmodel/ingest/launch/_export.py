@@ -26,12 +26,15 @@ _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml":
 
 def comparable(layout: Layout) -> Layout:
     """The layout without differences that do not run: settings with nothing to act on have their defaults."""
+    # Reading a file back cannot give what the file need not say. Two layouts are the same here if every rank does the
+    # same work in the same order.
     canonical = layout.canonical
     if canonical.schedule == "gpipe" and layout.vpp > 1:
         # GPipe's order with several chunks is that of breadth-first.
         canonical = canonical.replace(schedule="breadth-first")
     if layout.tp == 1:
         canonical = canonical.replace(tp_overlap=False)
+    # One replica has no others to shard states with, or to reduce gradients with.
     if not layout.replicated and layout.offload_states == "none":
         canonical = canonical.replace(zero=0, overlap_grad_reduce=True)
     if canonical.zero == 0:
@@ -41,6 +44,7 @@ def comparable(layout: Layout) -> Layout:
     usual_order = Layout().order
     if _order_of_degrees(layout, layout.order) == _order_of_degrees(layout, usual_order):
         canonical = canonical.replace(order=usual_order)
+    # As many layers on every stage are said by one number; none at all is the same as no such setting.
     full_layers = canonical.recompute_full_layers
     if full_layers is not None:
         if len(set(full_layers)) == 1:
@@ -89,6 +93,7 @@ def export_launch(
         # What the format has no key for stands in a comment, which is read back.
         unwritten = [f"{name}={getattr(layout, name)}" for name in form.elsewhere]
         comments.append("perfmodel: " + ",".join(unwritten))
+    # The text is read back under this name: files that it includes lie beside the user's own.
     place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
     try:
         if like is not None and form.syntax != "arguments":
@@ -103,6 +108,7 @@ def export_launch(
             values_without_model = form.write(without_model(fields))
     except LaunchFileError as error:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {error}") from None
+    # Formats describe models with fewer sizes than `Transformer` has (torchtitan only names them).
     if model is not None and not _holds(form, values, place, layout, model):
         # A model that would be another one when read back is left to the user.
         values = values_without_model
@@ -144,6 +150,7 @@ def _written(
 ) -> str:
     """The file's text, which gives the same layout and job when it is read back; raises `LaunchFileError` if not."""
     text = _WRITERS[form.syntax](values, tuple(comments))
+    # The reader is the judge of the writer: what a user launches must be what was predicted, setting by setting.
     back = parse_launch(
         text, place, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
     )
@@ -216,6 +223,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     """Refuse what came back other than it was; names it, with the reason where one is known."""
     if back.layout is None:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
+    # Fields that the file does not state follow from the framework on both sides and need no comparison.
     wanted, got = vars(comparable(layout)), vars(comparable(back.layout))
     if job is not None:
         stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
@@ -245,11 +253,14 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
     source, template_form = recognised(text_of(Path(template)), str(template))
     if template_form is not form:
         raise LaunchFileError(f"{template}: a launch file of {template_form.name}, not of {form.name}; leave it out")
+    # Values are computed under plain names, and stand in the user's file perhaps inside a wrapping table.
     places = {key.removeprefix(wrapper_of(key)): key for key in source.written}
     wrapper = next(filter(None, map(wrapper_of, source.written)), "")
     settings = {key: entry.value for key, entry in source.entries.items()}
     fields = without_model(fields) if stays and _names_model(form, settings, fields) else fields
     values = form.write(fields)
+    # First the keys that already say what they should: users keep their own notation (a list in place of a number, a
+    # key that is an alias), and the diff to their file stays small.
     if stays:
         owners: Counter[str] = Counter()
         for rule in form.table:
@@ -261,6 +272,7 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
             if exclusive & set(stated) and _says(rule, stated, fields):
                 values = {key: value for key, value in values.items() if key not in exclusive}
                 values |= {key: source.written[places[key]] for key in exclusive & set(stated) & set(places)}
+        # Then keys that are read and never written, where they contradict nothing.
         agreed = (
             key for key in settings if key in places and key not in values and _agrees(form, key, settings, fields)
         )

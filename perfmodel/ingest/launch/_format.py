@@ -73,6 +73,8 @@ class LaunchFormat:
         Raises:
             LaunchFileError: a value that its key cannot have, or that the file does not define and nobody states.
         """
+        # Each rule takes the keys that it knows. Later rules win where two state one field, so that tables list the
+        # general key first and the particular one after it.
         fields, defaults = dict(self.always), {}
         understood: set[str] = set()
         undefined_keys = self._undefined(entries, place, settled)
@@ -82,6 +84,7 @@ class LaunchFormat:
             defaults |= rule.defaults
             defined = {name: entry for name, entry in stated.items() if name not in undefined_keys}
             fields |= _read_rule(rule, defined, place)
+        # The rest is what nobody understood. It is shown unless it is off, known to be harmless, or a default.
         unread = []
         for key, entry in entries.items():
             # What a framework's own file of defaults says beside what is read here is what it does anyway.
@@ -100,6 +103,7 @@ class LaunchFormat:
         Raises:
             LaunchFileError: nobody states the fields of such a key.
         """
+        # A name (of a checkpoint, a tokenizer) may hold a variable that only the cluster knows; a number may not.
         keys = [name for name, entry in entries.items() if undefined(entry.value) and not unsaid(entry.value)]
         keys = [name for name in keys if not self._is_optional(name)]
         for name in keys:
@@ -110,6 +114,7 @@ class LaunchFormat:
                 flag = _flag_for(min(rules, key=lambda rule: (not rule.fields, len(rule.keys))))
                 value = entries[name].value
                 remedy = f"set it, or give {flag}"
+                # `$1` is no variable of the environment: only the script's caller can set it.
                 if re.search(r"\$\{[1-9]\}", value):
                     remedy = f"write the script's own arguments behind its name, or give {flag}"
                 message = f"{name} is {value!r}, which the file does not define; {remedy}"
@@ -133,6 +138,7 @@ class LaunchFormat:
         values: dict[str, object] = {}
         for rule in self.table:
             said = rule.write(fields).items()
+            # Two rules may write one key; the first is the one that the field is about.
             values |= {name: value for name, value in said if value is not None and name not in values}
         return values
 

@@ -115,6 +115,7 @@ def harm_of(key: str) -> Harm:
     for phrase, harm in _PHRASES:
         if phrase.search(name):
             return harm
+    # Whole words are compared, not parts of them: `ep` is in `steps`, and `tp` in `http`.
     tokens = set(name.split("-"))
     for harm, vocabulary in _WORDS:
         if tokens & set(vocabulary.split()):

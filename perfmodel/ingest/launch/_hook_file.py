@@ -62,6 +62,8 @@ def _settings(entries: Entries) -> dict[str, Entry]:
             continue
         name = key.removeprefix(_SETTINGS)
         default = entries.get(_DEFAULTS + name)
+        # A framework's parsed arguments hold hundreds of values that nobody set. Only those that differ from the
+        # defaults beside them are the user's, and only these may be reported as unread.
         is_default = default is not None and default.value == entry.value
         settings[name] = replace(entry, is_default=is_default)
     return settings
@@ -84,6 +86,7 @@ def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
         # A size at its default, as of latent attention, says nothing: a switch that is off goes with it.
         if not entry.is_default and (not is_derived or needs_both):
             stated[key] = entry
+    # What is left is what a table of arguments in YAML holds.
     arguments = megatron_arguments(replace(source, entries=stated))
     if arguments is None:
         raise LaunchFileError(f"{source.place}: holds too few arguments of Megatron; write it again behind get_args()")
@@ -105,6 +108,7 @@ def _with_precision(entries: Entries) -> dict[str, Entry]:
         keys = [table + name for table in ("model.", "mixed_precision.", "trainer.plugins.")]
         return any(key in entries and entries[key].value for key in keys)
 
+    # Megatron's mixed-precision recipes are functions that set switches; their name is gone when they have run.
     half = next((name for name in ("bf16", "fp16") if is_on(name)), None)
     stated = entries.get("mixed_precision")
     if half is not None and (stated is None or stated.value is None):
@@ -212,6 +216,7 @@ _TORCHTITAN: Final = replace(
 
 
 def _converters(converters: list[Any]) -> list[str]:
+    # Converters are objects since 2026 and were names before; the table of rules knows the names.
     names = []
     for converter in converters:
         target = str(converter.get("_target_", "")) if isinstance(converter, dict) else str(converter)

@@ -155,12 +155,16 @@ def settle(
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
     """
+    # Three sources say a field, weakest first: the framework's defaults, the format's table, the file's keys.
+    # The framework is asked with what the file says, as some of its defaults follow from that (ZeRO stage, schedule from pp).
     framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
     framework_defaults = framework.layout_defaults(stated.defaults | layout_fields)
     default_micro_batch = framework_defaults.pop("micro_batch", 1)
     stated = replace(stated, defaults=stated.defaults | framework_defaults)
     known = stated.defaults | stated.fields
+    # A file may well leave the model or the devices open (both are often given on the command line of the framework):
+    # what is missing is collected, so that one answer names all of it.
     model = overrides.model or model_of(known, place, Path(place).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
     degrees = _degrees(known, overrides, place)
@@ -174,6 +178,7 @@ def settle(
     global_batch = overrides.global_batch or degrees.global_batch
     if global_batch is None:
         missing.append("the global batch is not in it; give --global-batch")
+    # Whatever nobody said is listed with the flag that would say it: a reader must see what the answer rests on.
     assumed = _assumed(stated, overrides, framework.label)
     assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
     # A model that is given or named has a vocabulary of its own, whatever the tokenizer is called.
@@ -215,6 +220,8 @@ def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
     """Settings that were not understood and parts that were not read; what only costs some time comes last."""
     worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
     costing_time = [str(setting) for setting in unread if setting.harm is Harm.TIME]
+    # Readers stop after the first lines of a list; an unread kernel option costs percents, an unread model key
+    # everything.
     return (*worst, *notes, *costing_time)
 
 
@@ -253,6 +260,7 @@ def _assumed_vocabulary(stated: Stated) -> list[str]:
 
 
 def _has(overrides: Overrides, key: str) -> bool:
+    # The notation of layouts knows `tp=8,pp=2` and Megatron's short form `8M2P16D` (model, pipeline, data).
     stated = {part.partition("=")[0].strip() for part in overrides.layout.split(",")}
     if re.match(r"\s*\d+M\d+P\d+D", overrides.layout, re.IGNORECASE):
         stated |= {"tp", "pp", "dp"}
@@ -264,6 +272,8 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
 
     devices = dp * tp * pp * cp, and global batch = micro-batch * accumulation * dp.
     """
+    # Experts are spread over ranks that exist already (replicas or tensor-parallel ones), so that ep multiplies
+    # nothing.
     pp = known.get("pp", 1)
     group = known.get("tp", 1) * pp * known.get("cp", 1)
     devices = overrides.devices or known.get("devices")
@@ -273,6 +283,7 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
     # The caller's devices with the file's model parallelism make other replicas than the file has.
     if overrides.devices is not None and not any(_has(overrides, name) for name in ("tp", "pp", "cp")):
         dp = None
+    # Replicas follow from the devices where these are known; only files that state neither leave it to the batches.
     if dp is None and devices is not None:
         if devices % group and not overrides.layout:
             return _Degrees(None, devices, micro, total)
@@ -287,6 +298,8 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
     if local is None and "device_batch" in known:
         local = _even(known["device_batch"] * group, place, "sequences per replica")
     if micro is None and local is not None:
+        # What a replica works on between two accumulations passes the pipeline in pieces, if there is a pipeline at
+        # all.
         micro = local
         if pp > 1 and "pipeline_micro_batches" in known:
             micro = _even(local / known["pipeline_micro_batches"], place, "sequences per micro-batch of the pipeline")
@@ -308,9 +321,11 @@ def _even(number: float, place: str, what: str) -> int:
 
 def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model | None, place: str) -> Layout:
     values = {name: known[name] for name in _LAYOUT if name in known}
+    # dp is the one degree that most files leave to be computed from the number of processes.
     values["dp"] = degrees.dp
     if degrees.micro_batch:
         values["micro_batch"] = degrees.micro_batch
+    # Megatron states the interleaving by layers per virtual stage, which is a number of chunks only for a known model.
     per_chunk = known.get("layers_per_chunk")
     if per_chunk:
         layers = getattr(model, "layers", None)
@@ -321,8 +336,10 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
                 "give --layout vpp=N"
             )
         values["vpp"] = layers // (pp * per_chunk)
+    # Without a pipeline there is nothing to interleave: frameworks ignore the setting.
     if values.get("pp", 1) == 1:
         values["vpp"] = 1
+    # These frameworks take the experts' degree from the replicas that there are, and cut what goes beyond them.
     if "ep_most" in known and degrees.dp:
         values["ep"] = min(known["ep_most"], degrees.dp * values.get("cp", 1))
     if "shard_ranks" in known and degrees.dp:
@@ -332,6 +349,8 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
             return Layout(**values)
         if _has(overrides, "dp"):
             return Layout.parse(overrides.layout, **values)
+        # The caller's tensor, context and pipeline degrees leave other replicas on the same devices. The degrees are
+        # parsed once with harmless values for all that must divide dp, then again with the dp that follows.
         changed = Layout.parse(overrides.layout, **(values | {"ep": 1, "etp": None, "dp": 1}))
         group = changed.tp * changed.cp * changed.pp
         devices = degrees.devices or group
@@ -349,6 +368,7 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
 def _copies(known: Fields, dp: int, place: str) -> int:
     """Groups of replicas that shard states among themselves, by the replicas of one."""
     ranks = known["shard_ranks"]
+    # hybrid sharding: states are sharded inside a node and copied between nodes (ZeRO++'s hpZ, FSDP's HYBRID_SHARD).
     if ranks == "node":
         nodes_are_stated = "devices" in known and "nodes" in known
         per_node = known["devices"] // known["nodes"] if nodes_are_stated else catalog.DEVICES_PER_NODE
@@ -369,6 +389,8 @@ def _as_it_runs(
         layout = layout.replace(partition=partition_by_cost(model, layout.pp))
     if layout.recompute != "selective" or _has(overrides, "recompute_full_layers"):
         return layout
+    # "Selective" means parts of every layer in Megatron, and every n-th layer as a whole in torchtitan: the framework's
+    # own record knows which, and the file how many.
     framework_layout, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
     full_layers = framework_layout.recompute_full_layers
     if full_layers is not None and isinstance(model, Transformer) and "selective_every" in known:

@@ -12,6 +12,8 @@ MOST_LAYERS: Final = 10_000
 
 def layer_list(text: Any) -> list[int]:
     """The numbers of a Python expression of lists: `[0]*3+[1]*58`, `([0,1]*2)`; raises `BadValue` for others."""
+    # Megatron-Core gives the text to `eval` (megatron/training/arguments.py); a stranger's file is only parsed here,
+    # and of Python's expressions sums and repetitions of lists are all that patterns need.
     try:
         value = _listed(ast.parse(str(text).strip().strip("'\""), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -58,6 +60,7 @@ def expert_layers(frequency: Any, layers: int) -> list[bool]:
 
 def expert_fields(has_experts: Sequence[bool]) -> dict[str, Any]:
     """Fields that say which layers have experts; of a pattern that is not regular a word of sub-layers per layer."""
+    # `Experts` says regular patterns by two numbers, dense layers first and then every n-th one with experts.
     layers = len(has_experts)
     if not any(has_experts):
         return {"experts.count": 1}
@@ -79,6 +82,8 @@ def _regular(layer: int, dense: int, every: int) -> bool:
 def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
     """A letter of `Transformer.mixers` for every layer of a hybrid: attention spread evenly among Mamba layers, then
     feed-forwards in place of Mamba layers (Megatron-Core `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
+    # Rounding and order are those of Megatron-Core: attention goes first, and what is left of the Mamba layers is
+    # shared with feed-forwards. Another order gives other stages on a pipeline, so that it is followed to the letter.
     attention = round(layers * attention_ratio)
     feed_forward = round(layers * mlp_ratio)
     kinds = _spread(["M"] * layers, "*", (layers - attention) / (attention + 1))

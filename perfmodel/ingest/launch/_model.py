@@ -31,6 +31,8 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
     needed = ("layers", "hidden", "heads", "vocab")
     if not all(field in sizes for field in needed):
         return None
+    # Megatron-Core's defaults where arguments leave them out: as many key/value heads as heads, heads that divide the
+    # hidden size, feed-forwards four times as wide (megatron/training/arguments.py `validate_args`).
     sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("head_dim", max(1, sizes["hidden"] // sizes["heads"]))
     sizes.setdefault("ffn_hidden", 4 * sizes["hidden"])
@@ -42,6 +44,7 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
             sizes["experts"] = Experts(**({"ffn_hidden": sizes["ffn_hidden"], "topk": 1} | experts))
         if latent.get("kv_lora_rank"):
             sizes["latent_attention"] = LatentAttention(**(LATENT_DEFAULTS | latent))
+            # Latent attention expands its compressed keys and values to every head: no groups share them.
             sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["latent_attention"].v_head_dim}
         mamba = _of(known, "mamba.")
         if mamba:
@@ -51,6 +54,7 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
         raise LaunchFileError(f"{place}: {error}") from None
     except TypeError:
         raise LaunchFileError(f"{place}: sizes of the model are missing; give --model") from None
+    # The catalog's entry knows more (its name, longest sequence, source), and published runs are found by its name.
     return _of_catalog(model) or model
 
 

@@ -85,6 +85,7 @@ def read_launch(
         LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
             names file, line and remedy.
     """
+    # Users paste the line that they launch with; it must mean here what it means to the shell.
     call = _called(str(path))
     return parse_launch(
         text_of(Path(call.path)),
@@ -125,6 +126,7 @@ def _called(text: str) -> _Call:
             break
         variables[assignment[1]] = assignment[2]
         del argv[0]
+    # `bash run.sh` and `sbatch run.sh` run the script that they name.
     if len(argv) > 1 and argv[0] in (*SHELLS, "sbatch"):
         del argv[0]
     if not argv or (len(argv) == 1 and not variables):
@@ -163,6 +165,7 @@ def parse_launch(
         dtype=dtype,
         needs_layout=needs_layout,
     )
+    # What the caller states is not asked of the file, where it may depend on variables that nobody set.
     stated, unread = form.read(source.entries, place, overrides.states)
     # Settings that the format has no key for stand in a comment that `export_launch` writes.
     comment = _COMMENT.search(text)
@@ -228,6 +231,7 @@ def recognised(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat]:
     """Entries of a file, and its format; raises `LaunchFileError` for a file of no format that is known."""
+    # The syntax follows from the ending, and the format from the keys. Scripts have any ending or none.
     path = Path(place)
     syntax = _SYNTAXES.get(path.suffix.lower())
     if syntax is None:
@@ -246,6 +250,8 @@ def recognised(
             return of_recipe
         source = read_python(text, place)
     else:
+        # A command tells its framework by the program that it starts. Most tell it exactly; Megatron's flags are
+        # passed to programs of any name, so that they come last.
         of_front_end = finetuning_command(text, place, arguments, variables)
         if of_front_end is not None:
             return with_named_files(*of_front_end, path.parent)
@@ -259,6 +265,7 @@ def recognised(
         for rule in MEGATRON.table:
             megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
         source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
+    # Files of fine-tuning front ends share keys with those of DeepSpeed and Accelerate that they hold or name.
     if syntax != "arguments":
         refuse_other_tools(source.entries, place)
         front_end = finetuning_format(source.entries)

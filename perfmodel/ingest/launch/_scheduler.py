@@ -50,6 +50,7 @@ def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for i, option in enumerate(options):
         following = options[i + 1] if i + 1 < len(options) else ""
+        # getopt's three spellings: `-N 4`, `-N4` and `--nodes=4`.
         short = re.fullmatch(r"-([NnGc])=?(\S*)", option)
         if short:
             name, value = _SHORT[short[1]], short[2] or following
@@ -88,7 +89,9 @@ def slurm_variables(numbers: Mapping[str, int]) -> dict[str, str]:
     if not numbers:
         return {}
     nodes = numbers.get("nodes", 1)
+    # Without a number of tasks SLURM starts one per node.
     tasks = numbers.get("ntasks", nodes * numbers.get("ntasks-per-node", 1))
+    # Scripts multiply these to get their world size. The script is followed as rank 0 would run it.
     known: dict[str, int | None] = {
         "SLURM_NNODES": numbers.get("nodes"),
         "SLURM_JOB_NUM_NODES": numbers.get("nodes"),
@@ -109,6 +112,7 @@ def slurm_variables(numbers: Mapping[str, int]) -> dict[str, str]:
 
 def gpus_per_node(numbers: Mapping[str, int]) -> int | None:
     """GPUs of a node, where an option says them."""
+    # From the option that says it directly to those that it must be divided out of.
     if "gpus-per-node" in numbers:
         return numbers["gpus-per-node"]
     if "gres-gpus" in numbers:

@@ -70,6 +70,8 @@ def run_script(
         LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
     """
     try:
+        # The first run believes every `exit`. Scripts that check their arguments ("usage: ...") leave before they
+        # launch anything when they are read without any; a second run then passes over the exits.
         script_tree = syntax.parse(text, place)
         state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=True)
         launched = any(map(has_options, state.commands))
@@ -80,6 +82,7 @@ def run_script(
             state.notes.append(f"line {line}: the script stops there; it is read on as if it did not")
     except RecursionError:
         raise broken(place, 0, "nested too deeply to be a launch script") from None
+    # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
     taken = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
     return Script(
         commands=tuple(state.commands),
@@ -152,6 +155,7 @@ class _Interpreter(Commands):
         return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
 
     def pipeline(self, node: tree.Pipeline) -> bool | None:
+        # Inside `$(...)` output counts and not the commands that make it.
         if self.written is not None and self.writes(node):
             return self.write(node)
         printed = None
@@ -171,6 +175,7 @@ class _Interpreter(Commands):
     # Output of commands, `$(...)`.
 
     def output(self, part: tree.Part) -> str | None:
+        # `$(...)` is a subshell: what it sets is gone after it, and `exit` ends it alone.
         outer, folder = self.written, self.folder
         self.written = []
         try:
@@ -252,6 +257,8 @@ class _Interpreter(Commands):
     @contextmanager
     def supposing(self) -> Iterator[None]:
         """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
+        # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than
+        # none.
         certain, self.certain = self.certain, False
         variables, arguments = dict(self.state.variables), list(self.state.arguments)
         try:
@@ -268,6 +275,7 @@ class _Interpreter(Commands):
         Returns:
             Names of the variables that they set.
         """
+        # The body is walked all the same, to see what it would have changed.
         before, commands = dict(self.state.variables), len(self.state.commands)
         changed: list[str] = []
         with self.supposing():
@@ -336,6 +344,7 @@ class _Interpreter(Commands):
             if holds == 0 or not self.turn(node.body):
                 return True
             self.calculations(step, node.line)
+        # The counter has an unknown value after an unknown number of turns.
         counted = self.state.variables.keys() - variables.keys()
         self.state.variables = variables
         del self.state.commands[commands:]
@@ -359,6 +368,7 @@ class _Interpreter(Commands):
         values = list(self.state.arguments)
         if node.raw_words is not None:
             values = with_braces(self.expanded(node.raw_words))
+        # A loop over what nobody knows (files, hosts) has no turns to follow, and its variable no value.
         if any(unknown(value.text) for value in values) or len(values) > MOST_TURNS:
             self.state.variables.pop(node.name, None)
             return self.loop_left_out(node.body, node.line)

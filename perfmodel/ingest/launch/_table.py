@@ -74,6 +74,8 @@ class Rule:
         }
 
 
+# Values come from parsers that disagree on types: YAML and TOML give numbers, a shell gives text, and a list where more
+# words follow a flag than it takes. Each kind of value is coerced here, once for all formats.
 def _first(value: Any) -> Any:
     """The value itself, or of a list the first one."""
     return value[0] if isinstance(value, list) and value else value
@@ -86,6 +88,7 @@ def _whole(least: int) -> Callable[[Any], int]:
             text = int(text)
         if isinstance(text, str) and text.replace("_", "").lstrip("-").isdigit():
             text = int(text)
+        # In Python True is an integer, but `tensor-parallel: true` is a mistake and no degree of 1.
         if isinstance(text, bool) or not isinstance(text, int) or text < least:
             raise BadValue(f"must be a whole number of at least {least}, got {value!r}")
         return text
@@ -155,6 +158,7 @@ OPTIMIZER: Final = Values(_optimizer, lambda name: "adam" if name == "adamw" els
 
 def words(meanings: Mapping[Any, Any]) -> Values:
     """Words of a file and what they mean; the first word of several for one meaning is written. Case does not count."""
+    # Both directions come from one table, so that what is written is read back as what was meant.
     known = {word.lower() if isinstance(word, str) else word: meaning for word, meaning in meanings.items()}
     written: dict[Any, Any] = {}
     for word, meaning in meanings.items():

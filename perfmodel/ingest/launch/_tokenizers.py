@@ -84,6 +84,7 @@ def vocabulary_rule(
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
+        # A stated size wins, since padding may have rounded it up; a type says one vocabulary; a name only a family.
         for key in sizes:
             if key in settings:
                 return {"model.vocab": WHOLE.read(settings[key])}
