@@ -156,7 +156,7 @@ def settle(
         LaunchFileError: numbers that contradict one another; names them.
     """
     # Three sources say a field, weakest first: the framework's defaults, the format's table, the file's keys.
-    # The framework is asked with what the file says, as some of its defaults follow from that (ZeRO stage, schedule from pp).
+    # The framework is asked with what the file says, since some defaults follow from that: ZeRO and schedule from pp.
     framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
     framework_defaults = framework.layout_defaults(stated.defaults | layout_fields)

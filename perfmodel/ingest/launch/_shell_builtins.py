@@ -51,6 +51,8 @@ class Builtins(Expander):
                 self.state.variables[name] = value
 
     def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
+        # The outer value of a local variable is kept from the first declaration, to be put back when the function
+        # ends.
         if self.locals and argv and argv[0].text == "local":
             for assignment in node.assignments:
                 self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
@@ -127,6 +129,7 @@ class Builtins(Expander):
         return True if Path(name).name in self.state.files or (beside is not None and beside.exists()) else None
 
     def set_arguments(self, node: tree.Simple, argv: list[Word]) -> bool:
+        # `set -- a b` replaces the arguments; `set -euo pipefail` sets options of the shell.
         texts = [word.text for word in argv]
         if "--" in texts:
             self.state.arguments = argv[texts.index("--") + 1 :]
@@ -143,6 +146,7 @@ class Builtins(Expander):
 
     def unset(self, node: tree.Simple, argv: list[Word]) -> bool:
         for word in argv[1:]:
+            # A copy: the same elements may still be the value that a subshell puts back.
             element = re.fullmatch(r"(\w+)\[(.+)\]", word.text)
             if element and element[1] in self.state.variables:
                 value = dict(self.state.variables[element[1]])
@@ -158,6 +162,7 @@ class Builtins(Expander):
 
     def read(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         names = [word.text for word in argv[1:] if word.text.isidentifier()]
+        # Only text that the script itself holds can be read; standard input is nobody's.
         if node.here is None or not names:
             return None
         text = self.text_of(node.here).strip("\n")
@@ -175,6 +180,8 @@ class Builtins(Expander):
         """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
         if len(argv) < 3:
             return None
+        # The position of the next option is a variable of the script, OPTIND, so that the loop around needs no state
+        # here.
         options, name, arguments = argv[1].text, argv[2].text, self.state.arguments
         position = int(self.value_of("OPTIND", "1"))
         if position > len(arguments) or not re.match(r"-\w", arguments[position - 1].text):
@@ -201,6 +208,7 @@ class Builtins(Expander):
         """The file of this name in the script's folder, in that above it, or below; None for those elsewhere."""
         if not name or self.state.place in ("", "-"):
             return None
+        # A stranger's script must not make this program read files elsewhere on the machine.
         folder = Path(self.state.place).parent
         outermost = folder.resolve().parent
         # A part that is not known may be the folder itself, as in `$(git rev-parse --show-toplevel)/sizes.sh`.

@@ -59,6 +59,7 @@ class Commands(Builtins):
     @contextmanager
     def subshell(self) -> Iterator[None]:
         """A block that changes no variables outside; an `exit` ends only this."""
+        # Copies are shallow: values are replaced when they change and never changed in place.
         variables, arguments, name = dict(self.state.variables), list(self.state.arguments), self.state.name
         try:
             yield
@@ -93,6 +94,7 @@ class Commands(Builtins):
             name = self.joined(node.output).text
             self.state.files[Path(name).name] = self.text_of(node.here)
             return True
+        # Some scripts print the command that users shall run (`echo "torchrun ..."`): it counts if no other trains.
         if head in PRINTING:
             self.collect(argv, certain=False)
             return True
@@ -147,6 +149,7 @@ class Commands(Builtins):
         self.depth += 1
         if self.depth > syntax.DEEPEST:
             raise broken(self.state.place, 0, f"the function {name} calls itself without an end; mend the script")
+        # Variables of shell are dynamic: a function sees and sets those of its caller, but for its own `local` ones.
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(argv[1:])
         self.locals.append({})
@@ -208,6 +211,8 @@ class Commands(Builtins):
 
     def launch(self, node: tree.Simple, argv: list[Word]) -> None:
         """A program: an inner shell is followed, everything else is collected with its arguments."""
+        # From the plainest to the least likely: an inner shell, a job submitted as a here-document, a script beside
+        # this one, a whole command in one word; else a program.
         names = [Path(word.text).name for word in argv]
         shell_at = next((i for i, name in enumerate(names) if name in SHELLS), None)
         if shell_at is not None and self.shell(node, argv, shell_at):
@@ -216,6 +221,7 @@ class Commands(Builtins):
             self.submit(argv, self.text_of(node.here), node.here.line, (), counts=True)
             return
         for i, word in enumerate(argv):
+            # What stands behind a Python program are its arguments, and a script among them is not run.
             if word.text.endswith(".py") or i > MOST_BEFORE_SCRIPT:
                 break
             is_script = word.text.endswith((".sh", ".slurm", ".sbatch")) and not word.text.startswith("-")
@@ -246,11 +252,13 @@ class Commands(Builtins):
         rest = argv[at + 1 :]
         while rest and rest[0].text.startswith(("-", "+")):
             option = rest.pop(0).text
+            # `bash -lc 'text' name arg ...`: the word behind the text is `$0`.
             if re.fullmatch(r"-[a-z]*c[a-z]*", option) and rest:
                 with self.subshell():
                     self.state.name = rest[1].text if len(rest) > 1 else self.state.name
                     self.inner(rest[0].text, rest[0].line, argv[:at], rest[2:])
                 return True
+            # Options with a value, which is not the script's name.
             if option in ("-o", "+o", "-O", "--rcfile") and rest:
                 rest.pop(0)
         text = self.script_beside(rest[0].text) if rest else None
@@ -268,6 +276,8 @@ class Commands(Builtins):
             # Whole arguments in one word are taken apart, though a shell would not.
             spread += pieces(word) if re.search(r"\s--", word.text) else [word]
         spread = [Word(shown(word.text), word.line) for word in spread]
+        # Launchers read some settings from variables (torchtitan's run_train.sh: NGPU, CONFIG_FILE), which may change
+        # later in the script: a command keeps those of its moment.
         variables = {}
         for name in LAUNCH_VARIABLES:
             value = self.state.variables.get(name, {}).get("0")

@@ -104,6 +104,9 @@ class Expander:
     def expand(self, raw: tree.RawWord) -> list[Word]:
         """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
         expanded: list[Word] = []
+        # A word is built from its parts; a part with several values closes the word with its first value and begins
+        # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from
+        # none.
         text, line, begun = "", raw.line, False
         for part in raw.parts:
             if part.kind == "text":
@@ -173,6 +176,7 @@ class Expander:
 
     def stated(self, name: str, line: int) -> Value | None:
         """The elements of a variable, which the environment may set; None where nobody does."""
+        # Special parameters first; then what the script has set, which hides the environment.
         if name in ("@", "*"):
             return {str(i): word for i, word in enumerate(self.state.arguments)}
         if name == "#":
@@ -191,17 +195,21 @@ class Expander:
 
     def parameter(self, text: str, line: int) -> list[Word] | None:
         """Values of `${text}`: several of an array; None if they are not known."""
+        # `${#NAME}` is a length; `$#` alone the number of arguments.
         if text.startswith("#") and len(text) > 1:
             return self.length(text[1:], line)
         match = _PARAMETER.fullmatch(text)
         if match is None:
             return None
         indirect, name, index, change = match.groups()
+        # `${!PREFIX@}` lists names of variables: only the running shell knows all of them.
         if indirect and change.startswith(("@", "*")):
             return None
+        # `${!A[@]}` are the keys of an array.
         if indirect and index in ("@", "*"):
             return [Word(key, line) for key in self.stated(name, line) or {}]
         if indirect:
+            # `${!NAME}` is the variable whose name NAME holds.
             target = self.stated(name, line)
             return self.parameter(target["0"].text + change, line) if target and "0" in target else None
         value = self.stated(name, line)
@@ -212,6 +220,7 @@ class Expander:
             selected = _ordered(value)
         else:
             element = "0" if index is None else self.index(index)
+            # Negative indices count from the end, as in bash since 4.3.
             if element.startswith("-") and element[1:].isdecimal():
                 element = str(len(value) - int(element[1:]))
             selected = [value[element]] if element in value else None
@@ -235,6 +244,8 @@ class Expander:
 
     def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
         """A parameter with a default, a part cut away or another change (`${NAME:-default}`, `${NAME%.sh}`)."""
+        # POSIX: `-` default, `=` default that is kept, `+` replacement, `?` error; with a colon an empty value counts
+        # as unset.
         condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
         if condition:
             colon, sign, operand = condition.groups()
@@ -262,6 +273,7 @@ class Expander:
         return [Word(self.altered(word.text, change, line), word.line) for word in values]
 
     def altered(self, text: str, change: str, line: int) -> str:
+        # A pattern is tried at every position of the text, so that long texts are left alone.
         operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
         if operand:
             return trimmed(text, operand[1], self.default(operand[2], line).text) if len(text) < 2000 else text
@@ -290,6 +302,7 @@ class Expander:
         try:
             if self.depth > syntax.DEEPEST:
                 return None
+            # Python's parser knows no assignments inside expressions: counting and assigning are taken apart here.
             counted = _COUNTED_FIRST.fullmatch(text)
             if counted:
                 self.assigned(counted[2], counted[1], "", line)
@@ -297,6 +310,7 @@ class Expander:
             assigned = _ASSIGNED.fullmatch(text)
             if assigned:
                 return self.assigned(assigned[1], assigned[2], assigned[3], line)
+            # First `$NAME` and `$(...)`, then bare names, which arithmetic allows too.
             raw = parse_word(text.strip('"'), self.state.place, line, quoted=True)
             plain = self.joined(raw).text
             if unknown(plain):
@@ -337,6 +351,7 @@ class Expander:
 def pieces(word: Word) -> list[Word]:
     """Words of a text, each with its line."""
     divided: list[Word] = []
+    # Continued lines inside a variable are marked by `JOINED`: each piece can still say on which line it was written.
     line, before = word.line, 0
     for match in re.finditer(r"\S+", word.text):
         line += tree.lines_in(word.text[before : match.start()])

@@ -52,6 +52,7 @@ def _of_command(argv: list[str], stdin: str | None, folder: str, variable: Calla
         return None
     head, arguments = argv[0], argv[1:]
     plain = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
+    # Each command is understood in the forms that launch scripts use, and with others its output is not known.
     if head == "pwd":
         return folder + "\n"
     if head == "cat" and stdin is not None and not plain:
@@ -71,11 +72,13 @@ def _of_command(argv: list[str], stdin: str | None, folder: str, variable: Calla
     if head == "basename" and plain:
         name = PurePosixPath(plain[0]).name
         return (name.removesuffix(plain[1]) if len(plain) > 1 else name) + "\n"
+    # The folder itself does not matter here, only that a path leads to a file beside the script.
     if head in ("readlink", "realpath") and plain:
         return plain[-1] + "\n"
     if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in plain) and 1 <= len(plain) <= 2:
         first, last = (1, int(plain[0])) if len(plain) == 1 else (int(plain[0]), int(plain[1]))
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
+    # Names of nodes are made up: scripts count them and take the first as master.
     if head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
         nodes = variable("SLURM_NNODES") or ""
         if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
@@ -87,6 +90,7 @@ def _of_command(argv: list[str], stdin: str | None, folder: str, variable: Calla
 def _formatted(form: str, values: list[str]) -> str | None:
     """Output of printf; None for forms that are not known."""
     form = form.replace("\\n", "\n").replace("\\t", "\t")
+    # Only as many values as marks: with more of them printf repeats its form.
     marks = re.findall(r"%(?:0?\d*d|s)", form)
     if len(marks) != len(values) or "%" in re.sub(r"%(?:0?\d*d|s)", "", form) or unknown(" ".join(values)):
         return None
@@ -101,6 +105,7 @@ def _formatted(form: str, values: list[str]) -> str | None:
 def _filtered(head: str, arguments: list[str], text: str) -> str | None:
     """Output of a filter of a pipeline; None if it is not known."""
     if head == "bc":
+        # bc's `scale` sets decimals; the sizes that scripts calculate with it are whole numbers.
         expression = re.sub(r"scale\s*=\s*\d+\s*;", "", text)
         value = calculate(expression)
         return None if value is None else f"{value}\n"

@@ -133,6 +133,7 @@ class _Parser(WordParser):
             self.newlines()
             if self.at >= len(self.text) or self.char() == ")" or self.text.startswith((";;", ";&"), self.at):
                 break
+            # What runs in the background (`&`) is one more command for a reader who runs nothing.
             if self.char() in ";&" and not self.text.startswith("&>", self.at):
                 self.at += 1
                 continue
@@ -149,6 +150,7 @@ class _Parser(WordParser):
         first, rest = self.pipeline(), []
         while True:
             self.blanks()
+            # `&&` and `||` bind equally and from the left, unlike those of C.
             operator = self.text[self.at : self.at + 2]
             if operator not in ("&&", "||"):
                 return AndOr(first, tuple(rest))
@@ -186,6 +188,7 @@ class _Parser(WordParser):
             "{": self.group,
             "[[": self.test,
         }
+        # `((` is tried first: it is arithmetic if it closes with `))`, and two subshells otherwise.
         if self.text.startswith("((", self.at):
             calculation = self.calculation(line)
             if calculation is not None:
@@ -194,6 +197,7 @@ class _Parser(WordParser):
             return self.redirected(self.group(line))
         if word in blocks:
             return self.redirected(blocks[word](line))
+        # Only a following `()` or the word `function` tells a definition from a command of this name.
         header = _FUNCTION.match(self.text, self.at)
         if header is not None:
             self.line += header[0].count("\n")
@@ -310,6 +314,7 @@ class _Parser(WordParser):
             self.newlines()
             if self.at >= len(self.text):
                 raise broken(self.place, line, "'[[' is opened here and never closed; add its ']]'")
+            # `]]` ends the test only as a word of its own: `${A[${B[0]}]}` has these characters too.
             if re.match(r"\]\](?![\w\]])", self.text[self.at : self.at + 3]):
                 self.at += 2
                 return Test(tuple(raw_words), line)
@@ -345,6 +350,8 @@ class _Parser(WordParser):
                 continue
             if self.char() in ("", "\n", ";", "&", "|", ")"):
                 break
+            # `NAME=value` is an assignment before the command's name or behind `export`; behind another command it is
+            # an argument. An array, `NAME=(`, can be no argument, so that it always is an assignment.
             assignment = _ASSIGNMENT.match(self.text, self.at)
             of_array = assignment is not None and self.text.startswith("(", assignment.end())
             if assignment and (declares or not raw_words or of_array):
@@ -365,6 +372,7 @@ class _Parser(WordParser):
             delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
             if delimiter is None:
                 raise broken(self.place, self.line, "a here-document has no end word; mend the script")
+            # Quotes around the end word keep the shell from expanding the text: `<<'EOF'`.
             literal = bool(delimiter[1]) or delimiter[0].startswith("\\")
             here = HereText(delimiter[2], literal, line=self.line)
             self.at = delimiter.end()

@@ -26,6 +26,7 @@ class Part:
     @property
     def written(self) -> str:
         """The piece as a script has it, for what cannot be expanded; it stays one word."""
+        # Blanks inside `$(git rev-parse HEAD)` divide no word, since nobody knows what the command prints.
         form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[self.kind]
         return form.format(re.sub(r"\s", HELD, self.text))
 

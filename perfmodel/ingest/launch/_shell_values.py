@@ -70,6 +70,8 @@ _UNARY: Final[Mapping[type, Callable[[int], int]]] = {
 
 def calculate(text: str) -> int | None:
     """The value of an expression of whole numbers (variables already replaced); None where it is not one."""
+    # What C writes otherwise than Python is rewritten; the tree of Python's parser is then evaluated node by node, so
+    # that nothing but arithmetic can run.
     condition = re.fullmatch(r"([^?]+)\?([^:?]+):(.+)", text.strip(), re.DOTALL)
     if condition:
         chosen = calculate(condition[1])
@@ -116,6 +118,7 @@ def trimmed(value: str, mark: str, pattern: str) -> str:
     longest = len(mark) == 2
     ends = range(len(value) + 1)
     if mark[0] == "#":
+        # Patterns of the shell are not greedy or lazy by themselves: all lengths are tried, and the sign chooses.
         matches = [end for end in ends if fnmatchcase(value[:end], pattern)]
         return value[(max(matches) if longest else min(matches)) :] if matches else value
     matches = [start for start in ends if fnmatchcase(value[start:], pattern)]
@@ -149,6 +152,7 @@ class Condition:
     def value(self) -> bool | None:
         if not self.tokens:
             return False
+        # Tokens that are left over mean an operator that is not known, and then the value is not known either.
         value = self._either()
         return value if not self.tokens else None
 
@@ -184,6 +188,7 @@ class Condition:
         return False
 
     def _single(self) -> bool | None:
+        # POSIX decides by the number of words: `[ ! = x ]` compares, though it begins with `!`.
         if len(self.tokens) >= 3 and self._is_binary(self.tokens[1]):
             lhs, sign, rhs = self.tokens[:3]
             del self.tokens[:3]

@@ -65,6 +65,7 @@ class WordParser:
 
     def word(self, *, empty: bool = False) -> RawWord:
         """The word that begins here: everything up to a blank or an operator outside quotes."""
+        # A word may begin inside another, in the default of a parameter: the outer one waits.
         outer, self.parts = self.parts, []
         line = self.line
         while self.at < len(self.text):
@@ -75,15 +76,18 @@ class WordParser:
                 # No word of shell begins so; lists of arguments have such values, as in `--moe-layer-freq ([1]*4)`.
                 self.literal(self.enclosed("(", ")"))
             elif char == "(":
+                # `name()` defines a function; other brackets inside a word belong to it, as in a list of layers.
                 if re.compile(r"\(\s*\)").match(self.text, self.at):
                     break
                 self.literal(self.enclosed("(", ")"))
+            # `<(command)` is a file with the command's output.
             elif char in "<>":
                 self.at += 1
                 self.parts.append(Part("output", self.enclosed("(", ")")[1:-1], False, self.line))
             else:
                 self.piece(char)
         parts, self.parts = tuple(self.parts), outer
+        # A character that begins no word must be passed over, or the parser would stand still.
         if not parts and not empty and self.at < len(self.text) and self.char() not in "\n;&|)":
             self.at += 1
         return RawWord(parts, line)
@@ -109,6 +113,7 @@ class WordParser:
             self.single_quoted()
         elif char == '"':
             self.double_quoted()
+        # `$'...'` and `$"..."` are quotes of bash, read like the plain ones.
         elif char == "$" and self.text[self.at + 1 : self.at + 2] in ("'", '"'):
             self.at += 1
         elif char == "$":
@@ -131,6 +136,7 @@ class WordParser:
 
     def double_quoted(self) -> None:
         opened = self.line
+        # `""` is a word too, an empty one.
         self.literal("", quoted=True)
         self.at += 1
         while self.at < len(self.text):
@@ -183,6 +189,7 @@ class WordParser:
         self.at += 1
         if self.char() == "(":
             inside = self.enclosed("(", ")")
+            # `$((2 + 3))` calculates, `$( (cd there; pwd) )` runs: only brackets that stand together mean arithmetic.
             if inside.startswith("((") and inside.endswith("))"):
                 self.parts.append(Part("arithmetic", inside[2:-2], quoted, line))
             else:
@@ -214,6 +221,8 @@ class WordParser:
                 self.line += self.text[self.at + 1 : self.at + 2] == "\n"
                 self.at += 2
                 continue
+            # A bracket in quotes closes nothing. Inside `${...}` quotes may be unbalanced (`${NAME#'}`), so that they
+            # count there as plain characters.
             quoted = _QUOTED.match(self.text, self.at) if opening == "(" else None
             if quoted:
                 self.line += quoted[0].count("\n")
