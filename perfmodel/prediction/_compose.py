@@ -1,6 +1,8 @@
 """Compose: from layouts to programs, whose classes hold blocks and events.
 
-Layouts that share a program and a division of the model are composed together, a lane each.
+Layouts that share a program and a division of the model are composed together, a lane each: what a search evaluates
+differs far more in blocks and placements than in programs, and arrays with a row per layout cost next to nothing more
+than those of one.
 """
 
 from collections import defaultdict
@@ -14,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
@@ -30,9 +33,9 @@ from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
 
 _MOST_LAYOUTS: Final = 100_000
-"""Of one problem that are kept."""
+"""Composed layouts of one problem that are kept."""
 _MOST_PLACED: Final = 4096
-"""Whose events in the classes of one program are kept."""
+"""Placements whose events in the classes of one program are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,17 +43,22 @@ class PlacedBlocks:
     """A shard's blocks on numbered ranks, which decide the events between blocks; equal ones are one object."""
 
     blocks: ShardBlocks
+    """Blocks of the shard, before they are timed."""
     ranks: Layout
     """How ranks are numbered (`ranks_of`)."""
     states: StateLayout
+    """How weights, gradients and optimizer states lie on the ranks."""
 
 
 class LayoutTerms(NamedTuple):
     """Everything from which the durations of one layout are computed."""
 
     program: PartitionedProgram
+    """Program and division of the model, shared with other layouts."""
     times: BlockTimes
+    """Times of its blocks in plain passes."""
     placed: PlacedBlocks
+    """Its blocks on its ranks, from which the events between blocks follow."""
     mode: int
     """Recompute of its blocks (`modes_of`)."""
     factor: float
@@ -67,10 +75,13 @@ class LayoutBatch:
     """Layouts that share one program and one division of the model: a lane each."""
 
     program: PartitionedProgram
+    """Program and division that the layouts share."""
     lanes: tuple[int, ...]
     """Positions in the caller's list."""
     layouts: tuple[Layout, ...]
+    """A layout per lane."""
     composed: tuple[LayoutTerms, ...]
+    """What each lane is composed of."""
 
     @property
     def spec(self) -> ProgramSpec:
@@ -90,12 +101,12 @@ class LayoutBatch:
     @property
     def tables(self) -> list[BlockTimes]:
         """Times of every layout's blocks."""
-        return [one.times for one in self.composed]
+        return [terms.times for terms in self.composed]
 
     @property
     def modes(self) -> Int[np.ndarray, "lanes 1"]:
         """Recompute of each layout, for all of its blocks."""
-        return np.array([one.mode for one in self.composed])[:, None]
+        return np.array([terms.mode for terms in self.composed])[:, None]
 
     @cached_property
     def bytes(self) -> BlockBytes:
@@ -110,27 +121,28 @@ class LayoutBatch:
 
 
 def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutBatch]:
-    """Layouts sorted by the program and division that they share.
-
-    On several kinds of nodes they are composed as on the first: all but times is the same on each (`parts`).
+    """Group layouts by the program and division of the model that they share.
 
     Raises:
         LayoutError: the model does not divide as a layout asks, or it does not lie on the cluster's kinds of nodes.
     """
+    # On several kinds of nodes layouts are composed as on the first: all but times is the same on each, and
+    # `by_node_kind` prices every kind by itself.
     if problem.kinds:
         return layout_batches(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
     terms = composed_layouts(problem).of(layouts)
     lanes_of: dict[tuple[PartitionedProgram, PerRank], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
         lanes_of[terms[lane].program, layout.kinds].append(lane)
-    return [
-        LayoutBatch(program, tuple(lanes), tuple([layouts[i] for i in lanes]), tuple([terms[i] for i in lanes]))
-        for (program, _), lanes in lanes_of.items()
-    ]
+    batches = []
+    for (program, _), lanes in lanes_of.items():
+        batch_layouts, batch_terms = [layouts[i] for i in lanes], [terms[i] for i in lanes]
+        batches.append(LayoutBatch(program, tuple(lanes), tuple(batch_layouts), tuple(batch_terms)))
+    return batches
 
 
 def composed(problem: StepProblem, layout: Layout) -> LayoutTerms:
-    """One layout composed, the same object in a session.
+    """Compose one layout: the same object whenever a session asks for it.
 
     Raises:
         LayoutError: the model does not divide as it asks.
@@ -147,7 +159,8 @@ class ComposedLayouts:
         self._composed: dict[Layout, LayoutTerms] = {}
 
     def of(self, layouts: Sequence[Layout]) -> list[LayoutTerms]:
-        """All of some layouts (raises `LayoutError` if the model does not divide as one of them asks)."""
+        """Terms of every layout (raises `LayoutError` if the model does not divide as one of them asks)."""
+        # A search asks for the same layouts again and again, but never for more than this at once.
         if len(self._composed) + len(layouts) > _MOST_LAYOUTS:
             self._composed.clear()
         return [self._composed.get(layout) or self._compose(layout) for layout in layouts]
@@ -155,7 +168,7 @@ class ComposedLayouts:
     def _compose(self, layout: Layout) -> LayoutTerms:
         blocks, program = _laid_out(self._problem.setting, layout)
         terms = _composed_in(self._problem, program, blocks, layout)
-        # the file of a schedule may change between calls
+        # The file of a schedule may change between calls.
         if not layout.schedule.startswith("file:"):
             self._composed[layout] = terms
         return terms
@@ -168,17 +181,24 @@ def composed_layouts(problem: StepProblem) -> ComposedLayouts:
 
 
 def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: ShardBlocks, layout: Layout) -> LayoutTerms:
-    times, placed = block_times(problem, layout), _placed_as(problem.setting, blocks, layout)
-    (mode,), factor = modes_of([layout.recompute]).tolist(), prod(step_factors(problem, layout))
-    return LayoutTerms(program, times, placed, mode, factor)
+    """Compose a layout in a program that divides its blocks."""
+    (mode,) = modes_of([layout.recompute]).tolist()
+    return LayoutTerms(
+        program=program,
+        times=block_times(problem, layout),
+        placed=_placed_as(problem.setting, blocks, layout),
+        mode=mode,
+        factor=prod(step_factors(problem, layout)),
+    )
 
 
 def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, PartitionedProgram]:
     """A layout's blocks, and its program, whose stages divide them."""
     blocks = shard_events(setting, layout)
     spec = program_spec(setting, layout, layer_count(blocks.pairs))
-    # a stack of linear layers is cut into other blocks where it is split
-    return blocks, divided(setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers))
+    # A stack of linear layers is cut into other blocks where it is split, so the division depends on the shard, too.
+    division = Division(blocks.kinds, layout.partition, layout.recompute_full_layers)
+    return blocks, divided(setting, spec, division)
 
 
 def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> PlacedBlocks:
@@ -188,36 +208,38 @@ def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> PlacedB
 
 @session_cached
 def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> PlacedBlocks:
+    """One object for equal blocks on equal ranks: the events between blocks are kept by it."""
     return PlacedBlocks(blocks, ranks, states)
 
 
 def in_program_of(problem: StepProblem, layout_batch: LayoutBatch, layout: Layout) -> LayoutBatch:
-    """Another layout, with blocks of its own, in the bundle's program."""
-    one = _composed_in(problem, layout_batch.program, shard_events(problem.setting, layout), layout)
-    return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(one,))
+    """A batch of another layout, with blocks of its own, in the program of a batch."""
+    blocks = shard_events(problem.setting, layout)
+    terms = _composed_in(problem, layout_batch.program, blocks, layout)
+    return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(terms,))
 
 
 def weighted_programs(layout_batch: LayoutBatch) -> tuple[tuple[LayoutBatch, float], ...]:
-    """Programs whose weighted makespans add up to the step time.
-
-    Without a flush between steps a step takes what a longer stream takes more than a shorter one (but no less than
-    its busiest rank, see `rank_busy_s`).
-    """
+    """Programs whose weighted makespans add up to the step time."""
     spec = layout_batch.spec
     if spec.steps == 1:
         return ((layout_batch, 1.0),)
+
+    # Without a flush between steps, filling and draining the pipeline count once for a stream of many steps. So a step
+    # takes what a longer stream takes more than a shorter one, by step (but no less than its busiest rank, see
+    # `rank_busy_s`).
     shorter = replace(spec, steps=spec.steps // 2)
     weight = 1 / (spec.steps - shorter.steps)
-    return (layout_batch, weight), (replace(layout_batch, program=layout_batch.program.with_spec(shorter)), -weight)
+    shorter_batch = replace(layout_batch, program=layout_batch.program.with_spec(shorter))
+    return (layout_batch, weight), (shorter_batch, -weight)
 
 
-def joined(alike: Sequence[LayoutBatch]) -> LayoutBatch:
-    """Layouts of several bundles, whose programs are alike (`PartitionedProgram.alike`), as those of one."""
-    lanes, layouts, composed = (
-        tuple(chain.from_iterable(parts))
-        for parts in zip(*((one.lanes, one.layouts, one.composed) for one in alike), strict=True)
-    )
-    return LayoutBatch(alike[0].program, lanes, layouts, composed)
+def joined(batches: Sequence[LayoutBatch]) -> LayoutBatch:
+    """Layouts of several batches, whose programs are alike (`PartitionedProgram.alike`), as one batch."""
+    lanes = chain.from_iterable([batch.lanes for batch in batches])
+    layouts = chain.from_iterable([batch.layouts for batch in batches])
+    terms = chain.from_iterable([batch.composed for batch in batches])
+    return LayoutBatch(batches[0].program, tuple(lanes), tuple(layouts), tuple(terms))
 
 
 # --- passes ---------------------------------------------------------------------------------------
@@ -231,8 +253,9 @@ def phase_s(
     slices = layout_batch.spec.scheduler.slices
     if variant != PLAIN or slices > 1:
         tables = [block_times(problem, layout, variant, slices) for layout in layout_batch.layouts]
-    # a third of the time that `stack` takes
-    of_lanes = np.concatenate([t.paired.phase_s if variant[2] == PAIRED else t.phase_s for t in tables])
+    _, _, beside = variant
+    # `concatenate` takes a third of the time of `stack`.
+    of_lanes = np.concatenate([table.paired.phase_s if beside == PAIRED else table.phase_s for table in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 
@@ -251,26 +274,29 @@ def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[
 
 
 def bundle_events(problem: StepProblem, layout_batch: LayoutBatch, lane: int) -> CommunicationEvents:
-    """Events between blocks of one of the bundle's layouts."""
+    """Events between blocks of one of a batch's layouts."""
     return _events_between(problem.setting, layout_batch.program.between, layout_batch.composed[lane].placed)
 
 
 @session_cached
 def _events_between(setting: Setting, program: PartitionedProgram, placed: PlacedBlocks) -> CommunicationEvents:
-    spans, counts = np.unique(program.structure.variants[:, 0]).tolist(), program.counts
+    """Events between blocks of a placement in a program, before they are priced."""
+    spans = np.unique(program.structure.variants[:, 0]).tolist()
     return communication_events(
-        placed.ranks, placed.states, placed.blocks, program.spec, spans, counts, setting.job, setting.cluster
+        placed.ranks, placed.states, placed.blocks, program.spec, spans, program.counts, setting.job, setting.cluster
     )
 
 
 def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:
-    """Events between blocks in each class, for each of the bundle's layouts."""
+    """Events between blocks in each class, for each of a batch's layouts."""
+    # Neither the number of micro-batches nor recompute changes what a class holds: programs that differ in these alone
+    # share a table.
     tables = program_event_classes(problem, layout_batch.program.alike.between)
     return tables.of([terms.placed for terms in layout_batch.composed])
 
 
 class ProgramEventClasses:
-    """Events between blocks in the classes of one program, for each placement the first time that it is asked for."""
+    """Events between blocks in the classes of one program, for each placement, computed when first asked for."""
 
     def __init__(self, problem: StepProblem, program: PartitionedProgram) -> None:
         self._problem, self._program = problem, program
@@ -298,6 +324,10 @@ def program_event_classes(problem: StepProblem, program: PartitionedProgram) -> 
 
 
 @session_cached
-def _entries(setting: Setting, program: PartitionedProgram, placed: PlacedBlocks):
+def _entries(
+    setting: Setting, program: PartitionedProgram, placed: PlacedBlocks
+) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
+    """Distinct events between blocks, and for each occurrence its class and which event it is."""
     events = _events_between(setting, program, placed)
-    return tuple(events.ops), *event_entries(program.structure, events)
+    class_index, op_index = event_entries(program.structure, events)
+    return tuple(events.ops), class_index, op_index

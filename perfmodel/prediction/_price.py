@@ -21,11 +21,12 @@ from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype, undivided
 
 _HALVINGS: Final = 12
-"""Of the range in which the share of casts that pay is looked for."""
+"""Halvings of the range in which the share of casts that pay is searched."""
 
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events; each distinct one is computed once (DistSim, observation 1)."""
+    # A fit of runs moves parameters hundreds of times. The prices behind them stay, and so are kept without them.
     prices = event_prices(problem.unadjusted)
     times = EventTimes.of_rows(prices.of(ops))
     if problem.adjustment is None:
@@ -39,23 +40,30 @@ def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.nda
     load = np.array([price.load for price in event_prices(problem.unadjusted).of(ops)], float)
     if problem.adjustment is None:
         return load
-    at = problem.adjustment.of
-    return load * np.exp([0.0 if isinstance(op, Collective) else at[factors_of(op)[1]] for op in ops])
+    log_factors = problem.adjustment.of
+    log_load = np.zeros(len(ops))
+    for i, op in enumerate(ops):
+        if not isinstance(op, Collective):
+            _, throughput = factors_of(op)
+            log_load[i] = log_factors[throughput]
+    return load * np.exp(log_load)
 
 
 class EventPrice(NamedTuple):
-    """What one event takes before runs said anything of the machine."""
+    """Seconds of one event before any run of the machine corrected them."""
 
     time_s: float
     lo_s: float
+    """Lower end of the 90 % interval."""
     hi_s: float
+    """Upper end of the 90 % interval."""
     provenance: str
     load: float
     """Its time relative to that at the clock of a kernel timed alone (`under_training_load`)."""
 
 
 class EventPrices:
-    """Prices of a problem's events, each worked out the first time that it is asked for."""
+    """Prices of a problem's events, each computed the first time that it is asked for."""
 
     def __init__(self, problem: StepProblem) -> None:
         self._problem = problem
@@ -66,10 +74,11 @@ class EventPrices:
         """The price of each event."""
         new = MonotoneGrid.of(op for op in ops if op not in self._prices)
         if new.ops:
-            self._prices.update(zip(new.ops, self._worked_out(new), strict=True))
+            self._prices.update(zip(new.ops, self._compute(new), strict=True))
         return [self._prices[op] for op in ops]
 
-    def _worked_out(self, in_steps: MonotoneGrid) -> Iterator[EventPrice]:
+    def _compute(self, in_steps: MonotoneGrid) -> Iterator[EventPrice]:
+        """Price events that were not asked for before."""
         problem, ops = self._problem, in_steps.ops
         device, site = problem.cluster.device, problem.site
 
@@ -83,7 +92,10 @@ class EventPrices:
         # A training step keeps the device near its power limit, where the clock is lower.
         load = under_load(device, ops, in_step.time_s) if site.power_limited else np.ones(len(ops))
         load = load * np.array([site.clock(op, device) for op in ops])
-        times = in_step.scaled(load).at_least(*self._shares_of_undivided_attention(ops))
+        times = in_step.scaled(load)
+
+        # Regressors see each part of a divided attention by itself and may promise it more than the whole can give.
+        times = times.at_least(*self._shares_of_undivided_attention(ops))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         return map(EventPrice, *columns)
 
@@ -102,10 +114,11 @@ class EventPrices:
         return parts, EventTimes.of_rows(self.of(undivided_ops)).scaled(np.array(shares))
 
     def latency_s(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        """What collectives take that carry next to nothing; 0 for kernels."""
+        """Seconds of the collectives if they carried next to nothing; 0 for kernels."""
         collectives = [op for op in ops if isinstance(op, Collective) and op not in self._latencies_s]
         new = list(dict.fromkeys(collectives))
         if new:
+            # Measured curves begin at some bytes, so that a byte stands for nothing.
             empty = [replace(op, bytes=1.0) for op in new]
             times = self._problem.collectives.times(self._problem.cluster, empty)
             self._latencies_s.update(zip(new, times.time_s.tolist(), strict=True))
@@ -119,35 +132,48 @@ def event_prices(problem: StepProblem) -> EventPrices:
 
 
 def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
-    """Which events cannot take longer than some others do, with those times (`training_forward`)."""
-    device, job = problem.cluster.device, problem.job
-    bounded = [i for i, op in enumerate(ops) if training_forward(op, device, job) is not None]
-    by = [training_forward(ops[i], device, job) for i in bounded]
-    times = event_times([op for op in by if op is not None], problem.cluster, problem.kernels, problem.collectives)
+    """Events (places in `ops`) that cannot take longer than some others do, with those times (`training_forward`)."""
+    bounded: list[int] = []
+    backwards: list[Op] = []
+    for i, op in enumerate(ops):
+        backward = training_forward(op, problem.cluster.device, problem.job)
+        if backward is not None:
+            bounded.append(i)
+            backwards.append(backward)
+    times = event_times(backwards, problem.cluster, problem.kernels, problem.collectives)
     return bounded, times.scaled(np.full(len(bounded), FORWARD_SHARE))
 
 
 def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:
-    """Times of the blocks of a layout's shard in a pass that computes several micro-batches, or one of `slices` slices
-    of the sequence (raises `LayoutError` if the model does not divide)."""
+    """Times of the blocks of a layout's shard in a pass.
+
+    Args:
+        variant: micro-batches that the pass computes at once, slice of the sequence, and what it runs beside.
+        slices: slices that the schedule cuts the sequence into.
+
+    Raises:
+        LayoutError: the model does not divide.
+    """
     span, index, beside = variant
     placed = placed_shard(problem.setting, of_span(layout, span))
+    ring_steps = layout.tp if layout.tp_overlap else 1
     checked = problem.framework.checks(layout.pp)
     combined = beside == COMBINED and placed.shard.ep_overlap
-    return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, checked, slices, index, combined)
+    return _times_of(problem, placed, ring_steps, checked, slices, index, combined)
 
 
 @session_cached
 def _times_of(
     problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int, combined: bool
 ) -> BlockTimes:
+    """`block_times` by exactly what it depends on, so that layouts which differ in anything else share a result."""
     blocks = placed_events(problem.setting, placed, slices, index)
     blocks = blocks if combined else blocks.alone
     host, device = problem.host, problem.cluster.device
     kernel_spread = problem.site.kernel_spread(device)
 
-    def events_of(of: ShardBlocks) -> BlockEvents:
-        return block_events(of, host, device, ring_steps, kernel_spread, checked)
+    def events_of(blocks: ShardBlocks) -> BlockEvents:
+        return block_events(blocks, host, device, ring_steps, kernel_spread, checked)
 
     blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
     return time_blocks(blocks, events_of(blocks), times, host)
@@ -156,19 +182,25 @@ def _times_of(
 def _casts_that_pay(
     problem: StepProblem, blocks: ShardBlocks, times: EventTimes, events_of: Callable[[ShardBlocks], BlockEvents]
 ) -> tuple[ShardBlocks, EventTimes]:
-    """A shard's blocks and times of its events where only so many operands are brought to 8 or 4 bits as pay, so that
-    no phase of a block takes longer than in 16 bits.
+    """Leave operands in 16 bits where casting them to 8 or 4 bits does not pay: no phase of a block may take longer
+    than in 16 bits.
 
-    Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
-    `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
-    Where no recipe says which operands these are, casts are no kernels that the host would issue.
+    Returns:
+        The blocks with the casts that are launched, and the times of their events.
     """
+    # Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
+    # `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
+    # Where no recipe says which operands these are, casts are no kernels that the host would issue.
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
     if not cast.any():
         return blocks, times
+
+    # The same products in the type that their operands are stored in.
     narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
     in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
     wide = times.replaced(narrow, priced_events(problem, in_16_bits))
+
+    # An event has one time in all blocks, so the block that gains least decides.
     pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
     share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
     if (share == 1.0).all():
@@ -184,25 +216,34 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     events_of: Callable[[ShardBlocks], BlockEvents],
 ) -> Float[np.ndarray, " blocks"]:
-    """The largest share of its casts with which no phase of each block takes longer than in 16 bits (`wide`), the same
-    for all phases. What one of them gains may be lost to communication that hid behind it, so no other may lose.
+    """Share of each block's casts, the largest, with which none of its phases takes longer than in 16 bits.
 
-    What a phase takes is convex in the share, and no more than in 16 bits without any: the shares that pay are all up
-    to the largest. What the host does for a phase is linear in it.
+    Args:
+        times: of the events where all operands are cast.
+        wide: of the events where none is.
+        cast: which events are casts.
+        events_of: the events of some blocks as arrays.
     """
     host, trains = problem.host, problem.job.mode == "train"
-    bare, all_cast = (events_of(blocks.casting(np.full(len(cast), share), problem.job)) for share in (0.0, 1.0))
+    none_cast = events_of(blocks.casting(np.zeros(len(cast)), problem.job))
+    all_cast = events_of(blocks.casting(np.ones(len(cast)), problem.job))
 
-    def phases_s(share: Float[np.ndarray, " blocks"], of: EventTimes) -> Float[np.ndarray, "blocks phases"]:
+    def phases_s(share: Float[np.ndarray, " blocks"], times: EventTimes) -> Float[np.ndarray, "blocks phases"]:
+        # What the host does for a phase is linear in the share.
+        by_host = {}
+        for name in ("launches", "issued", "beyond_operators_s"):
+            without, additional = getattr(none_cast, name), getattr(all_cast, name) - getattr(none_cast, name)
+            by_host[name] = without + share[:, None] * additional
         counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
-        by_host = {name: getattr(bare, name) + share[:, None] * (getattr(all_cast, name) - getattr(bare, name))
-                   for name in ("launches", "issued", "beyond_operators_s")}  # fmt: skip
-        events = bare._replace(counts=counts, **by_host)
-        phase_s = time_phases(events, of.time_s, host.issue_s, host.kernel_gap_s).phase_s
-        # collectives of the one hide behind kernels of the other
+        events = none_cast._replace(counts=counts, **by_host)
+        phase_s = time_phases(events, times.time_s, host.issue_s, host.kernel_gap_s).phase_s
+        # Collectives of input gradients hide behind kernels of weight gradients: both are judged together.
         phase_s[:, Phase.BACKWARD_INPUT] += phase_s[:, Phase.BACKWARD_WEIGHT]
         return phase_s if trains else phase_s[:, [Phase.FORWARD]]
 
+    # The share is the same for all phases of a block, and none may lose: what one gains may be lost to communication
+    # that hid behind it. What a phase takes is convex in the share, and no more than in 16 bits without any cast. So
+    # the shares that pay are all those up to the largest, which is found by halving.
     low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
     most_s = phases_s(low, wide) * (1 + 1e-9)
     share = high

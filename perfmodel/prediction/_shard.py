@@ -1,5 +1,8 @@
-"""Shard: what one device of a layout computes in each block, before any event is timed; in plain passes, and in those
-of several micro-batches at once, of slices of a sequence and of overlapped pairs."""
+"""Shard: what one device of a layout computes in each block, before any event is timed.
+
+Passes may also compute several micro-batches at once, or one slice of a sequence. Every function is kept by the part of
+a layout that it depends on, so that the thousands of layouts of a search share a few hundred shards.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,47 +35,60 @@ class PlacedShard:
     """All that the events of a layout's blocks depend on."""
 
     shard: Shard
+    """Part of every block that one device computes."""
     networks: tuple[Network, ...]
     """Where the groups of `BLOCK_GROUPS` lie."""
 
 
 def placed_shard(setting: Setting, layout: Layout) -> PlacedShard:
-    """The shard of a layout."""
+    """The shard of a layout, and where its process groups lie."""
     return PlacedShard(Shard.of(layout), _networks(setting, ranks_of(setting, layout)))
 
 
 def ranks_of(setting: Setting, layout: Layout) -> Layout:
-    """How a layout numbers its ranks, on which the placement of its groups depends: one that says nothing else."""
+    """How a layout numbers its ranks, on which the placement of its groups depends: a layout with nothing else set."""
     return _ranks(setting, layout.order, layout.degrees, layout.kinds)
 
 
 @session_cached
 def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Layout:
-    by_name: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
-    return Layout(order=order, kinds=kinds, **by_name)
+    """One object for all layouts that number their ranks alike: others are kept by it, and need not compare it."""
+    degree_of_dimension: dict[str, Any] = {}
+    for dimension, degree in zip(DIMENSIONS, degrees, strict=True):
+        degree_of_dimension[dimension.key] = degree
+    return Layout(order=order, kinds=kinds, **degree_of_dimension)
 
 
 @session_cached
 def _networks(setting: Setting, ranks: Layout) -> tuple[Network, ...]:
+    """Networks of `BLOCK_GROUPS`."""
     return tuple(Placement.of(group, ranks).on_network(setting.cluster) for group in BLOCK_GROUPS)
 
 
 @session_cached
 def shard_blocks(setting: Setting, shard: Shard, slices: int, index: int = 0) -> Sequence[tuple[BlockOps, int]]:
-    """Blocks of the model on a shard, on one of `slices` slices of the sequence (raises `LayoutError` if it does not
-    divide)."""
+    """Blocks of the model on a shard, and how often each occurs, on one of `slices` slices of the sequence.
+
+    Raises:
+        LayoutError: the sequence does not divide.
+    """
     return blocks(setting.model, sliced_job(setting.job, slices, index), shard)
 
 
 @session_cached
 def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int) -> ShardBlocks:
     """Counted events of a shard's blocks on one of `slices` slices of the sequence."""
-    of_shard = shard_blocks(setting, placed.shard, slices, index)
-    return count_events(of_shard, dict(zip(BLOCK_GROUPS, placed.networks, strict=True)), setting.job)
+    blocks_of_shard = shard_blocks(setting, placed.shard, slices, index)
+    networks: dict[str, Network] = dict(zip(BLOCK_GROUPS, placed.networks, strict=True))
+    return count_events(blocks_of_shard, networks, setting.job)
 
 
 def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int = 0) -> ShardBlocks:
-    """Counted events of the blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
+    """Counted events of the blocks of a layout's shard.
+
+    Raises:
+        LayoutError: the model or the sequence does not divide.
+    """
     return placed_events(setting, placed_shard(setting, layout), slices, index)
 
 
