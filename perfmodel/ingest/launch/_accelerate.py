@@ -42,6 +42,8 @@ _OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.o
 def _zero(settings: Mapping[str, Any]) -> Fields:
     if not set(settings) - {_DTYPE}:
         return {}
+    # One file configures four engines, and the kind says whose block counts;
+    # blocks of others may stand beside it unused.
     kind, by_name, again, stage, distributed, on_host = (settings.get(name) for name in _ZERO)
     if kind == "DEEPSPEED":
         return stage_as_it_runs(WHOLE_OR_NONE.read(2 if stage is None else stage), settings.get(_DTYPE, ""))
@@ -66,6 +68,7 @@ def _sharded(by_name: Any, again: Any) -> Fields:
     if by_name is None and (again is None or isinstance(again, bool) or str(again).lower() in ("true", "false")):
         return {"zero": 3 if again is None or FLAG.read(again) else 2}
     name = again if by_name is None else by_name
+    # `accelerate config` once wrote the number of a menu's line, counted from 1.
     number = int(name) if str(name).isdecimal() else 0
     return sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else name)
 
@@ -77,6 +80,7 @@ def _whole(settings: Mapping[str, Any], name: str) -> int:
 
 def _context(settings: Mapping[str, Any]) -> Fields:
     """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's Ulysses)."""
+    # `sp_size` is DeepSpeed's Ulysses, `cp_size` PyTorch's context parallelism.
     ranks, by_heads = _whole(settings, _CONTEXT[0]), _whole(settings, _CONTEXT[1])
     if by_heads > 1:
         return {"cp": ranks * by_heads, "cp_kind": "ulysses"}
@@ -99,6 +103,8 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
+    # Of the four engines FSDP is written: DeepSpeed's and Megatron's own files
+    # say more than Accelerate's blocks of them.
     if any(fields[name] > 1 for name in ("tp", "pp")):
         raise LaunchFileError("tp and pp: this file is written for FSDP, which has neither; take tp=1,pp=1")
     if fields["zero"] == 0:
@@ -239,6 +245,7 @@ ACCELERATE_AND_DEEPSPEED: Final = replace(
 
 def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
     """Entries of a file of Accelerate with those of the DeepSpeed file that it names, if that is beside it."""
+    # Accelerate refuses a file of DeepSpeed's beside its own block of it, so that the two never contradict.
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
         return source, ACCELERATE

@@ -62,6 +62,7 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     modules: list[AdapterModule] = []
     unknown = []
     for name in names:
+        # peft also takes paths (`model.layers.0.self_attn.q_proj`): the last part is the product.
         plain = str(name).rpartition(".")[2]
         if plain in ("all-linear", "all"):
             modules += _ALL_LINEAR

@@ -42,6 +42,7 @@ def _states(settings: Mapping[str, Any]) -> Fields:
     is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
     if _dtype(settings) != "bf16" or is_sharded or is_on(settings.get("deepspeed")):
         return fields
+    # peft keeps weights of adapters in fp32, so that only full fine-tuning has states in 16 bits.
     if fields.get("optimizer") == "adam" and not is_on(settings.get("adapter")):
         fields["optimizer"] = "adam16bit"
     return fields | {"grad_dtype": "bf16"}
@@ -99,6 +100,7 @@ _LIGER: Final = (
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
     """Kernels of Liger for norms, rotary embeddings and activations together, and its loss with the gradient."""
+    # Jobs know eager kernels as one group: it is fused if the norms and rotary embeddings of every layer are.
     needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
     stated: Fields = {"eager_kernels": ()} if all(needed) else {}
     if is_on(settings.get("liger_fused_linear_cross_entropy")):

@@ -87,6 +87,7 @@ def _overlap(settings: Mapping[str, Any]) -> Fields:
     """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
     stage = WHOLE_OR_NONE.read(settings.get("zero_optimization.stage", 0))
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
+    # Below stage 3 the default of overlap_comm is False, which is the framework's default here too, and no field.
     fields = stage_as_it_runs(stage, dtype)
     if stage == 3 or "zero_optimization.overlap_comm" in settings:
         fields["overlap_grad_reduce"] = FLAG.read(settings.get("zero_optimization.overlap_comm", True))
@@ -134,6 +135,8 @@ def _optimizer(settings: Mapping[str, Any]) -> Fields:
     masters, moments = (FLAG.read(settings.get(name, False)) for name in _NARROW)
     if not masters:
         return fields
+    # Masters and gradients are then bf16 (deepspeed/runtime/precision_config.py); with Adam's moments in bf16 too,
+    # everything that is kept of a weight takes 2 bytes.
     fields["grad_dtype"] = "bf16"
     if moments and fields.get("optimizer", "adam") in ("adam", "adamw"):
         fields["optimizer"] = "adam16bit"
@@ -167,9 +170,11 @@ def _buckets(settings: Mapping[str, Any]) -> Fields:
         raise BadValue(f"must not be below 0, got {min(reduced, gathered):g}")
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
     if stage == 3:
+        # Weights of stage 3 are gathered parameter by parameter, not into a bucket.
         elements = reduced
     else:
         overlaps = FLAG.read(settings.get(_STAGE[1], False))
+        # A bucket fills while the one before it is being reduced.
         elements = (2 if overlaps else 1) * reduced + gathered
     return {"bucket_bytes": elements * (4.0 if dtype == "fp32" else 2.0)}
 
@@ -195,6 +200,7 @@ _SECONDARY: Final = (
 def _secondary(settings: Mapping[str, Any]) -> Fields:
     """Further copies of weights of ZeRO++, whose memory is counted, and doubts about the rest of it."""
     fields: Fields = {}
+    # hpZ keeps a second 16-bit copy of the weights, sharded over the ranks of a node (ZeRO++, arXiv 2306.10209).
     ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:
         fields["secondary_shards"] = ranks

@@ -195,8 +195,8 @@ def _is_template(text: str, line: int) -> bool:
 
 def _merged_tables(root: Any) -> set[int]:
     """Identities of the tables that `<<` takes over elsewhere; many stand where they do only for that."""
-    # An explicit stack: a stranger's file may nest deeper than Python's own recursion goes, and aliases may form a
-    # ring.
+    # An explicit stack: a stranger's file may nest deeper than Python's own
+    # recursion goes, and aliases may form a ring.
     tables: set[int] = set()
     seen: set[int] = set()
     waiting: list[Any] = [root]
@@ -294,8 +294,7 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
             return [resolve(key, item, line, path) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
-        # The innermost reference has no other in it, so that it is replaced first; then the one around it can be
-        # read.
+        # The innermost reference has no other in it, so that it is replaced first; then the one around it can be read.
         for _ in range(value.count("${") + 1):
             match = _REFERENCE.search(value)
             if match is None:

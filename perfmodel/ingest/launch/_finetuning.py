@@ -55,6 +55,7 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
     if word == "freeze":
         return {"doubt.trained": f"what is trained may be wrong: {key} freeze is counted as training every weight"}
     fields = adapters.fields
+    # DoRA, VeRA, IA3 and the like also train little beside frozen weights: LoRA is the nearest of what is modelled.
     if word not in _LORA:
         fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is counted as LoRA"
     return fields
@@ -64,7 +65,7 @@ def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, de
     """Sequences of a device in a pass, and passes of a step.
 
     Args:
-        found: values of the file.
+        settings: values of the file.
         micro: key of the sequences per device.
         passes: key of the accumulation.
         default_micro: sequences where nothing says them.
@@ -101,6 +102,7 @@ def optimizer_fields(name: Any) -> Fields:
     known = next((optimizer for part, optimizer in _OPTIMIZER_WORDS if part in plain), None)
     if known is None or any(part in plain for part in _NOT_PLAIN):
         return {"doubt.optimizer": f"memory may be wrong: optimizer {name} is counted as Adam"}
+    # bitsandbytes quantizes states block by block; of its optimizers only 8-bit Adam has a record of states here.
     narrow = any(part in plain for part in ("8bit", "8_bit", "4bit"))
     if narrow and known == "adam":
         return {"optimizer": "adam8bit"}
@@ -169,6 +171,9 @@ FSDP_KEYS: Final = (
 
 def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
     """ZeRO stage of PyTorch's FSDP, by the keys of `FSDP_KEYS`; no field if it is off."""
+    # Three generations of keys: words of `--fsdp`, a strategy by name (FSDP1), and
+    # whether weights are sharded again after forward (FSDP2). Keys of the block
+    # have the prefix `fsdp_` in Accelerate's notation and none in the Trainer's.
     options = fsdp_options(settings["fsdp"]) if is_on(settings.get("fsdp")) else []
 
     def option(name: str) -> Any:
@@ -178,6 +183,7 @@ def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
     again = option("reshard_after_forward")
     if strategy is None and not options and again is None and not _is_second(settings):
         return {}
+    # Accelerate takes a strategy's name here too.
     if strategy is None and again is not None and str(again).lower() not in ("true", "false"):
         strategy = again
     if strategy is not None:

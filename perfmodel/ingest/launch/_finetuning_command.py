@@ -77,6 +77,7 @@ def finetuning_command(
         arguments: of the script itself.
         variables: set in its environment.
     """
+    # Following a script costs time, and every script of every framework comes by here first.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
     job = requested(text)
@@ -88,10 +89,12 @@ def finetuning_command(
     trainings = [training for training in candidates if training is not None]
     if not trainings:
         return None
+    # Scripts that fine-tune, merge and evaluate: the command with the most settings trains.
     best = max(trainings, key=lambda training: len(training.entries))
     base, notes = _named_file(best, folder)
     # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means nothing elsewhere.
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
+    # Flags win over the file that the command names, as in all of these front ends.
     entries = base | stated
     world, remarks = _world(best, job)
     unread = len(trainings) - 1
@@ -111,6 +114,8 @@ def _training(command: Command, folder: Path) -> _Training | None:
     """
     texts = [word.text for word in command.argv]
     joined = " ".join(texts)
+    # By the program's name; else by the Trainer's own flags, which any script
+    # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
     flags = command_entries(command.argv, _KNOWN, _SWITCHES)
     entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items() if name != "<script>"}
@@ -188,6 +193,7 @@ def _of_accelerate(texts: Sequence[str], line: int) -> dict[str, Entry]:
 
 def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], list[str]]:
     """Entries of the file of settings that a command names, if it is there, and a note if it is not."""
+    # A command that states its batch states the rest too, and `--config` is then something else's (Accelerate's).
     if training.form in (SWIFT, TRAINER) and MICRO in training.entries:
         return {}, []
     name = _name_of_file(training)
@@ -223,6 +229,7 @@ def _name_of_file(training: _Training) -> str | None:
     if config is not None and isinstance(config.value, str):
         return config.value
     texts = [word.text for word in training.command.argv]
+    # Before the subcommand stand the launcher's own files.
     begin = next((i for i, text in enumerate(texts) if text in ("train", "sft", "pt", "axolotl.cli.train")), 0)
     if training.form is TRAINER:
         begin = max((i for i, text in enumerate(texts) if text.endswith(".py")), default=0)
@@ -238,6 +245,7 @@ def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry
     """Processes of a launcher, of variables that front ends read, or of the scheduler; and remarks on them."""
     command = training.command
     line = command.argv[0].line
+    # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with hyphens.
     settings: dict[str, Any] = {name.replace("_", "-"): entry.value for name, entry in training.entries.items()}
     settings |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
     for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):

@@ -41,6 +41,7 @@ _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradie
 
 def finetuning_format(entries: Entries) -> LaunchFormat | None:
     """The front end whose file this is; None of another file."""
+    # mergekit and others have a `base_model` too.
     if "base_model" in entries and not {"sequence_len", "micro_batch_size", "adapter"} & set(entries):
         return None
     for form in FINETUNING:
@@ -62,6 +63,7 @@ def with_named_files(source: Source, form: LaunchFormat, folder: Path) -> tuple[
         folder: where the file lies, in which those that it names are looked for.
     """
     entries = dict(source.entries)
+    # The front end's own keys win over Accelerate's, and DeepSpeed's file over both but for what it leaves to `auto`.
     accelerate = _accelerate_entries(entries, folder)
     if accelerate:
         entries = accelerate | entries
@@ -87,6 +89,7 @@ def _on_torch(form: LaunchFormat) -> LaunchFormat:
 def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
     return replace(
         form,
+        # The last rule that says a field wins: the front end fills in what DeepSpeed's table takes for its own default.
         table=(*DEEPSPEED.table, *form.table, Rule(keys=(_BY_NAME,), read=_stage_by_name)),
         harmless=(*DEEPSPEED.harmless, *form.harmless, "monitor_config.*", "comms_config.*"),
         framework=lambda fields, entries: "deepspeed",
@@ -140,6 +143,7 @@ def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
 
 def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path) -> dict[str, Entry]:
     """Entries with those of DeepSpeed's settings, whose `auto` stands for what the front end says."""
+    # A hook's file holds DeepSpeed's settings themselves, a launch file the name of their file.
     merged = {key: entry for key, entry in entries.items() if not key.startswith("deepspeed.")}
     inside = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
     named = entries.get(_CONFIGURATION)
@@ -147,6 +151,7 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path)
         inside = _deepspeed_entries(named, folder)
     dtype = _dtype_of(merged, form)
     for key, entry in inside.items():
+        # `transformers` checks these against its own arguments and refuses others, so that the front end's are enough.
         if key in _BATCHES:
             continue
         if key in ("bf16.enabled", "fp16.enabled") and entry.value == AUTO:
@@ -171,6 +176,8 @@ def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
             key: Entry(entry.value, named.line, (str(path), entry.line))
             for key, entry in read_json(text_of_named(path), str(path)).entries.items()
         }
+    # Files that come with the front ends are called after their stage (`ds_z3_offload_config.json`, `zero2.json`),
+    # and are seldom copied beside the launch file.
     entries = {_BY_NAME: Entry(name, named.line)}
     plain = Path(name).name.lower()
     stage = _STAGE_IN_NAME.search(plain)

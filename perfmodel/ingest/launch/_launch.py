@@ -220,8 +220,8 @@ def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
     """Settings that were not understood and parts that were not read; what only costs some time comes last."""
     worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
     costing_time = [str(setting) for setting in unread if setting.harm is Harm.TIME]
-    # Readers stop after the first lines of a list; an unread kernel option costs percents, an unread model key
-    # everything.
+    # Readers stop after the first lines of a list; an unread kernel option
+    # costs percents, an unread model key everything.
     return (*worst, *notes, *costing_time)
 
 
@@ -272,8 +272,8 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
 
     devices = dp * tp * pp * cp, and global batch = micro-batch * accumulation * dp.
     """
-    # Experts are spread over ranks that exist already (replicas or tensor-parallel ones), so that ep multiplies
-    # nothing.
+    # Experts are spread over ranks that exist already (replicas or
+    # tensor-parallel ones), so that ep multiplies nothing.
     pp = known.get("pp", 1)
     group = known.get("tp", 1) * pp * known.get("cp", 1)
     devices = overrides.devices or known.get("devices")
@@ -298,8 +298,8 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
     if local is None and "device_batch" in known:
         local = _even(known["device_batch"] * group, place, "sequences per replica")
     if micro is None and local is not None:
-        # What a replica works on between two accumulations passes the pipeline in pieces, if there is a pipeline at
-        # all.
+        # What a replica works on between two accumulations passes the pipeline
+        # in pieces, if there is a pipeline at all.
         micro = local
         if pp > 1 and "pipeline_micro_batches" in known:
             micro = _even(local / known["pipeline_micro_batches"], place, "sequences per micro-batch of the pipeline")

@@ -50,12 +50,15 @@ SCHEDULED: Final = (*NUMBERED, "gres-gpus")
 
 def world_of(settings: Mapping[str, Any]) -> Fields:
     """Devices of the job: those of a launcher (torchrun, DeepSpeed's, Accelerate's), else those of the scheduler."""
+    # Who starts the processes knows their number best: torchrun's and DeepSpeed's flags per node, then launchers that
+    # count all processes, and at last what the job asks its scheduler for.
     scheduled = {}
     for name in SCHEDULED:
         if str(settings.get(f"sbatch-{name}", "")).isdecimal():
             scheduled[name] = int(settings[f"sbatch-{name}"])
     nodes = _number(settings, "nnodes", "num-nodes") or scheduled.get("nodes")
     each = _number(settings, "nproc-per-node", "num-gpus")
+    # A hostfile lists the nodes; it lies on the cluster, so that one node is all that can be said.
     if each is not None and nodes is None and settings.get("hostfile"):
         hostfile = settings["hostfile"]
         guess = f"{each} devices are a guess: the nodes are those of {hostfile}, which is not read; give --devices"
@@ -95,11 +98,14 @@ def _write_world(fields: Fields) -> Mapping[str, Any]:
 
 
 def _zero(settings: Mapping[str, Any]) -> Fields:
-    # Megatron-DeepSpeed.
+    # bf16 is passed on, since DeepSpeed's bf16 optimizer shards another stage
+    # than the one asked for. Megatron-DeepSpeed.
     if "zero-stage" in settings:
         return stage_as_it_runs(WHOLE_OR_NONE.read(settings["zero-stage"]), "bf16" if settings.get("bf16") else "")
+    # The element type is a key of this rule for DeepSpeed's sake; alone it says nothing of sharding.
     if not set(settings) - {"bf16"}:
         return {}
+    # PyTorch's fully_shard, which Megatron-Core applies to gradients and weights alike.
     if settings.get("use-torch-fsdp2"):
         return {"zero": 3}
     sharded = any(settings.get(name) for name in ("use-megatron-fsdp", "use-custom-fsdp"))
@@ -153,6 +159,8 @@ _OLD_RECOMPUTE: Final = (*_RECOMPUTE_BEFORE_CORE, "recompute-activations", "acti
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
+    # `--recompute-activations` is a short form of selective, and `--checkpoint-activations` that of full recompute
+    # before Core; a method without a granularity is of that time too.
     if settings.get("recompute-activations"):
         return {"recompute": "selective"}
     if settings.get("checkpoint-activations") or (
@@ -165,6 +173,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
+    # With FP8 products the other tensors are in 16 bits, so that `--bf16` stands beside it and is no second answer.
     if settings.get("fp8-format") or settings.get("fp8-hybrid"):
         return {"dtype": "fp8"}
     return {"dtype": next((name for name in ("bf16", "fp16") if settings.get(name)), "fp32")}
@@ -187,7 +196,10 @@ _FLASH: Final = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "us
 
 def _attention(settings: Mapping[str, Any]) -> Fields:
     if "attention-backend" in settings:
+        # Core's `auto`, `fused` and `flash` all run one fused kernel; they differ in the library that it comes from.
         return {"flash_attention": settings["attention-backend"] not in ("unfused", "local")}
+    # Before `--attention-backend`, Transformer Engine chose a fused kernel by itself, and only the local layers
+    # needed to be asked for one.
     asked = any(settings.get(name) for name in _FLASH)
     return {"flash_attention": asked or settings.get("transformer-impl") != "local"}
 
@@ -206,6 +218,8 @@ def _framework(fields: Fields, entries: Entries) -> str:
 
     `--use-flash-attn` is of both: Core takes it, and ignores it where Transformer Engine has an attention of its own.
     """
+    # The most particular signs first: DeepSpeed's flags, then flags that choose
+    # layers, then flags that only one generation has.
     if of_deepspeed(entries):
         return "megatron-deepspeed"
     implementation = entries["transformer-impl"].value if "transformer-impl" in entries else None

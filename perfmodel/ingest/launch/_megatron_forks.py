@@ -70,10 +70,12 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     each = WHOLE.read(arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
     if layers % (pp * each):
         raise BadValue(f"layers are not {pp} stages of {each}; got {arguments['num-layers']!r}")
+    # MindSpeed counts idle layers to make stages of equal length: a model of 61 layers says 64, of which 3 do nothing.
     sizes = [0] * pp
     for layer in range(layers):
         # Stages take their chunks of layers in turn.
         sizes[layer // each % pp] += layer not in idle
+    # Layers per chunk are counted with idle ones, which the model no longer has: chunks are stated instead.
     return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
 
 
@@ -95,6 +97,7 @@ def _state_types(arguments: Mapping[str, Any]) -> Fields:
         fields["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(
             arguments["main-grads-dtype"]
         )
+    # Layouts know one element type of optimizer states, fp32.
     narrow = [f"--{name} {arguments[name]}" for name in _STATE_TYPES[1:] if arguments.get(name, "fp32") != "fp32"]
     if narrow:
         fields["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is taken as fp32"
@@ -129,6 +132,7 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
     These are bf16, the distributed optimizer, experts whole on their ranks, and training of every weight (ms-swift,
     Megatron-SWIFT Command Line Parameters).
     """
+    # A script that states the sizes of the model starts Megatron itself.
     if "num-layers" in arguments or not any(name in arguments for name in _SWIFT_ONLY):
         return {}
     fields: Fields = {"dtype": words(_TORCH_TYPES).read(arguments.get("torch-dtype", "bfloat16"))}
@@ -137,6 +141,7 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
         fields["etp"] = 1
     if "max-length" in arguments:
         fields["seq_len"] = WHOLE.read(arguments["max-length"])
+    # Converted checkpoints are called after their model, with the ending that Megatron-SWIFT's examples have.
     checkpoint = arguments.get("model", arguments.get("mcore-model", arguments.get("load")))
     if isinstance(checkpoint, str):
         fields["model"] = checkpoint.rstrip("/").removesuffix("-mcore")

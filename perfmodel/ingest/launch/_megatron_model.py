@@ -50,6 +50,8 @@ def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
     if "ffn-hidden-size" in arguments:
         fields["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
     elif arguments.get("swiglu") is True and "hidden-size" in arguments:
+        # Megatron-LM's own default for gated feed-forwards, which keeps the weights of an ungated one of 4 hidden
+        # sizes:
         # Two thirds of four times the hidden size, in multiples of 64.
         fields["model.ffn_hidden"] = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
     return fields
@@ -65,6 +67,7 @@ def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
 def _heads(arguments: Mapping[str, Any]) -> Fields:
     if "num-key-value-heads" in arguments:  # Megatron-DeepSpeed
         return {"model.kv_heads": WHOLE.read(arguments["num-key-value-heads"])}
+    # Without the switch Megatron ignores the number of groups.
     if "num-query-groups" in arguments and arguments.get("group-query-attention"):
         return {"model.kv_heads": WHOLE.read(arguments["num-query-groups"])}
     return {}
@@ -97,6 +100,8 @@ _POSITION_SWITCHES: Final = {
 
 
 def _positions(arguments: Mapping[str, Any]) -> Fields:
+    # The switches are older than `--position-embedding-type` and stand beside it in scripts of both generations:
+    # "none" only switches the learned table off, so that a type may say more.
     kinds = [meaning for name, meaning in _POSITION_SWITCHES.items() if arguments.get(name)]
     kind = kinds[0] if kinds else None
     if "position-embedding-type" in arguments and kind in (None, "none"):
@@ -148,6 +153,7 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     """Layers with experts, as Megatron-Core, MindSpeed or Megatron-DeepSpeed state them."""
     if "hybrid-override-pattern" in arguments or _count_experts(arguments.get("num-experts")) <= 1:
         return {}
+    # Megatron-DeepSpeed has experts in every second layer by default (`--expert-interval 2`), Megatron-Core in all.
     if "first-k-dense-replace" not in arguments and "moe-layer-freq" not in arguments:
         if of_deepspeed(arguments):
             return {"experts.first_dense_layers": 0, "experts.every": WHOLE.read(arguments.get("expert-interval", 2))}
@@ -190,6 +196,7 @@ def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
     dense, every = fields.get("experts.first_dense_layers", 0), fields.get("experts.every", 1)
     if not dense and every == 1:
         return {}
+    # Megatron evaluates this expression of lists: dense layers, whole groups, and dense layers that fill no group.
     groups, rest = divmod(fields["model.layers"] - dense, every)
     parts = [f"[0]*{dense}"] if dense else []
     parts.append(f"([0]*{every - 1}+[1]*1)*{groups}" if every > 1 else f"[1]*{groups}")
@@ -203,6 +210,7 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
     fields: Fields = {"experts.count": count} if count else {}
     if "topk" in arguments or "moe-router-topk" in arguments:
         fields["experts.topk"] = WHOLE.read(arguments.get("moe-router-topk", arguments.get("topk")))
+    # Defaults of `--topk` in Megatron-DeepSpeed and `--moe-router-topk` in Megatron-Core.
     elif count > 1:
         fields["experts.topk"] = 1 if of_deepspeed(arguments) else 2
     if len(set(_listed(arguments.get("num-experts"))) - {"1"}) > 1:
@@ -214,6 +222,7 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
         # Every token passes a dense feed-forward too (DeepSpeed-MoE, arXiv 2201.05596, section 4.1).
         dense = arguments.get("ffn-hidden-size", 4 * WHOLE.read(arguments["hidden-size"]))
         fields["experts.shared_ffn_hidden"] = WHOLE.read(dense)
+    # MindSpeed counts shared experts, which are as large as routed ones; Megatron-Core states their total size.
     shared = WHOLE_OR_NONE.read(arguments.get("n-shared-experts", 0))
     if shared:
         sizes = ("moe-intermediate-size", "moe-ffn-hidden-size", "ffn-hidden-size")
@@ -275,6 +284,8 @@ def _listed(value: Any) -> list[Any]:
 
 def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
+    # Whether layers are hybrid is decided by the program (`pretrain_mamba.py`)
+    # or the specification of layers, not by a flag.
     program = PurePosixPath(str(arguments.get(SCRIPT, ""))).name
     spec = " ".join(map(str, _listed(arguments.get("spec", ""))))
     if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
@@ -299,9 +310,12 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     if set(letters) - set("M*-E"):
         raise BadValue(f"may have layers M, *, - and E alone; got {pattern!r}")
     fields: Fields = {"model.layers": len(letters), "model.mixers": letters}
+    # Without attention no heads need be stated, but a model has to have some.
     if "*" not in letters:
         fields["model.heads"] = WHOLE.read(arguments.get("num-attention-heads", 1))
     if "M" in letters:
+        # Defaults of Mamba-2 in Megatron-Core (megatron/core/ssm/mamba_mixer.py): twice the hidden size in heads of
+        # 64, 128 states, 8 groups.
         head_dim = WHOLE.read(arguments.get("mamba-head-dim", 64))
         heads = WHOLE.read(arguments.get("mamba-num-heads", 2 * WHOLE.read(arguments["hidden-size"]) // head_dim))
         fields |= {
@@ -341,6 +355,7 @@ _NO_DECODERS: Final = (
 
 def _kind(arguments: Mapping[str, Any]) -> Fields:
     """Kind of model of a program that trains no causal decoder: BERT, T5, or one that is not described here."""
+    # The arguments of BERT, T5 and GPT are the same: only the name of the program tells them apart.
     name = PurePosixPath(str(arguments.get(SCRIPT, ""))).stem.lower().replace("-", "_")
     parts = name.split("_")
     if "bert" in parts or "bert-no-binary-head" in arguments:
@@ -372,6 +387,7 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     if str(parts[0]).strip() == "-1":  # no window
         return {}
     before = WHOLE_OR_NONE.read(str(parts[0]).strip())
+    # Core's pair counts the tokens beside the query's own, MindSpeed's number all of them.
     fields: Fields = {"model.window": before + 1 if "window-size" in arguments else before}
     every = arguments.get("window-attn-skip-freq")
     if every is not None and str(every).isdecimal():

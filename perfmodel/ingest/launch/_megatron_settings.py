@@ -58,6 +58,7 @@ def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
         return {"recompute": "selective"}
     if granularity != "full":
         raise BadValue(f"must be full or selective, got {granularity!r}")
+    # Layers beyond the number keep everything, so that no recompute is on beside these.
     if method == "block":
         return {"recompute": "none", "recompute_full_layers": (WHOLE_OR_NONE.read(layers),)}
     return {"recompute": "full"}
@@ -94,6 +95,7 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
 
 def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | None]:
     """Granularity, method and number of layers; reading them back tells what they cannot say."""
+    # `uniform` with groups of one layer keeps each layer's input, as full recompute means here.
     full_layers = fields.get("recompute_full_layers")
     if fields["recompute"] == "full":
         return "full", "uniform", 1
@@ -144,6 +146,7 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         return {"partition": (first, *[each] * (pp - 2), last)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
+        # Only the two ends can differ, and all stages between must be equal.
         cut = list(fields.get("partition") or ()) if "model.layers" in fields else []
         said = len(cut) == fields["pp"] >= 2 and len(set(cut[1:-1])) <= 1
         return {ends[0]: cut[0], ends[1]: cut[-1]} if said else {}
@@ -195,6 +198,7 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
     def read(settings: Mapping[str, Any]) -> Fields:
         if settings.get(weights) and (settings.get(switched_on) or not switch):
             raise BadValue("offloads weights too, which no layout does; leave it out for activations alone")
+        # A configuration keeps the number of layers also where the switch is off.
         off = (switch and not settings.get(switched_on)) or settings.get(activations) is False
         return {"offload_layers": 0 if off else WHOLE_OR_NONE.read(settings.get(layers, 0))}
 
@@ -282,6 +286,7 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
     backends = words({"deepep": "deepep", "hybridep": "hybridep"})
 
     def read(settings: Mapping[str, Any]) -> Fields:
+        # DeepEP is a backend of the flex dispatcher and ignored with others.
         if settings.get(kind, "flex") == "flex" and (settings.get(backend) or settings.get(deepep)):
             return {"expert_dispatcher": backends.read(settings.get(backend) or "deepep")}
         return {"expert_dispatcher": "alltoall"} if settings.get(kind) == "alltoall" else {}
@@ -293,6 +298,7 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
         return {kind: "flex", backend: dispatcher}
 
     def read_capacity(settings: Mapping[str, Any]) -> Fields:
+        # Without padding a capacity only drops tokens above it, and the sizes are those of the routing.
         holds = settings.get(padded) in (True, "true", "True") and factor in settings
         return {"expert_capacity_factor": NUMBER.read(settings[factor])} if holds else {}
 

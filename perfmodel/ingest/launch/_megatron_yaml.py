@@ -48,6 +48,8 @@ def megatron_arguments(source: Source) -> Source | None:
         name = _argument_name(key.rpartition(".")[2])
         if key.startswith(table) and (key.partition(".")[0] not in _ELSEWHERE or name in LAUNCHING):
             stated[name] = replace(entry, value=_value_of(entry.value))
+    # Any YAML may have a key or two of these names (`seq-length`, `lr`):
+    # several must be Megatron's, one of them its own.
     known = _ARGUMENTS & set(stated)
     is_primus = table.endswith("overrides.") and _primus_framework(source.entries) == "megatron"
     if not is_primus and (len(known) < FEWEST or not known & set(_MARKS)):
@@ -143,6 +145,7 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
     # What is overridden of the model that is named would be lost beside its name.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
+        # Under a name that no rule knows it is reported as unread, and its words make it one about the model.
         stated[f"{name.replace('_', '-')}-of-the-named-model"] = replace(entry, value=str(entry.value))
     return stated
 
@@ -236,6 +239,8 @@ def _is_neox(entries: Entries) -> bool:
 
 def _of_neox(entries: Entries) -> dict[str, Entry]:
     """The entries of a file of GPT-NeoX as arguments of Megatron-DeepSpeed."""
+    # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings whose values mean
+    # something else than in Megatron.
     stated = {key.replace("_", "-"): replace(entry, value=_value_of(entry.value)) for key, entry in entries.items()}
     lines = {name: entry.line for name, entry in stated.items()}
     values = {name: entry.value for name, entry in stated.items()}

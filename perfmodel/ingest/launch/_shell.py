@@ -257,8 +257,7 @@ class _Interpreter(Commands):
     @contextmanager
     def supposing(self) -> Iterator[None]:
         """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
-        # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than
-        # none.
+        # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than none.
         certain, self.certain = self.certain, False
         variables, arguments = dict(self.state.variables), list(self.state.arguments)
         try:

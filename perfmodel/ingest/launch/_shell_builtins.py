@@ -51,8 +51,7 @@ class Builtins(Expander):
                 self.state.variables[name] = value
 
     def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
-        # The outer value of a local variable is kept from the first declaration, to be put back when the function
-        # ends.
+        # The outer value of a local variable is kept from the first declaration, to be put back when the function ends.
         if self.locals and argv and argv[0].text == "local":
             for assignment in node.assignments:
                 self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
@@ -180,8 +179,8 @@ class Builtins(Expander):
         """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
         if len(argv) < 3:
             return None
-        # The position of the next option is a variable of the script, OPTIND, so that the loop around needs no state
-        # here.
+        # The position of the next option is a variable of the script, OPTIND,
+        # so that the loop around needs no state here.
         options, name, arguments = argv[1].text, argv[2].text, self.state.arguments
         position = int(self.value_of("OPTIND", "1"))
         if position > len(arguments) or not re.match(r"-\w", arguments[position - 1].text):

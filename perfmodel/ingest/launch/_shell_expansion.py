@@ -105,8 +105,7 @@ class Expander:
         """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
         expanded: list[Word] = []
         # A word is built from its parts; a part with several values closes the word with its first value and begins
-        # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from
-        # none.
+        # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from none.
         text, line, begun = "", raw.line, False
         for part in raw.parts:
             if part.kind == "text":
@@ -244,8 +243,8 @@ class Expander:
 
     def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
         """A parameter with a default, a part cut away or another change (`${NAME:-default}`, `${NAME%.sh}`)."""
-        # POSIX: `-` default, `=` default that is kept, `+` replacement, `?` error; with a colon an empty value counts
-        # as unset.
+        # POSIX: `-` default, `=` default that is kept, `+` replacement, `?`
+        # error; with a colon an empty value counts as unset.
         condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
         if condition:
             colon, sign, operand = condition.groups()

@@ -84,6 +84,7 @@ def _types(settings: Mapping[str, Any]) -> Fields:
     fields = optimizer_fields(settings["optimizer._component_"]) if "optimizer._component_" in settings else {}
     dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(settings.get("dtype", "fp32"))
     fields["dtype"] = dtype
+    # There is no autocast and there are no master weights in torchtune: what is loaded is what is trained.
     if dtype == "bf16":
         fields["grad_dtype"] = "bf16"
         if fields.get("optimizer", "adam") == "adam":
@@ -107,6 +108,8 @@ def _in_backward(settings: Mapping[str, Any]) -> Fields:
 def _chunked(settings: Mapping[str, Any]) -> Fields:
     """Losses that never hold all logits."""
     name = str(settings["loss._component_"]).rpartition(".")[2]
+    # `LinearCrossEntropyLoss` takes hidden states and computes logits chunk by chunk; the older chunked losses take
+    # logits, which exist as a whole by then.
     if "Linear" in name:
         return {"chunked_loss": True}
     if "Chunked" not in name:

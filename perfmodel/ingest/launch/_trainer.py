@@ -40,6 +40,7 @@ def _number(settings: Mapping[str, Any], *names: str) -> int | None:
 
 def world_fields(settings: Mapping[str, Any]) -> Fields:
     """Devices of a launcher: Accelerate and a dump of arguments state all of them, others those of a node."""
+    # Accelerate's `--num_processes` counts all machines, torchrun's `--nproc_per_node` one of them.
     every = _number(settings, "num_processes", "world_size")
     nodes = _number(settings, "nnodes", "num_nodes", "num_machines")
     each = _number(settings, "nproc_per_node", "num_gpus")
@@ -80,8 +81,10 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
     """The Trainer's switches, and the type that weights are loaded in."""
     fields: Fields = {"dtype": half_of(settings)}
     if is_on(settings.get("pure_bf16")):
+        # LLaMA-Factory's pure_bf16 casts the model itself and turns autocast off.
         # without fp32 copies of the weights, which are what the optimizer's states are kept like
         return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
+    # Without a switch for autocast, products run in the type that the weights were loaded in.
     loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
     if loaded in ("bf16", "fp16") and not any(name in settings for name in ("bf16", "fp16", "fp8")):
         fields["dtype"] = loaded
@@ -133,6 +136,7 @@ _RECOMPUTE: Final = (
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
+    # The Trainer's switch and that of its FSDP block ask for the same; one of them is enough.
     asked = [value for name, value in settings.items() if name != _EVERY and is_on(value)]
     fields = checkpointing_fields(asked[0] if asked else False)
     every = settings.get(_EVERY, 1)
@@ -207,6 +211,7 @@ _TRL_ADAPTERS: Final = ("use_peft", "lora_r", "lora_rank", "lora_target_modules"
 def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA as trl's `ModelConfig` says it: only with `use_peft`, where that is said."""
     stated = any(name in settings for name in ("use_peft", "lora_r", "lora_rank"))
+    # trl drops every other setting of adapters without `use_peft`; scripts of their own often have only the ranks.
     bits = _bits(settings)
     if stated and is_on(settings.get("use_peft", True)):
         rank = settings.get("lora_r", settings.get("lora_rank", 16))
@@ -336,6 +341,7 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
     if devices is None:
         note = f"{ACCUMULATION}=1, though Swift accumulates to 16 sequences where nothing else is said"
         return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
+    # Ranks that share a sequence are one replica.
     ranks = devices // WHOLE.read(settings.get("sequence_parallel_size", 1))
     return {"micro_batch": micro, "grad_accum": max(1, -(-16 // max(1, micro * ranks)))}
 
