@@ -71,6 +71,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     kind = TEXT.read(settings.get("model.type", "gpt2"))
     if kind not in _KINDS:
         raise BadValue(f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}")
+    # Configurations of the other types are derived from LLaMA's and share its sizes.
     sizes: dict[str, Any] = dict(_SIZES.get("gpt2" if kind == "gpt2" else "llama", {}))
     for name in ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"):
         if f"model.{name}" in settings:
@@ -88,6 +89,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         if f"model.{name}" in settings:
             fields[field] = FLAG.read(settings[f"model.{name}"])
     experts = settings.get("model.num_local_experts", settings.get("model.n_routed_experts"))
+    # Of the types that are read only Mixtral routes tokens; all its feed-forwards are experts.
     if kind == "mixtral":
         fields["experts.count"] = WHOLE.read(experts or 8)
         fields["experts.topk"] = WHOLE.read(settings.get("model.num_experts_per_tok", 2))
@@ -121,6 +123,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         copies *= 1 if size == -1 else WHOLE.read(size)
     if copies > 1:
         fields["replicate"] = copies
+    # FSDP is an axis mapping: weights are sharded along the named logical axis, and not at all where none is named.
     shards = settings.get("trainer.fsdp_axis", "embed")
     fields["zero"] = 3 if shards not in (None, "", [], "null") else 0
     return fields
@@ -144,12 +147,14 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
     """jmp's policy: `p=f32,c=bfloat16` keeps weights in 32 bits and computes in 16."""
     policy = TEXT.read(settings["trainer.mp"])
     parts = dict(part.strip().partition("=")[::2] for part in policy.split(","))
+    # `p` parameters, `c` computation, `o` output; a policy of one word holds for all.
     compute = parts.get("c") or parts.get("compute") or parts.get("p") or parts.get("params") or policy
     if compute not in _TYPES:
         raise BadValue(f"must be a policy such as p=f32,c=bfloat16, got {policy!r}")
     fields: Fields = {"dtype": _TYPES[compute]}
     kept = parts.get("p") or parts.get("params")
     if kept in _TYPES and _TYPES[kept] == "bf16":
+        # optax keeps moments in the type of the weights.
         fields["optimizer"] = "adam16bit"
     return fields
 

@@ -37,6 +37,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     layers, hidden, heads = (WHOLE.read(settings[name]) for name in names)
     fields: Fields = {"model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.dropout": False}
     fields["model.ffn_hidden"] = round(hidden * NUMBER.read(settings.get("model.expansion_ratio", 4)))
+    # MPT's positions are learned unless a switch says otherwise, and ALiBi counts more than rotary ones.
     if settings.get("model.attn_config.alibi"):
         fields["model.positions"] = "alibi"
     elif settings.get("model.attn_config.rope"):
@@ -48,6 +49,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     ffn_hidden = settings.get("model.ffn_config.ffn_hidden_size")
     if ffn_hidden is not None:
         fields["model.ffn_hidden"] = WHOLE.read(ffn_hidden)
+    # `expansion_ratio` is the older notation; a stated size replaces it.
     kind = settings.get("model.ffn_config.ffn_type", "mptmlp")
     if kind in _MIXTURES:
         fields["experts.count"] = WHOLE.read(settings.get("model.ffn_config.moe_num_experts", 1))
@@ -124,6 +126,7 @@ def offloads_to_host(fields: Fields) -> bool:
         LaunchFileError: it cannot.
     """
     place = fields["offload_states"]
+    # CPUOffload is one switch for all that is sharded: the stage decides what goes to the host.
     if place != "none" and {"offload_states": place} != fsdp_offload(fields["zero"], on_host=True):
         raise LaunchFileError(f"offload_states={place}: with zero=3 FSDP offloads weights too; take the other")
     return place != "none"

@@ -88,6 +88,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     if "remat_policy" not in settings:
         return {}
     name = TEXT.read(settings["remat_policy"]).lower()
+    # Most of a layer's memory is what the feed-forward's products give: whether these are kept decides.
     if name == "custom":
         wide = [tensor for tensor in _KEPT_BY_CHOICE if "mlpw" in tensor]
         kind = "selective" if any(settings.get(tensor) == "device" for tensor in wide) else "full"
@@ -102,6 +103,8 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     """Degrees of all axes; the one that is -1 takes the devices that are left."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     open_axes: set[str] = set()
+    # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be open at most, so
+    # that an open data axis within slices closes that of fsdp.
     stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(settings)
     if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
@@ -123,9 +126,11 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         # JAX differentiates the loop over all forwards: backwards begin when the last forward has ended.
         fields["schedule"] = "gpipe"
     if not open_axes:
+        # Ranks of the expert axis hold other tokens, so that they are replicas of all that is no expert.
         fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
     elif not open_axes <= {"data", "fsdp"}:
         raise BadValue(f"leaves {', '.join(sorted(open_axes))} open (-1); write its degree")
+    # The fsdp axis shards weights and all that belongs to them; without it the data axis may shard optimizer states.
     sharded = "fsdp" in open_axes or sizes["fsdp"] > 1
     if sharded and "data" in open_axes:
         fields["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
@@ -142,6 +147,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 def _write_mesh(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] == 2:
         raise LaunchFileError("zero=2: MaxText shards optimizer states over data (1) or weights over fsdp (3)")
+    # The inverse of `_mesh`: replicas that are no expert ranks are divided between copies (data) and shards (fsdp).
     shards = fields["dp"] // fields["ep"]
     if fields["dp"] % fields["ep"]:
         raise LaunchFileError(
@@ -180,6 +186,7 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
     passes = accumulated(fields, "MaxText states the batch per device")
     devices = fields["dp"] * fields["tp"] * fields["pp"] * fields["cp"]
+    # A batch passes the pipeline at once and is cut there: accumulation becomes micro-batches of the pipeline.
     if fields["pp"] > 1:
         return {_BATCH[0]: fields["global_batch"] / devices, _BATCH[2]: passes}
     return {_BATCH[0]: fields["micro_batch"] * fields["dp"] / devices, _BATCH[1]: passes}
@@ -215,6 +222,7 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     name = str(settings.get("quantization", "")).lower()
     if name in ("", "none"):
         return plain
+    # Names have endings for what else is quantized (`te_fp8_delayedscaling_...`): the beginning decides.
     known = next(
         (fields for start, fields in _QUANTIZED.items() if name == start or name.startswith(f"{start}_")), None
     )

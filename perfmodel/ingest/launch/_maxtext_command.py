@@ -29,6 +29,7 @@ def maxtext_command(
         arguments: of the script itself.
         variables: set in its environment.
     """
+    # Following a script costs time, and every script that is no fine-tuning comes by here.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
     environment = {**os.environ, **(variables or {})}
@@ -40,6 +41,7 @@ def maxtext_command(
         line = command.argv[0].line
         for argv in _commands_within([word.text for word in command.argv]):
             file, settings = _settings(argv, line)
+            # A script may also decode or convert checkpoints with a few settings; training has the most.
             if len(settings) > len(best) and MAXTEXT.recognises(settings):
                 best, base = settings, file
     if not best:
@@ -65,6 +67,7 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     file = ""
     settings: dict[str, Entry] = {}
     for word in argv:
+        # Assignments before the file are variables of the environment (`LIBTPU_INIT_ARGS=... python3 ...`).
         setting = _SETTING.fullmatch(word)
         if setting and file:
             settings[setting[1]] = Entry(_value(setting[2]), line)

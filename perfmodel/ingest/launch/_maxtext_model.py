@@ -83,6 +83,7 @@ _WINDOW: Final = "sliding_window_size"
 
 def _block(settings: Mapping[str, Any]) -> Fields:
     """Fields that follow from the kind of block (`layers/decoders.py` and the module of each kind)."""
+    # Much of a model is no key in MaxText but stands in the code of its block.
     kind = TEXT.read(settings.get("decoder_block", "llama2"))
     if kind in _PLAIN_BLOCKS:
         window = _size(settings, _WINDOW, 0)
@@ -175,6 +176,7 @@ def _experts(settings: Mapping[str, Any]) -> Fields:
     if count == 1:
         return {}
     fields: Fields = {"experts.count": count, "experts.topk": _size(settings, "num_experts_per_tok", 1)}
+    # The key was renamed; without either, experts are as wide as the dense feed-forward of base.yml.
     width = _size(settings, "base_moe_mlp_dim", _size(settings, "base_moe_dim", _size(settings, "base_mlp_dim", 7168)))
     fields["experts.ffn_hidden"] = width
     shared = _size(settings, "shared_experts", 0)

@@ -35,6 +35,7 @@ def _replicas(settings: Mapping[str, Any]) -> Fields:
     fields: Fields = {"ep": experts}
     if "parallelism.dp" in settings:
         fields["dp"] = WHOLE.read(settings["parallelism.dp"]) * experts
+    # With ALL_REDUCE every rank of tensor parallelism holds all tokens, and layouts dispatch shards of them to experts.
     whole_inputs = settings.get("parallelism.tp_mode") == "ALL_REDUCE"
     if experts > 1 and whole_inputs and WHOLE.read(settings.get("parallelism.tp", 1)) > 1:
         fields["sequence_parallel"] = True

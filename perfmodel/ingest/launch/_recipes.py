@@ -55,6 +55,7 @@ def recipe_command(
     Raises:
         LaunchFileError: a recipe that is not known.
     """
+    # Following a script costs time; most scripts have none of these words.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
     job = requested(text)
@@ -121,6 +122,7 @@ def _flags(command: Command) -> dict[str, Entry]:
         name, sign, value = word.text.partition("=")
         if not name.startswith("--"):
             continue
+        # A flag at the end, or before another one, is a switch.
         behind = words[i + 1].text if i + 1 < len(words) else "--"
         text = value if sign else "true" if behind.startswith("--") else behind
         flags[name.removeprefix("--")] = Entry(plain_value(text), word.line)
@@ -156,6 +158,7 @@ def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
     """torchtitan: `--module` and `--config` name a recipe since 2026, a file of TOML holds one before."""
     line = command.argv[0].line
     flags = _flags(command)
+    # Settings have a table in their names (`--training.local_batch_size 4`), flags of launchers have none.
     stated = {name: entry for name, entry in flags.items() if "." in name and name not in _TITAN_FILE}
     file = next((str(flags[name].value) for name in _TITAN_FILE if name in flags), "")
     file = file or command.variables.get("CONFIG_FILE", "")
@@ -203,6 +206,8 @@ def _nemo(command: Command, place: str) -> tuple[Source, LaunchFormat]:
 
 
 def _of_nemo(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
+    # A recipe is a function with defaults: what the command or script states
+    # replaces them, and the model is named by it.
     entries = _recipe("nemo", name, place=place, line=line)
     model = _named_model(entries)
     entries |= changes
@@ -224,6 +229,7 @@ def _bridge_name(words: Sequence[str]) -> str:
             return value if sign else " ".join(words[i + 1 : i + 2])
     if not any(word.startswith("--config-file") for word in words):
         return ""
+    # Examples of Megatron-Bridge build the recipe of their own name and read a file of changes.
     programs = [re.fullmatch(r"(?:.*/)?pretrain_(\w+)\.py", word) for word in words]
     return next((f"{program[1]}_pretrain_config" for program in programs if program), "")
 
@@ -269,6 +275,9 @@ def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", 0) or 0
         raise broken(place, line, "not valid Python; mend it") from None
+    # Values of names are followed from top to bottom, and attributes of the recipe's
+    # variable are its settings. Without executing anything, branches and calls stay
+    # unknown, and a value that depends on them is refused where it is needed.
     known: dict[str, Any] = {}
     variable, name, framework, line = "", "", "", 0
     changes: dict[str, Entry] = {}
@@ -281,6 +290,7 @@ def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
         if isinstance(target, ast.Name) and isinstance(node.value, ast.Call):
             made = _made_by(node.value)
             if made is not None:
+                # A script may make several recipes; the last one is that which it runs.
                 (framework, name), variable, line = made, target.id, node.lineno
                 changes = _arguments(node.value, known) if framework == "nemo" else {}
         elif isinstance(target, ast.Name):

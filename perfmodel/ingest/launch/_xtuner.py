@@ -49,6 +49,7 @@ def read_python(text: str, place: str) -> Source:
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     notes: list[str] = []
+    # Only the top level is read: what stands in a function or behind a condition depends on a run.
     for statement in module.body:
         target, value = _assignment(statement)
         if target is None or value is None:
@@ -92,6 +93,7 @@ def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return statement.target.id, statement.value
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        # `batch_size *= 2` is read as `batch_size = batch_size * 2`.
         before = ast.Name(statement.target.id, ast.Load())
         return statement.target.id, ast.BinOp(before, statement.op, statement.value)
     return None, None
@@ -103,6 +105,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         case ast.Constant():
             return node.value
         case ast.Name():
+            # Names that nothing assigned are classes and functions: the name itself says which optimizer or type it is.
             return known.get(node.id, node.id)
         case ast.Attribute():
             return ast.unparse(node)
@@ -128,6 +131,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
 def _result(node: ast.BinOp, lhs: Any, rhs: Any) -> Any:
     """A sum, product or quotient of numbers."""
     calculate = _OPERATORS.get(type(node.op))
+    # A text times a number would be repeated: a stranger's file must not fill the memory.
     numbers = all(isinstance(operand, (int, float)) and abs(operand) < _LARGEST for operand in (lhs, rhs))
     if calculate is None or not numbers:
         return _unknown(node)
@@ -188,6 +192,7 @@ def _batches(settings: Mapping[str, Any]) -> Fields:
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA, if the model has a configuration of it; frozen weights may lie in few bits."""
+    # Without adapters quantized weights say nothing: such a configuration serves a model.
     if not any(name in settings for name in _LORA_KEYS):
         return {}
     bits = 8 if is_on(settings.get(_QUANTIZED[1])) else 0
