@@ -120,6 +120,7 @@ _MODEL: Final = (
 
 
 def _nemo_world(settings: Mapping[str, Any]) -> Fields:
+    # Lightning also takes "auto" or a list of indices here, which say nothing of the devices of a job.
     each = settings.get("trainer.devices")
     if not isinstance(each, int):
         return {}
@@ -135,6 +136,7 @@ _SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim
 
 
 def _nemo_zero(settings: Mapping[str, Any]) -> Fields:
+    # In NeMo 1 the name of the optimizer chooses its sharding.
     return zero_of(bool(settings.get("model.fsdp")), settings.get("model.optim.name") in _SHARDED_OPTIMIZERS, None)
 
 
@@ -148,6 +150,7 @@ def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
 def _nemo_dtype(settings: Mapping[str, Any]) -> Fields:
     precision = settings.get("trainer.precision")
     fields: Fields = {"optimizer": "adam16bit"} if precision in _TRUE_16_BITS else {}
+    # FP8 is a switch of Transformer Engine beside Lightning's precision, which stays that of all other tensors.
     if settings.get("model.fp8"):
         return fields | {"dtype": "fp8"}
     return fields if precision is None else fields | {"dtype": words(_PRECISIONS).read(precision)}
@@ -276,6 +279,8 @@ def _bridge_zero(settings: Mapping[str, Any]) -> Fields:
     sharded = any(settings.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
     if settings.get("dist.use_torch_fsdp2"):
         return {"zero": 3}
+    # The setting stands twice, and Megatron-Bridge syncs one to the other; its
+    # recipes shard optimizer states by default.
     by_optimizer = settings.get("optimizer.use_distributed_optimizer", True)
     distributed = settings.get("ddp.use_distributed_optimizer", by_optimizer)
     return zero_of(sharded, bool(distributed), settings.get("ddp.data_parallel_sharding_strategy"))
@@ -288,6 +293,7 @@ def _write_bridge_zero(fields: Fields) -> Mapping[str, Any]:
 
 
 def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
+    # Here the key is the number of chunks in either case.
     layers, chunks = chunk_settings(fields)
     return {"model.virtual_pipeline_model_parallel_size": fields["vpp"] if layers else chunks}
 

@@ -39,6 +39,7 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
 
     def read_stacks(settings: Mapping[str, Any]) -> Fields:
         """Sizes of an encoder and a decoder, which T5 has alike but for their layers."""
+        # Only files of encoder-decoders have a block for each stack; all other sizes stand in `model` itself.
         if f"{_ENCODER}num_layers" not in settings:
             return {}
         fields: Fields = {"model.decoder_seq_len": WHOLE.read(settings.get(_DECODER_LENGTH, _USUAL_DECODER_LENGTH))}

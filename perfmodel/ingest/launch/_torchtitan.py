@@ -52,6 +52,7 @@ _ONE_DEGREE: Final = "training.data_parallel_degree"
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
+    # A file names its model by family and flavor; sizes stand in torchtitan's own code (`models/*/__init__.py`).
     family = TEXT.read(settings.get("model.name", "llama3"))
     flavor = TEXT.read(settings.get("model.flavor", "debugmodel"))
     return {"model": _FLAVORS.get((family, flavor), _FAMILIES.get(family, f"{family}-") + flavor)}
@@ -59,6 +60,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
     name = fields.get("named")
+    # By its sizes first, since a model of the catalog may be a flavor under another name.
     wanted = shape(catalog_model(name)) if name else None
     if name is None or wanted is None:
         return {}
@@ -138,6 +140,7 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     name = names[0] if names else None
     if name is None:
         raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; take one of them")
+    # A schedule takes its own number of virtual stages where the file does not say how many layers each has.
     if fields["vpp"] in (1, SCHEDULES[name][1]):
         return {_SCHEDULE[0]: name}
     each = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "take another vpp")
@@ -213,6 +216,7 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     if settings.get("training.dtype") == "bfloat16":
         fields["optimizer"] = "adam16bit"
     converters = settings.get("model.converters", [])
+    # Flags of a command line give a text with commas, files of TOML a list.
     names = converters if isinstance(converters, list) else str(converters).split(",")
     if any("nvfp4" in str(name).lower() for name in names):
         return fields | {"dtype": "fp4"}
@@ -253,6 +257,7 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     full_layers = fields.get("recompute_full_layers")
     layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
     if full_layers and layers_per_stage and len(set(full_layers)) == 1:
+        # Every n-th layer of a stage is repeated as a whole: the n whose count comes out at the layout's number.
         for every in range(2, 1 + int(layers_per_stage)):
             if max(1, round(layers_per_stage / every)) == full_layers[0]:
                 return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(every)}
@@ -270,6 +275,7 @@ _COMPILED: Final = "torchtitan-compile"
 
 def _generation(fields: Fields, entries: Entries) -> str:
     """Degrees were under `[training]` and `[experimental]` in 2024."""
+    # The two generations differ in defaults of kernels and overlap, and a file tells its own by where degrees stand.
     old_keys = ("training.tensor_parallel_degree", "training.data_parallel_degree", "training.pipeline_parallel_degree")
     old = any(name.startswith("experimental.") or name in old_keys for name in entries)
     compiled = any(entries[name].value is True for name in _COMPILE if name in entries)

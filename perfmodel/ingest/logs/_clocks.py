@@ -23,6 +23,7 @@ def timed_by_stamps(steps: Mapping[int, LoggedStep]) -> dict[int, LoggedStep]:
         timed[at] = step
         if before is not None and before.clock_s is not None and step.clock_s is not None and step.seconds is None:
             passed_s, covered = step.clock_s - before.clock_s, step.step - before.step
+            # After a restart steps or clocks go back, and the difference is the time of no step.
             if passed_s > 0 and covered > 0:
                 timed[at] = replace(step, seconds=passed_s / covered)
         before = step
@@ -39,6 +40,7 @@ def timed_by_spans(steps: Mapping[int, LoggedStep]) -> dict[int, LoggedStep]:
     for at, step in steps.items():
         if step.clock_s is None:
             return dict(steps)
+        # A restarted run has a bar of its own, whose clock begins anew.
         if start is None or start.clock_s is None or step.step < start.step:
             start = step
             continue

@@ -52,14 +52,18 @@ def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[Lo
     for at, line in enumerate(lines):
         step = steps.get(at)
         if step is not None:
+            # A step that was passed before: the run was started again from a checkpoint.
             if step.step < at_step:
                 events["restart", step.step] = LogEvent(kind="restart", after_step=step.step)
             at_step = step.step
         for kind, pattern in _KINDS:
             if pattern.search(line):
+                # Every rank may report the same checkpoint, often in several words: one event of a kind after a step.
                 events.setdefault((kind, at_step), LogEvent(kind=kind, after_step=at_step))
         seconds = _save_seconds(line)
         if seconds is not None:
+            # The line with the duration is the most that is said of a
+            # checkpoint, and replaces what was noted before it.
             events["checkpoint", at_step] = LogEvent(kind="checkpoint", after_step=at_step, seconds=seconds)
     return tuple(events.values())
 
@@ -100,6 +104,7 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
     for line in lines:
         across_ranks = _MINMAX.search(line)
         if across_ranks is not None:
+            # Megatron prints (min, max) across ranks, or one number where it logs the maximum alone.
             name, least, most, only = across_ranks.groups()
             least_s[name].append(float(least or only) / 1000)
             most_s[name].append(float(most or only) / 1000)
@@ -116,6 +121,8 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
     for name, phase in _PHASE_OF_TIMER.items():
         if name not in least_s:
             continue
+        # Several timers make a phase (reduce-scatter beside all-reduce), so that their medians are added. Medians leave
+        # out the first steps, which compile and warm up.
         before = timers.get(phase, PhaseTimer(least_s=0.0, most_s=0.0))
         timers[phase] = PhaseTimer(
             least_s=before.least_s + median(least_s[name]), most_s=before.most_s + median(most_s[name])

@@ -81,6 +81,7 @@ def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:
         if name not in _FIELD_MEANINGS or value is None:
             continue
         meaning, scale = _FIELD_MEANINGS[name]
+        # Three digits do not tell a batch of 1,024 from one of 1,020: better none than a wrong one.
         if meaning == "global_batch" and text.strip()[-1:].isalpha():
             continue
         values[meaning] = round(value) if meaning in _WHOLE else value * scale
@@ -88,6 +89,7 @@ def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:
 
 
 def _titan_step(line: str, match: re.Match[str]) -> LoggedStep:
+    # torchtitan's tps (before 2025 wps) are tokens per second and device, over the steps since the last line.
     rate = re.search(r"\b(?:tps|wps):\s*([\d,]+(?:\.\d+)?)", line)
     tflops = re.search(r"\btflops:\s*([\d,.]+)", line)
     return LoggedStep(
@@ -126,6 +128,7 @@ def _deepspeed_step(line: str, match: re.Match[str]) -> LoggedStep | None:
 def _bar_step(match: re.Match[str]) -> LoggedStep:
     """A state of a progress bar: its rate is a moving mean of the last steps."""
     rate = float(match["rate"])
+    # tqdm turns its rate over where a step takes longer than a second.
     seconds = rate if match["unit"].startswith("s/") else 1 / rate if rate else None
     step = number(match["step"])
     return LoggedStep(step=round(step or 0), seconds=seconds, clock_s=duration_seconds(match["elapsed"]))

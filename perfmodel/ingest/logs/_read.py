@@ -34,6 +34,7 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
         place: what errors call it.
     """
     lines = plain_lines(text)
+    # Formats are tried from the most particular on; the marks of one may match a line of another that holds no step.
     for form in FORMATS:
         if not any(form.marks.search(line) for line in lines):
             continue
@@ -82,6 +83,8 @@ def _each_once(reported: Mapping[int, LoggedStep], processes: Sequence[str]) -> 
         if leader is None:
             leader = process
         if process != leader:
+            # Ranks write at different speeds, so that lines of two ranks about
+            # one step may enclose those about the next.
             leads_still = last_line_of[leader] > place
             is_late = process in followers and last_step is not None and step.step <= last_step
             if leads_still or is_late:

@@ -78,6 +78,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
     settings: dict[str, Any] = {}
     of_steps = frozenset(step_lines)
     for at, line in enumerate(lines):
+        # Lines about steps have fields of the same names, `global batch size: 1024`, whose values may be shortened.
         if at in of_steps:
             continue
         named = _LINE.search(line)
@@ -93,6 +94,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
         mesh = _TITAN_MESH.search(line)
         if mesh is not None:
             settings |= _of_mesh(mesh)
+    # nanotron prints its configuration as one Python object over many lines.
     parallelism = _NANOTRON.search("\n".join(lines))
     if parallelism is not None:
         for field in ("dp", "pp", "tp"):

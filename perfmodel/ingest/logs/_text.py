@@ -30,6 +30,7 @@ def number(text: str) -> float | None:
 
 def clock_seconds(line: str) -> float | None:
     """The date and time in a line, in seconds; None where it has none."""
+    # Only differences between lines matter, so that the time zone and the epoch do not.
     for pattern, form in _CLOCKS:
         match = pattern.search(line)
         if match is None:
@@ -78,6 +79,7 @@ _PROCESSES: Final = (
 
 def process_of(line: str) -> str:
     """The process that wrote a line, as its launcher names it; empty where the line does not say."""
+    # Launchers nest (srun starts torchrun): all names together tell the process, as ranks repeat on every node.
     names = []
     for pattern in _PROCESSES:
         match = pattern.search(line)
@@ -96,5 +98,6 @@ def piped_fields(line: str) -> dict[str, str]:
         match = re.match(r"\s*(.*?)\s*[:=]\s*(.*?)\s*$", part)
         if match is not None:
             name = re.sub(r"[^a-z0-9]+", "_", match[1].lower()).strip("_")
+            # The first field of a name counts: what follows in the same line is another framework's.
             fields.setdefault(name, match[2].rstrip("]"))
     return fields

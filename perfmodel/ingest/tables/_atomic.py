@@ -32,12 +32,15 @@ def _write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic only within one file system.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
+            # Without it a crash of the machine may leave the new name on an empty file.
             os.fsync(file.fileno())
+        # mkstemp makes files that only their owner reads. The umask can be asked for only by setting it.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)
@@ -74,6 +77,8 @@ def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
             with suppress(OSError):
                 if entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
+                    # File systems mounted with noatime do not move the time of
+                    # access, hence `mark_used` and the later of both.
                     files.append((max(status.st_mtime, status.st_atime), status.st_size, entry.path))
     excess = sum(size for _, size, _ in files) - limit_bytes
     for _, size, path in sorted(files):

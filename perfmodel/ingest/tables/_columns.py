@@ -13,6 +13,7 @@ def text(table: pd.DataFrame, name: str, default: str = "") -> np.ndarray:
     if name not in table:
         return np.full(len(table), default, object)
     column: Any = table[name]
+    # pandas reads empty cells as NaN, whose text would be "nan".
     values = column.astype(object).where(column.notna(), "").astype(str).to_numpy(object, copy=True)
     values[values == ""] = default
     return values
@@ -35,6 +36,7 @@ def factorise(labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
 
 def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
     """`rule(label)` of every label, computed once per distinct label (object dtype)."""
+    # Tables have millions of rows and few distinct labels: a rule (often a search in the catalog) runs once for each.
     codes, uniques = factorise(labels)
     return np.array([rule(u) for u in uniques] or [""], object)[codes]
 
@@ -42,6 +44,7 @@ def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
 def hashed(columns: Sequence[np.ndarray]) -> np.ndarray:
     """A number per row that is always alike for equal values, uint64[n]: folds that do not depend on the order."""
     pandas: Any = pd
+    # Python's own hash of texts differs from one process to the next.
     frame = pd.DataFrame(dict(enumerate(columns)))
     return pandas.util.hash_pandas_object(frame, index=False).to_numpy(np.uint64)
 
@@ -57,6 +60,7 @@ def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
         # A mixed-radix number is sorted as the combinations are: the first column counts most.
         code = code * len(values) + value_index
     inverse = np.unique(code, return_inverse=True)[1]
+    # A stable sort keeps the rows of a group in the order of the table.
     rows_by_group = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     groups = []
     for rows in rows_by_group:

@@ -198,6 +198,8 @@ def read_table(path: Path | str) -> pd.DataFrame:
         if name not in table:
             raise TableError(_missing(path, name, table))
     for name in table.columns.intersection(list(COLUMNS)):
+        # Known columns are checked in full before anything is fitted: a wrong
+        # unit or sign would show as a strange model.
         table[name] = _checked(path, name, pd.Series(table[name]), COLUMNS[name])
     bad = np.asarray(table["time_us"] <= 0, bool)
     if bad.any():
@@ -269,6 +271,7 @@ def read_csv(path: Path, **options: Any) -> pd.DataFrame:
     limit_bytes = files.data_limit_bytes()
     if path.stat().st_size > limit_bytes:
         raise files.too_large(limit_bytes)
+    # A download that broke off leaves a csv that pandas reads without a word.
     if path.suffix == ".csv":
         _require_whole_rows(path)
     return pd.read_csv(path, compression=None, low_memory=False, **options)
@@ -284,6 +287,7 @@ def _require_parquet_within(path: Path) -> None:
 
     limit = files.data_limit_bytes()
     with pyarrow.parquet.ParquetFile(path) as file:
+        # The metadata may lie, but a table that is too large by its own account need not be read.
         cells = file.metadata.num_rows * file.metadata.num_columns
         if cells * _CELL_BYTES > limit:
             raise files.too_large(limit)
@@ -302,6 +306,7 @@ def _require_whole_rows(path: Path) -> None:
     """Raise `TableError` if a csv file ends within a row: the last one has no line end, and cells are missing."""
     with path.open("rb") as file:
         columns = len(next(csv.reader([file.readline().decode()]), []))
+        # Only the end is read: a table may have gigabytes.
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         last = file.read().rpartition(b"\n")[2].decode(errors="replace")
@@ -325,6 +330,7 @@ def _checked(path: Path, name: str, values: pd.Series, column: Column) -> "pd.Se
     if column.text:
         return np.where(empty, "", values.astype(object).astype(str).to_numpy(object))
     numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
+    # Most cells may be empty (a row has the sizes of its own family alone), but a row without a time is no measurement.
     wrong = np.isnan(numbers) & (~empty | (name == "time_us"))
     wrong |= np.isinf(numbers) | (numbers < column.low)
     if wrong.any():
