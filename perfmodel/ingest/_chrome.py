@@ -62,6 +62,8 @@ def read_chrome(path: Path) -> ChromeTrace:
     events: list[ChromeEvent] = []
     processes: dict[Any, str] = {}
     threads: dict[tuple[Any, Any], str] = {}
+    # Complete events (X) carry the times and metadata (M) the names. Flows,
+    # counters and instants say nothing that a timeline holds.
     for index, item in enumerate(listing(data["traceEvents"], "traceEvents", path)):
         place = f"{path}: event {index}"
         event = mapping(item, "an event", place)

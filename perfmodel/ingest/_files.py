@@ -45,6 +45,7 @@ def read_text(path: Path) -> str:
         text = read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise TableError(f"{path}: not a text file (byte {error.start}); is it of the format you named?") from None
+    # UTF-16 and binary files may decode as UTF-8, but no text has NUL characters.
     if "\0" in text:
         raise TableError(f"{path}: not a text file (it has NUL characters); is it of the format you named?")
     return text
@@ -77,6 +78,7 @@ def number(value: Any, what: str, place: object, low: float = -math.inf) -> floa
         TableError: naming `what` and `place` (file and line or record).
     """
     try:
+        # Python takes True for 1, and the bytes of a damaged SQLite cell for text.
         parsed = math.nan if isinstance(value, bool | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         parsed = math.nan

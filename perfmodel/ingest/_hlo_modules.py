@@ -83,6 +83,7 @@ class HloModule:
         instruction = self._by_name.get(name)
         if instruction is None:
             return "instruction that is in no module of the profile"
+        # Asynchronous collectives are two instructions: one begins, the other waits.
         opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
         if opcode in HLO_COLLECTIVES:
             return self._collective(instruction, opcode, n_devices)
@@ -94,6 +95,7 @@ class HloModule:
 
     def _fusion(self, fusion: _Instruction) -> "Row | str":
         """A fusion around exactly one product is that product, with what is fused to it."""
+        # Element-wise work around a product runs in its epilogue and costs little; two products have no single shape.
         products: list[_Instruction] = []
         for computation in fusion.called:
             instructions = self._computations.get(computation, ())
@@ -135,12 +137,14 @@ class HloModule:
         if opcode == "all-gather":  # its size is that of its result
             shapes = instruction.shapes[-1:]
         else:
+            # All others are measured by their input: the instruction may combine several tensors in one call.
             shapes = ()
             for number in instruction.operands:
                 if number in self._by_id:
                     shapes += self._by_id[number].shapes
         if not shapes or not all(s.bytes for s in shapes):
             return "collective of an element type or size without a row"
+        # Without groups a collective takes in all devices of the program.
         groups = submessages(dict(instruction.message), 49)
         members = [integers(fields(group, self._place), 1, self._place) for group in groups]
         ranks = 2 if opcode == "collective-permute" else max(map(len, members), default=0) or n_devices

@@ -52,6 +52,7 @@ def xplane_paths(path: Path) -> list[Path]:
     profiles = sorted(path.rglob("*.xplane.pb"))
     if not profiles:
         raise TableError(f"{path}: no *.xplane.pb below it; give the directory that jax.profiler.trace wrote to")
+    # Sessions are folders called after their time: all processes of one write into the same.
     newest = max(file.parent for file in profiles)
     return [file for file in profiles if file.parent == newest]
 
@@ -164,6 +165,7 @@ def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
     events = []
     for line in plane.lines:
         for event in line.events:
+            # Thunks of XLA's CPU client have an event at their end too, which repeats the first.
             if "hlo_op" in event.stats and "device_ordinal" in event.stats and not event.name.startswith("end: "):
                 device = integer(event.stats["device_ordinal"], "device_ordinal", f"{path}: {event.name}")
                 events.append((device, 0, event))
@@ -171,6 +173,7 @@ def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
 
 
 def _range(event: XEvent) -> Range:
+    # `StepTraceAnnotation` gives its number as a statistic; other annotations say steps and passes in their names.
     step: Any = event.stats.get("step_num")
     tags = Tags(step=step) if isinstance(step, int) and step >= 0 else parse_tags(event.name)
     return Range(event.start_ps * 1e-12, (event.start_ps + event.duration_ps) * 1e-12, tags)
@@ -206,6 +209,7 @@ def read_jax_traces(paths: Sequence[Path]) -> list[Activity]:
 
 
 def _of_chrome(trace: ChromeTrace) -> list[Activity]:
+    # The viewer's copy of a profile has planes as processes and lines as threads, and no modules: times alone.
     devices: dict[Any, int] = {}
     for pid, name in trace.process_names.items():
         device = _DEVICE.fullmatch(name)

@@ -78,6 +78,7 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
         raise TableError(f"{path}: not a trace of torch.profiler (no schemaVersion); name its format instead")
     if trace.data.get("schemaVersion", 1) != 1:
         raise TableError(f"{path}: schemaVersion {trace.data['schemaVersion']!r}; this release reads version 1")
+    # Categories changed their case between versions of libkineto ("Kernel", "kernel").
     by_category: dict[str, list[ChromeEvent]] = {}
     for event in trace.events:
         by_category.setdefault(event.category.lower(), []).append(event)
@@ -92,6 +93,7 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
     first = mapping(properties[0], "deviceProperties", path) if properties else {}
     distributed = mapping(trace.data.get("distributedInfo", {}), "distributedInfo", path)
     groups = listing(distributed.get("pg_config", []), "pg_config", path)
+    # Collectives on a CPU do not name their group: it is known only where the job has a single one, of all ranks.
     return KinetoFile(
         rank=integer(distributed.get("rank", position), "rank", path),
         base_ns=integer(trace.data.get("baseTimeNanoseconds", 0), "baseTimeNanoseconds", path),
@@ -142,6 +144,7 @@ def launch_of(file: KinetoFile, event: ChromeEvent) -> ChromeEvent | None:
 
 def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
     """For each kernel or copy of the device the operator that launched it."""
+    # With nested operators the last that has an id is the innermost, which launched the kernel.
     by_id: dict[int, ChromeEvent] = {}
     for operator in file.operators:
         number = external_id(operator)
@@ -224,6 +227,7 @@ def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shif
 def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:
     """Tags of the user's ranges at these times; a phase that they leave open follows from autograd's own calls."""
     said = tags_at((Range(e.start_us, e.end_us, parse_tags(e.name)) for e in file.ranges), at_us)
+    # Most users mark no passes, but everything that autograd's engine calls belongs to the backward pass.
     backward = [Range(e.start_us, e.end_us, Tags("backward")) for e in file.operators if e.name.startswith(AUTOGRAD)]
     if not backward:
         return said

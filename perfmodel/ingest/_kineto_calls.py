@@ -52,6 +52,7 @@ def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]
     device, parents = options.name_of(file.device_name), parents_of(file.operators)
     for event, time_us in _timed(file, skipped):
         around = parents[id(event)]
+        # On a CPU an operator's time includes that of the operators that it calls.
         if not file.device_work and any(has_row(parent.name) for parent in around):
             continue  # part of an operator that has a row itself
         row = op_row(torch_op(event, around))
@@ -76,6 +77,7 @@ def _timed(file: KinetoFile, skipped: Counter[str]) -> Iterator[tuple[ChromeEven
     operators: dict[int, ChromeEvent] = {}
     total_us: dict[int, float] = defaultdict(float)
     for kernel, operator in zip(file.device_work, operators_of_kernels(file), strict=True):
+        # Copies and collectives are no part of what an operator's shape explains.
         if is_communication(kernel.name) or kernel.category.lower() != "kernel":
             continue
         if operator is None:
@@ -143,8 +145,10 @@ def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, 
         what = f"element type {args.get('dtype')}" if plain in _COLLECTIVES else name
         skipped[f"no such collective in the tables: {what}"] += 1
         return None
+    # nccl-tests state the size of the larger buffer: the input of a reduce-scatter, the output of an all-gather.
     collective, side = _COLLECTIVES[plain]
     elements = integer(args.get(f"{side} msg nelems"), f"{side} msg nelems", place)
+    # Send and receive run between two ranks of a group of any size.
     ranks = 2 if collective == "send_recv" else integer(args.get("Group size"), "Group size", place, 1)
     if not elements:
         skipped["no bytes"] += 1
@@ -196,6 +200,8 @@ def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Act
     for position, (event, operator, activity) in enumerate(zip(file.device_work, operators, activities, strict=True)):
         launch = launch_of(file, event)
         launched_s = float("nan") if launch is None else (launch.end_us + shift_us) * 1e-6
+        # A collective's size is in its kernel's own arguments; a kernel that computes has the shapes of its operator,
+        # which all kernels of that operator share.
         if activity.kind != ActivityKind.COMPUTE or operator is None:
             communicates = activity.kind == ActivityKind.COMMUNICATION
             row = collective_row(file, event, options, skipped) if communicates else None
@@ -242,6 +248,7 @@ def _collective(event: ChromeEvent, file: KinetoFile) -> Row | None:
     if not kind or dtype not in DTYPE_BYTES or not elements or file.world_size < 2:
         return None
     ranks = 2 if kind == "send_recv" else file.world_size
+    # The input of an all-gather is one rank's share of the size that the tables state.
     size = elements * DTYPE_BYTES[dtype] * (ranks if kind == "all_gather" else 1)
     return {"collective": kind, "num_ranks": ranks, "bytes": size, "dtype": dtype}
 

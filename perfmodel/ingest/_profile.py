@@ -75,6 +75,7 @@ class Profile:
         """Seconds from each step's start to the next one's; of a single step to its end."""
         parts = self.trace.steps()
         begins_s = np.array([part.start_s.min() for part in parts])
+        # From start to start, so that what passes between two steps (data, logging) counts to the first of them.
         if len(parts) > 1:
             return np.diff(begins_s)
         ends_s = np.array([part.end_s.max() for part in parts])
@@ -107,6 +108,7 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
     if not detailed:
         raise TableError(f"{place}: no activity of a device in it; record some steps with the device's events on")
     origin_s = min(activity.start_s for activity, _ in detailed)
+    # An operator may launch several kernels, not always one after the other: they are one call of one shape.
     kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)
     for activity, detail in detailed:
         kernels[activity.device, detail.call].append((activity, detail))
@@ -146,6 +148,7 @@ def op_of(row: Row) -> Op | None:
     """The operation that a row of the tables describes; None for one that lacks a size."""
     if "collective" in row:
         ranks = int(row["num_ranks"])
+        # A profile does not tell nodes: all ranks count as within one until its user says otherwise.
         per_node = int(row.get("ranks_per_node") or ranks)
         kind, dtype = row["collective"], row.get("dtype") or "fp32"
         return Collective(
@@ -165,6 +168,7 @@ def op_of(row: Row) -> Op | None:
 
 
 def _family(op: Op | None, operator: str, activity: Activity) -> str:
+    # From the surest evidence to the least: a shape, the phase that the user marked, then names.
     if op is not None:
         return family_with_bmm(op)
     if activity.kind == ActivityKind.COPY:
@@ -208,6 +212,7 @@ def family_of(name: str) -> str:
 
     Torch's own operators that no pattern knows are element-wise.
     """
+    # `aten::mm` is an operator of a library; C++ kernels have `::` too, behind templates that are no identifiers.
     space, colons, operator = name.lower().partition("::")
     plain = operator if colons and space.isidentifier() else name.lower()
     for family, pattern in _FAMILY_NAMES:

@@ -194,6 +194,8 @@ def detect_format(path: Path | str) -> str:
         TableError: no file, or of no format that this package reads.
     """
     path = Path(path)
+    # By content, not by ending: all profilers of Python write `*.json`, and logs of nccl-tests have any name. Only
+    # XSpace's protobuf has no mark at its beginning.
     if path.is_dir() or path.name.endswith(".xplane.pb"):
         return "xplane"
     data = read_bytes(path)
@@ -232,6 +234,7 @@ def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -
         raise PerfModelError("no file given")
     files = [Path(path) for path in paths]
     format = detect_format(files[0]) if format == "auto" else format
+    # A format that lacks this kind of content is refused before its files, which may be large, are parsed.
     able = {name: reader for name, reader in READERS.items() if getattr(reader, content)}
     if format not in able:
         raise UnknownNameError(kind, format, (*able, "auto"))

@@ -71,6 +71,7 @@ _FORMS: Final = (
 
 
 def _catalog_name(reported: str) -> str:
+    # Drivers name a board by its memory where the catalog needs the socket too, and the clusters follow from that.
     for form, name in _FORMS:
         board = form.search(reported)
         if board:
@@ -162,6 +163,7 @@ def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -
     kernels: list[Row] = []
     collectives: list[Row] = []
     for row in rows:
+        # Columns of pandas are int64: a larger size would become a column of objects, or an error far from its cause.
         if any(isinstance(value, int) and value >= _LARGEST for value in row.values()):
             counts["a size beyond that of any tensor"] += 1
         else:
@@ -178,6 +180,7 @@ def _joined(rows: list[Row]) -> pd.DataFrame:
         if name not in table:
             table[name] = None
     table["n_repeats"] = table["n_repeats"].fillna(1)
+    # Repeats differ in nothing but their times. The median, since single calls wait for clocks, hosts and other ranks.
     keys = [name for name in table.columns if name not in _MEASURED]
     groups = table.groupby(keys, dropna=False, sort=False)
     joined = groups.agg(

@@ -58,6 +58,7 @@ def op_row(op: TorchOp) -> Row | None:
         return None
     if any(isinstance(v, int) and v < 1 and k not in _MAY_BE_ZERO for k, v in row.items()):
         return None
+    # The first tensor decides; indices and scalars have types of their own.
     dtype = next((DTYPES[d] for d in op.dtypes if d in DTYPES), "")
     return {"dtype": dtype, "pass": "bwd" if "backward" in op.name else "fwd"} | row
 
@@ -76,6 +77,8 @@ _MAY_BE_ZERO: Final = {"causal", "window", "n_inputs", "pad_h", "pad_w", "head_d
 
 def _is_gradient(op: TorchOp) -> bool:
     """Called by autograd itself; what recomputation calls stands below a layer's own operator."""
+    # Recomputation also runs inside of autograd's calls: there a product of the forward has its own linear or matmul in
+    # between, and that of a gradient has not.
     called_by = [p for p in op.parents if p in ("aten::linear", "aten::matmul") or p.startswith(AUTOGRAD)]
     return bool(called_by) and called_by[0].startswith(AUTOGRAD)
 
@@ -105,6 +108,7 @@ def _bmm(op: TorchOp, a: int, b: int) -> Row:
 def _pointwise(name: str, n_inputs: int = 1) -> Callable[[TorchOp], Row]:
     def rule(op: TorchOp) -> Row:
         shape = op.shapes[0]
+        # A broadcast reads less than two whole tensors, so that its bytes are not those of the row.
         if not shape or (n_inputs > 1 and op.shapes[1] not in (shape, ())):
             raise ValueError("scalars and broadcasts are no rows x hidden")
         inputs = n_inputs if n_inputs == 1 or op.shapes[1] else 1
@@ -142,6 +146,7 @@ def _attention(order: str, head: int = 0, causal_at: int | None = None) -> Calla
 def _embedding(op: TorchOp) -> Row:
     """Rows of a table: `embedding(weight, indices)` or the `index_select(weight, 0, indices)` that it calls."""
     selected = op.name.endswith("index_select")
+    # index_select alone serves routers, samplers and masks, whose access is not that of an embedding.
     if selected and "aten::embedding" not in op.parents:
         raise ValueError("a selection of something else")
     (vocab, hidden), tokens = op.shapes[0], op.shapes[2 if selected else 1]
@@ -159,6 +164,7 @@ def _convolution(padding_at: int, stride_at: int, dilation_at: int, groups_at: i
     def rule(op: TorchOp) -> Row:
         (batch, c_in, h, w), (c_out, _, k_h, k_w) = op.shapes[0], op.shapes[1]
         pad, stride, dilation = (_pair(op.concrete[at]) for at in (padding_at, stride_at, dilation_at))
+        # The tables have no column for it, and a dilated kernel reads other rows of its input.
         if dilation != (1, 1):
             raise ValueError("dilated")
         return {

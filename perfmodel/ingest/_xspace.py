@@ -58,6 +58,7 @@ def read_xspace(path: Path) -> tuple[XPlane, ...]:
 def _plane(data: bytes, path: Path) -> XPlane:
     message = fields(data, path)
     name = text(message, 2)
+    # Names are stored once per plane (fields 4 and 5 are protobuf maps: key 1, value 2), events refer to their numbers.
     stat_names: dict[int, str] = {}
     for entry in submessages(message, 5):
         pair = fields(entry, path)
@@ -72,6 +73,7 @@ def _plane(data: bytes, path: Path) -> XPlane:
     lines = []
     for data_of_line in submessages(message, 3):
         line = fields(data_of_line, path)
+        # Lines start at a nanosecond of their own, events are counted from there in picoseconds.
         origin_ps = integer(line, 3) * 1000
         events = tuple(
             _event(event, origin_ps, kinds, stat_names, f"{path}: {name or 'plane'}, event {index}", path)
@@ -97,6 +99,7 @@ def _event(
     start_ps, duration_ps = origin_ps + integer(message, 2), integer(message, 3)
     if start_ps < 0 or duration_ps < 0:
         raise TableError(f"{place}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again")
+    # What holds for every event of a kind stands with the kind; an event's own statistics replace it.
     return XEvent(name, start_ps, duration_ps, {**facts, **_stats(submessages(message, 4), stat_names, path)})
 
 
