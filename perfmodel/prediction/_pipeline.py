@@ -42,7 +42,7 @@ class LiveState:
 def live_state(spec: ProgramSpec, schedule: Schedule) -> LiveState:
     """The live state of a program and its schedule."""
     alive = offloaded_at_peak(schedule) if spec.offload else alive_at_peak(schedule)
-    versions = weight_versions(schedule, spec.scheduler.weights).held
+    versions = weight_versions(schedule, spec.scheduler.weights).stored
     forward = schedule.phase == Phase.FORWARD
     warm_up = [
         int(np.append(forward[first:end], False).argmin())

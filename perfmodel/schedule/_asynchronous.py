@@ -1,5 +1,7 @@
-"""Pipelines without flushes: PipeDream, PipeDream-2BW, TiMePReSt's nF1B. Streams over many mini-batches; which version
-of the weights every pass of them computes with, how stale that is, and how many are kept."""
+"""Pipelines without flushes, streams over many mini-batches: PipeDream, PipeDream-2BW, TiMePReSt's nF1B.
+
+Also which version of the weights every pass of them computes with, how stale that is, and how many are kept.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -48,10 +50,10 @@ def natural_slots(workers: int, micro_batches: int) -> int:
     are ceil(W b / (N + b)) updates late. That stays at most v, the `version_difference`, while b <= v N / (W - v). No
     more than 2 N is needed, which is how long a backward really takes.
     """
-    late, longest = version_difference(workers, micro_batches), 2 * micro_batches
-    if workers <= late:
+    difference, longest = version_difference(workers, micro_batches), 2 * micro_batches
+    if workers <= difference:
         return longest
-    return min(longest, late * micro_batches // (workers - late))
+    return min(longest, difference * micro_batches // (workers - difference))
 
 
 @register("nf1b", chunks=1, number="slots", plain=False, weights="latest", period=version_difference)
@@ -69,6 +71,7 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
         slots: how many forwards a backward lasts as long as in the order, with any number of micro-batches in flight:
             1 for the order of the paper's figures 7, 9 and 10, 2 N for that of real durations. Not given: the default.
     """
+    # The work: a backward stands at the first micro-batch of its mini-batch.
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))
     pool = from_keys(
         "nf1b",
@@ -76,16 +79,19 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
         {Phase.FORWARD: i, Phase.BACKWARD: np.where(i % per_step == 0, micro_batches + i, -1)},
         spans={Phase.BACKWARD: per_step},
     )
-    forward = (pool.phase == Phase.FORWARD).astype(np.int64)
-    length = np.where(forward, 1, slots or natural_slots(devices, per_step))
-    # as many mini-batches as there are workers are enough to keep all of them busy
+    # A queue of backwards (0) and one of forwards (1), which is also their priority. As many mini-batches as
+    # there are workers are enough to keep all of them busy.
+    is_forward = (pool.phase == Phase.FORWARD).astype(np.int64)
+    length = np.where(is_forward, 1, slots or natural_slots(devices, per_step))
     limit = None if slots else devices * per_step
-    return _updating_every(1, arrange(pool, forward, forward, limit=limit, length=length))
+    order = arrange(pool, is_forward, is_forward, limit=limit, length=length)
+    return _updating_every(1, order)
 
 
 def _one_by_one(name: str, devices: int, micro_batches: int, per_update: int) -> Schedule:
-    """1F1B without flushes."""
-    return replace(_updating_every(per_update, one_forward_one_backward(devices, micro_batches)), name=name)
+    """1F1B without flushes, with an update after so many backwards."""
+    stream = _updating_every(per_update, one_forward_one_backward(devices, micro_batches))
+    return replace(stream, name=name)
 
 
 def _updating_every(backwards: int, schedule: Schedule) -> Schedule:
@@ -96,19 +102,24 @@ def _updating_every(backwards: int, schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True, eq=False)
 class WeightVersions:
-    """Versions are counted by updates: version 0 is the initial one, version k has seen k updates."""
+    """Weight versions that the passes of a stream use.
+
+    Versions are counted by updates: version 0 is the initial one, version k has seen k updates.
+    """
 
     used: Int[np.ndarray, " instructions"]
     """Version that each instruction computes with."""
     read: Int[np.ndarray, "devices updates"]
     """Oldest version that the backward passes of each update (from 1 on) compute with on each device."""
-    held: Int[np.ndarray, " devices"]
+    stored: Int[np.ndarray, " devices"]
     """Most versions that a device keeps at once."""
 
     @property
     def difference(self) -> Int[np.ndarray, "devices updates"]:
-        """Version difference: number of the update less the version that its gradient was computed with
-        (1 without staleness; TiMePReSt, section 4.4)."""
+        """Number of each update less the version that its gradient was computed with.
+
+        It is 1 without staleness (TiMePReSt, section 4.4).
+        """
         return np.arange(1, self.read.shape[1] + 1) - self.read
 
     @property
@@ -118,8 +129,11 @@ class WeightVersions:
 
     @property
     def sequences(self) -> int:
-        """Independent sequences of updates, whose gradients never see each other's weights: each begins with
-        an update that reads version 0 on every device (TiMePReSt, section 4.4, multiple sequence problem)."""
+        """Independent sequences of updates, whose gradients never see each other's weights.
+
+        Each begins with an update that reads version 0 on every device (TiMePReSt, section 4.4, multiple sequence
+        problem).
+        """
         return int((self.read == 0).all(axis=0).sum())
 
 
@@ -139,48 +153,73 @@ def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
         raise PerfModelError(
             f"schedule {schedule.name}: weight versions are defined for one stage per device, in order"
         )
-    local = schedule.updates_before
-    forward = schedule.phase == Phase.FORWARD
-    first, last = schedule.device == 0, schedule.device == schedule.devices - 1
-    batch, m = schedule.micro_batch, schedule.micro_batches
-    entered = np.zeros(m, np.int64)
-    entered[batch[first & forward]] = local[first & forward]
+    used = _used_versions(schedule, policy)
+
+    # An update's gradient is as old as the oldest version that any of its backwards computed with. An update
+    # that the stream ends before, on the last device, is left out.
     ends = schedule.ends_backward
+    update = schedule.updates_before
+    read = np.full((schedule.devices, int(update.max()) + 1), np.iinfo(np.int64).max)
+    np.minimum.at(read, (schedule.device[ends], update[ends]), used[ends])
+    on_last_device = schedule.device == schedule.devices - 1
+    complete = int((on_last_device & schedule.updates).sum())
+    return WeightVersions(used, read[:, :complete], _most_stored(schedule, used))
+
+
+def _used_versions(schedule: Schedule, policy: WeightPolicy) -> Int[np.ndarray, " instructions"]:
+    """Version that each instruction computes with, by the rules of `WeightPolicy`."""
+    newest = schedule.updates_before
+    is_forward = schedule.phase == Phase.FORWARD
+    micro_batch, m = schedule.micro_batch, schedule.micro_batches
+    on_first_device, on_last_device = schedule.device == 0, schedule.device == schedule.devices - 1
+
+    # The newest version on the first stage when a micro-batch enters.
+    enters = on_first_device & is_forward
+    newest_at_entry = np.zeros(m, np.int64)
+    newest_at_entry[micro_batch[enters]] = newest[enters]
+    if policy == "vertical_sync":
+        return newest_at_entry[micro_batch]
+
+    # A backward on the last stage belongs to the update that follows it there.
+    ends_on_last = on_last_device & schedule.ends_backward
     if policy == "double_buffering":
-        update_of = np.zeros(m, np.int64)
-        update_of[batch[last & ends]] = local[last & ends]
-        used = np.maximum(update_of[batch] - 1, 0)
-    elif policy == "latest":
-        done = schedule.end_slot[first & schedule.updates]
-        begun = np.zeros(m, np.int64)
-        begun[batch[last & ends]] = np.searchsorted(done, schedule.slot[last & ends], side="right")
-        used = np.where(forward, entered[batch], begun[batch])
-    elif policy == "vertical_sync":
-        used = entered[batch]
-    else:
-        taken = np.zeros((schedule.devices, m), np.int64)
-        index, covered = schedule.covers
-        of_forward = forward[index]
-        taken[schedule.device[index][of_forward], covered[of_forward]] = local[index][of_forward]
-        used = taken[schedule.device, batch]
-    read = np.full((schedule.devices, int(local.max()) + 1), np.iinfo(np.int64).max)
-    np.minimum.at(read, (schedule.device[ends], local[ends]), used[ends])
-    complete = int((last & schedule.updates).sum())
-    return WeightVersions(used, read[:, :complete], _held(schedule, local, used))
+        update_of_micro_batch = np.zeros(m, np.int64)
+        update_of_micro_batch[micro_batch[ends_on_last]] = newest[ends_on_last]
+        return np.maximum(update_of_micro_batch[micro_batch] - 1, 0)
+
+    # The first stage is the last to update, so its updates tell which version all stages have.
+    if policy == "latest":
+        complete_from_slot = schedule.end_slot[on_first_device & schedule.updates]
+        newest_of_all = np.zeros(m, np.int64)
+        newest_of_all[micro_batch[ends_on_last]] = np.searchsorted(
+            complete_from_slot, schedule.slot[ends_on_last], side="right"
+        )
+        return np.where(is_forward, newest_at_entry[micro_batch], newest_of_all[micro_batch])
+
+    # Stashing: each device remembers the version of a micro-batch's forward.
+    stashed = np.zeros((schedule.devices, m), np.int64)
+    index, covered = schedule.covers
+    by_forward = is_forward[index]
+    stashed[schedule.device[index][by_forward], covered[by_forward]] = newest[index][by_forward]
+    return stashed[schedule.device, micro_batch]
 
 
-def _held(
-    schedule: Schedule, local: Int[np.ndarray, " instructions"], used: Int[np.ndarray, " instructions"]
-) -> Int[np.ndarray, " devices"]:
+def _most_stored(schedule: Schedule, used: Int[np.ndarray, " instructions"]) -> Int[np.ndarray, " devices"]:
     """Most versions kept at once: from the update that makes one until its last use, or until the next is made."""
-    held = np.ones(schedule.devices, np.int64)
+    most = np.ones(schedule.devices, np.int64)
     for device in range(schedule.devices):
-        own = slice(schedule.offsets[device], schedule.offsets[device + 1])
-        made = np.append(-1, np.flatnonzero(schedule.updates[own]))
-        until = np.append(made[1:], len(local[own]))
-        np.maximum.at(until, used[own], np.arange(len(local[own])))
-        change = np.zeros(len(local[own]) + 2, np.int64)
+        on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
+        updates, used_here = schedule.updates[on_device], used[on_device]
+        n = len(updates)
+
+        # Live range of each version, as positions in the device's order; version 0 is there from the start.
+        made = np.append(-1, np.flatnonzero(updates))
+        last_used = np.append(made[1:], n)
+        np.maximum.at(last_used, used_here, np.arange(n))
+
+        # How many ranges overlap: one more where a range begins, one less after its end.
+        change = np.zeros(n + 2, np.int64)
         np.add.at(change, made + 1, 1)
-        np.add.at(change, until + 1, -1)
-        held[device] = int(np.cumsum(change).max())
-    return held
+        np.add.at(change, last_used + 1, -1)
+        most[device] = int(np.cumsum(change).max())
+    return most

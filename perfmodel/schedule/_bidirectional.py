@@ -1,6 +1,8 @@
-"""Pipelines in both directions over the same devices: Chimera, its forward doubling and backward halving, GEMS, and
-DualPipe with its half, DualPipe-V, where forwards and backwards of opposite chunks run in pairs (DeepSeek-V3, section
-3.2.1)."""
+"""Pipelines in both directions over the same devices.
+
+Chimera, its forward doubling and backward halving, GEMS; and DualPipe with its half, DualPipe-V, where forwards and
+backwards of opposite chunks run in pairs (DeepSeek-V3, section 3.2.1).
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,8 +23,9 @@ def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices 
     Down pipeline i has stage 0 on device i p / k; up pipeline i maps stages in the opposite order.
     """
     d, i = np.arange(devices)[:, None], np.arange(chunks) // 2
-    down = (d - i * (2 * devices // chunks)) % devices
-    up = (devices - 1 - d - i * (2 * devices // chunks)) % devices
+    first_device = i * (2 * devices // chunks)
+    down = (d - first_device) % devices
+    up = (devices - 1 - d - first_device) % devices
     return np.where(np.arange(chunks) % 2, up, down)
 
 
@@ -51,6 +54,8 @@ def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
     """
     p, m, pipelines = devices, micro_batches, chunks
     stage = bidirectional_stages(p, pipelines)
+
+    # A unit's micro-batches are dealt to the pipelines in turn.
     i = np.arange(m)
     unit, place = np.divmod(i, p)
     in_pipeline = place % pipelines == np.arange(pipelines)[:, None]
@@ -64,6 +69,7 @@ def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
 def gems(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Two replicas in opposite directions; the forward of a micro-batch follows the backward of the one
     before, so that a device never holds more than one (Jain et al. 2020, GEMS-MAST)."""
+    # Micro-batches alternate between the replicas, and each is done before the next begins.
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
     in_pipeline = np.broadcast_to(i % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
@@ -96,8 +102,11 @@ def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """The common order of forward doubling and backward halving: forwards of pairs, backwards one by one."""
     if micro_batches <= devices:
         return replace(chimera(devices, micro_batches, chunks), name=name)
+
+    # Pairs of micro-batches alternate between the pipelines. Keys give the order inside each queue alone.
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
     in_pipeline = np.broadcast_to(i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
@@ -125,16 +134,18 @@ def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None
 @register("dualpipe", stage_map=bidirectional_stages, chunks=2, plain=False, demands=_enough_for_both_ways)
 def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Two directions over p devices; device d holds stages d and p - 1 - d, half the micro-batches go each way."""
-    half, each = devices // 2, micro_batches // 2
+    # Seen from its end of the pipeline, a device runs the passes of DualPipe-V on p / 2 devices with half of
+    # the micro-batches.
+    v_devices, v_micro_batches = devices // 2, micro_batches // 2
     orders = []
     for device in range(devices):
-        mirrored = device >= half
-        # seen from its own end of the pipeline a device runs the passes of DualPipe-V on p / 2 devices; its
-        # first chunk takes the micro-batches that enter at that end
-        order_on_v = _v_order(half, each if each >= 2 * half else 2 * half, min(device, devices - 1 - device))
-        possible = _struck_out(order_on_v, each)
+        v_device = min(device, devices - 1 - device)
+        v_order = _v_order(v_devices, max(v_micro_batches, 2 * v_devices), v_device)
+
+        # Its first chunk takes the micro-batches that enter at that end: even ones go down, odd ones up.
+        mirrored = device >= v_devices
         order = []
-        for work in possible:
+        for work in _struck_out(v_order, v_micro_batches):
             chunk = work.chunk ^ mirrored
             order.append(work._replace(chunk=chunk, micro_batch=2 * work.micro_batch + chunk))
         orders.append(order)
@@ -144,10 +155,10 @@ def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
 @register("dualpipe-v", stage_map=v_stages, chunks=2, plain=False)
 def dualpipe_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """DualPipe cut in half: one direction over a V of 2 p stages; fewer than 2 p micro-batches are struck out."""
-    orders = [
-        _struck_out(_v_order(devices, max(micro_batches, 2 * devices), device), micro_batches)
-        for device in range(devices)
-    ]
+    orders = []
+    for device in range(devices):
+        full_order = _v_order(devices, max(micro_batches, 2 * devices), device)
+        orders.append(_struck_out(full_order, micro_batches))
     return from_orders("dualpipe-v", v_stages(devices, chunks), micro_batches, orders)
 
 
@@ -168,15 +179,18 @@ def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
     are split from weight gradients only where these fill a bubble.
     """
     later = devices - 1 - device
-    forward, backward = [iter(range(micro_batches)) for _ in range(2)], [iter(range(micro_batches)) for _ in range(2)]
     order: list[Work] = []
+
+    # Micro-batches still to come, by chunk, and weight gradients that were split off and not yet run.
+    forwards = iter(range(micro_batches)), iter(range(micro_batches))
+    backwards = iter(range(micro_batches)), iter(range(micro_batches))
     waiting: list[Work] = []
 
     def run_forward(chunk: int, paired: bool = False) -> None:
-        order.append(Work(Phase.FORWARD, chunk, next(forward[chunk]), paired=paired))
+        order.append(Work(Phase.FORWARD, chunk, next(forwards[chunk]), paired=paired))
 
     def run_backward(chunk: int, split: bool = False) -> None:
-        micro_batch = next(backward[chunk])
+        micro_batch = next(backwards[chunk])
         order.append(Work(Phase.BACKWARD_INPUT if split else Phase.BACKWARD, chunk, micro_batch))
         if split:
             waiting.append(Work(Phase.BACKWARD_WEIGHT, chunk, micro_batch))
@@ -188,26 +202,41 @@ def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
     def run_weight() -> None:
         order.append(waiting.pop(0))
 
+    # 1. Warm-up: forwards of the first chunk, while the first micro-batch is on its way down the V and back.
     for _ in range(2 * later):
         run_forward(0)
+
+    # 2. Forwards of both chunks in turn, until the first backward arrives.
     for _ in range(device + 1):
         run_forward(0)
         run_forward(1)
+
+    # 3. The first backwards, of the second chunk, each with its weight gradient at once.
     for _ in range(later):
         run_backward(1, split=True)
         run_weight()
         run_forward(1)
+
+    # 4. Steady phase: a forward of either chunk beside a backward of the other.
     for _ in range(micro_batches - 2 * devices + device + 1):
         run_pair(0)
         run_pair(1)
+
+    # 5. No micro-batch is left to enter: pairs of a forward of the second chunk alone.
     for _ in range(later):
         run_backward(1)
         run_pair(1)
+
+    # 6. Backwards of both chunks in turn. Weight gradients of the later half are put off.
     for chunk, split in _last_backwards(device + 1):
         run_backward(chunk, split)
+
+    # 7. These fill the gaps between the last backwards of the first chunk.
     for _ in range(later):
         run_weight()
         run_backward(0, split=True)
+
+    # 8. Weight gradients that are left.
     while waiting:
         run_weight()
     return order

@@ -1,5 +1,7 @@
-"""Can a schedule run, and does it do all the work exactly once? What its instructions wait for, and their slots in unit
-time: do given ones respect it, and which are the earliest?"""
+"""Whether a schedule can run and does all the work exactly once.
+
+Also what its instructions wait for, and slots in unit time that respect it.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,13 +52,16 @@ def require_valid(schedule: Schedule) -> None:
 
 
 def _work(schedule: Schedule) -> list[Problem]:
+    """Work that no instruction does, and instructions whose work another one does already."""
+    # How often each piece of work is done, by phase, stage and micro-batch.
     m, n_stages = schedule.micro_batches, schedule.n_stages
     index, batch = schedule.covers
     work = (schedule.phase[index].astype(np.int64) * n_stages + schedule.instruction_stage[index]) * m + batch
     count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(-1, n_stages, m)
+
+    # How often it should be, by phase; a backward that is both whole and split shows as a whole one too many.
     split = (count[Phase.BACKWARD_INPUT] > 0) | (count[Phase.BACKWARD_WEIGHT] > 0)
     trained = not schedule.forward_only
-    # By phase; a backward that is both whole and split shows as a whole one too many.
     expected = np.stack([np.ones_like(split), trained & ~split, trained & split, trained & split])
     problems = []
     for phase, stage, micro_batch in np.argwhere(count < expected).tolist():
@@ -64,12 +69,13 @@ def _work(schedule: Schedule) -> list[Problem]:
         instruction = Instruction(device, -1, Phase(phase), chunk, micro_batch)
         message = f"no device runs {instruction.phase.symbol} of stage {stage} for micro-batch {micro_batch}"
         problems.append(Problem("missing", instruction, message))
+    # Of instructions that do the same work all but the first are surplus; where none should do it, all are.
     surplus = (count > expected).ravel()[work]
     if surplus.any():
-        first = np.zeros(len(work), bool)
-        first[np.unique(work, return_index=True)[1]] = True
-        first &= expected.ravel()[work]
-        for repeated in np.unique(index[surplus & ~first]).tolist():
+        is_first = np.zeros(len(work), bool)
+        is_first[np.unique(work, return_index=True)[1]] = True
+        is_first &= expected.ravel()[work]
+        for repeated in np.unique(index[surplus & ~is_first]).tolist():
             instruction = schedule[repeated]
             message = f"{instruction} does work that is done elsewhere already"
             problems.append(Problem("duplicate", instruction, message))
@@ -77,10 +83,11 @@ def _work(schedule: Schedule) -> list[Problem]:
 
 
 def _placement_and_order(schedule: Schedule) -> list[Problem]:
+    """Backwards on another device or chunk than their forwards, and instructions that stand before their needs."""
     problems = []
     device = schedule.device
     place = device * schedule.chunks + schedule.chunk
-    for i, j in _pairs(schedule.dependencies.own, lambda here, there: place[here] != place[there]):
+    for i, j in _pairs(schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]):
         message = f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere"
         problems.append(Problem("placement", schedule[i], message))
     for need in waits(schedule):
@@ -100,11 +107,11 @@ def _pairs(
 
 
 def _deadlocks(schedule: Schedule) -> list[Problem]:
+    """The first instruction of each device that never starts; all later ones are stuck behind it."""
     stuck = schedule.slot == NEVER
+    one_before_is_stuck = np.append(False, stuck[:-1]) & (schedule.position > 0)
     problems = []
-    # of each device the first: all later ones are stuck too
-    first = stuck & ~(np.append(False, stuck[:-1]) & (schedule.position > 0))
-    for index in np.flatnonzero(first).tolist():
+    for index in np.flatnonzero(stuck & ~one_before_is_stuck).tolist():
         needs = [int(need[index]) for need in waits(schedule)]
         cause = next(schedule[need] for need in needs if need != NEVER and stuck[need])
         message = f"{schedule[index]} waits for {cause}, which never starts"
@@ -127,13 +134,18 @@ def waits(schedule: Schedule) -> list[Int[np.ndarray, " instructions"]]:
     What a pair computes is there when both have run: whoever needs the first waits for the second.
     """
     needs = list(schedule.dependencies)
-    if schedule.paired.any():
-        needs = [need + ((need != NEVER) & schedule.paired[need]) for need in needs]
-        first = np.flatnonzero(schedule.paired)
-        for need in needs[:3]:
-            partner = np.full_like(need, NEVER)
-            partner[first] = need[first + 1]
-            needs.append(partner)
+    if not schedule.paired.any():
+        return needs
+
+    # A pair's second instruction directly follows its first, so waiting for it is an index one higher.
+    needs = [need + ((need != NEVER) & schedule.paired[need]) for need in needs]
+
+    # Both start together: the first also waits for what the second needs.
+    first_of_pair = np.flatnonzero(schedule.paired)
+    for need in list(needs):
+        need_of_partner = np.full_like(need, NEVER)
+        need_of_partner[first_of_pair] = need[first_of_pair + 1]
+        needs.append(need_of_partner)
     return needs
 
 
@@ -142,19 +154,23 @@ def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
 
     All devices advance together, one slot at a time, so the cost is one vector step per slot.
     """
+    # Instruction n stands for none: it ran before the first slot.
     n = schedule.n_instructions
     unknown = np.iinfo(np.int32).max
-    slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))  # last entry: nothing to wait for
+    slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))
     needs = np.stack([np.where(need == NEVER, n, need) for need in waits(schedule)])
-    here, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
+
+    # Each device runs its next instruction if all of its needs ran in earlier slots. A slot in which no
+    # device can is the end, or a deadlock.
+    following, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
     now = 0
     while True:
-        active = np.flatnonzero(here < end)
-        candidate = here[active]
+        active = np.flatnonzero(following < end)
+        candidate = following[active]
         ready = (slot[needs[:, candidate]] < now).all(axis=0)
         if not ready.any():
             break
         slot[candidate[ready]] = now
-        here[active[ready]] += 1
+        following[active[ready]] += 1
         now += 1
     return np.where(slot[:-1] == unknown, NEVER, slot[:-1])

@@ -79,23 +79,32 @@ def chimera_model(
 def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> list[int]:
     """Instructions from the last one back to one that waits for none; ties go to the device's own order."""
     needs = schedule.dependencies
-    at, path = int(end.argmax()), []
-    while at != NEVER:
-        path.append(at)
-        before = [at - 1] if schedule.position[at] else []
-        before += [int(need[at]) for need in needs if need[at] != NEVER]
-        at = next((i for i in before if np.isclose(end[i], start[at])), NEVER)
+    instruction, path = int(end.argmax()), []
+    while instruction != NEVER:
+        path.append(instruction)
+
+        # The one before is what ended just when this one started.
+        before = [instruction - 1] if schedule.position[instruction] else []
+        before += [int(need[instruction]) for need in needs if need[instruction] != NEVER]
+        released_by = [i for i in before if np.isclose(end[i], start[instruction])]
+        instruction = released_by[0] if released_by else NEVER
     return path
 
 
 def _unoverlapped_s(schedule: Schedule, start: np.ndarray, end: np.ndarray, device: int, all_reduce_s: float) -> float:
-    """Figure 6: a stage's all-reduce may use the device's idle time after the stage's last backward, one
-    all-reduce after another; what is left at the end of all computation counts."""
+    """Seconds of a device's all-reduces that its idle time does not hold (figure 6).
+
+    A stage's all-reduce may use the device's idle time after the stage's last backward, one all-reduce after another;
+    what is left at the end of all computation counts.
+    """
     on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
     start_s, end_s, chunk = start[on_device], end[on_device], schedule.chunk[on_device]
     ready = sorted(float(end_s[chunk == c].max()) for c in np.unique(chunk))
+
+    # From one stage's gradients to the next, all-reduces get on by the time in which the device is idle.
     unfinished_s = 0.0
     for ready_s, next_ready_s in zip(ready, [*ready[1:], float(end.max())], strict=True):
-        computing_s = float(np.clip(np.minimum(end_s, next_ready_s) - np.maximum(start_s, ready_s), 0, None).sum())
+        overlap_s = np.minimum(end_s, next_ready_s) - np.maximum(start_s, ready_s)
+        computing_s = float(np.clip(overlap_s, 0, None).sum())
         unfinished_s = max(0.0, unfinished_s + all_reduce_s - (next_ready_s - ready_s - computing_s))
     return unfinished_s

@@ -42,9 +42,9 @@ def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
             f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
         )
     sizes = np.full(parts, items // parts)
-    extra = items % parts
-    first = (parts - extra) // 2
-    sizes[first : first + extra] += 1
+    remainder = items % parts
+    first = (parts - remainder) // 2
+    sizes[first : first + remainder] += 1
     return sizes
 
 
@@ -55,8 +55,9 @@ def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"
 
 def v_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
     """Stage map of pipelines that go forth and back: chunks alternate between falling and rising devices."""
-    down = np.arange(devices)[:, None]
-    return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, devices - 1 - down, down)
+    going_down = np.arange(devices)[:, None]
+    going_up = devices - 1 - going_down
+    return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, going_up, going_down)
 
 
 def from_keys(
@@ -79,29 +80,37 @@ def from_keys(
             first of them. Fewer where micro-batches run out.
         slices: slices per sequence, see `Schedule.slices`.
     """
+    # Keys of all phases side by side for each device: shape (devices, phases, chunks, micro-batches).
     shapes = {phase: np.shape(key) for phase, key in keys.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 3:
         raise PerfModelError(
             f"schedule {name}: keys must share one shape (devices, chunks, micro-batches), got {shapes}"
         )
     shape = next(iter(shapes.values()))
-    key = np.stack([np.broadcast_to(k, shape) for k in keys.values()]).transpose(1, 0, 2, 3)
-    flat = key.reshape(shape[0], -1)
-    done = flat >= 0
-    # Work not done sorts last on its device and is cut off.
-    order = np.argsort(np.where(done, flat, np.iinfo(np.int64).max), axis=1, kind="stable")
-    is_work = np.arange(flat.shape[1]) < done.sum(axis=1)[:, None]
-    which, chunk, micro_batch = np.unravel_index(order[is_work], key.shape[1:])
-    span = np.array([(spans or {}).get(phase, 1) for phase in keys])[which]
+    devices, _, micro_batches = shape
+    key = np.stack([np.broadcast_to(phase_keys, shape) for phase_keys in keys.values()]).transpose(1, 0, 2, 3)
+    flat = key.reshape(devices, -1)
+
+    # Sort each device's work. What a device does not do sorts last and is cut off.
+    is_done = flat >= 0
+    count = is_done.sum(axis=1)
+    order = np.argsort(np.where(is_done, flat, np.iinfo(np.int64).max), axis=1, kind="stable")
+    is_work = np.arange(flat.shape[1]) < count[:, None]
+
+    # A place in the sorted order is a phase (by its place in `keys`), a chunk and a micro-batch.
+    phase_place, chunk, micro_batch = np.unravel_index(order[is_work], key.shape[1:])
+    phase = np.array([int(phase) for phase in keys], np.int8)[phase_place]
+    spans = spans or {}
+    span = np.array([spans.get(phase, 1) for phase in keys])[phase_place]
     schedule = _schedule(
         name,
         stage,
-        shape[2],
-        np.append(0, np.cumsum(done.sum(axis=1))),
-        np.array([int(phase) for phase in keys], np.int8)[which],
+        micro_batches,
+        np.append(0, np.cumsum(count)),
+        phase,
         chunk,
         micro_batch,
-        span=np.minimum(span, shape[2] - micro_batch),
+        span=np.minimum(span, micro_batches - micro_batch),
         slot=np.take_along_axis(flat, order, axis=1)[is_work],
         slices=slices,
     )
@@ -172,38 +181,53 @@ def arrange(
     n, devices = pool.n_instructions, pool.devices
     queues = int(queue.max()) + 1
     items, count = _queues(pool, queue, queues)
+
+    # Instruction n stands for none: it needs nothing, takes no memory and has ended at slot 0.
+    never = np.iinfo(np.int64).max
     needs = np.stack([np.append(np.where(need == NEVER, n, need), n) for need in pool.dependencies])
     score = np.append(priority, 0)
-    change = np.append(taken(pool, pool.span), 0)
-    never = np.iinfo(np.int64).max
-    room = np.full(n + 1, never)
-    if limit is not None:
-        takes = np.flatnonzero(change > 0)
-        room[takes] = limit - change[takes] - (0 if reserve is None else reserve[takes])
     slots = np.ones(n, np.int64) if length is None else length
     start, end = np.full(n, never), np.full(n + 1, never)
-    end[n] = 0  # nothing to wait for
-    free = np.zeros(devices, np.int64)
-    here, alive = np.zeros((devices, queues), np.int64), np.zeros(devices, np.int64)
-    every, every_queue = np.arange(devices), np.arange(queues)
-    now = done = 0
-    while done < n:
-        more = here < count
-        head = np.where(more, items[every[:, None], every_queue, np.minimum(here, items.shape[2] - 1)], n)
-        ready = more & (end[needs[:, head]] <= now).all(axis=0) & (free <= now)[:, None]
-        ready &= alive[:, None] <= room[head]
-        best = np.where(ready, score[head], never).argmin(axis=1)
-        runs = np.flatnonzero(ready.any(axis=1))
-        which = head[runs, best[runs]]
-        if not len(runs) and not (free > now).any():
+    end[n] = 0
+
+    # Memory: what each instruction adds to the micro-batches alive on its device, and how many may be alive
+    # when it starts. Only forwards, which take memory, are held up.
+    change = np.append(taken(pool, pool.span), 0)
+    most_alive = np.full(n + 1, never)
+    if limit is not None:
+        takes = np.flatnonzero(change > 0)
+        reserved = 0 if reserve is None else reserve[takes]
+        most_alive[takes] = limit - change[takes] - reserved
+
+    # Advance all devices together, from slot to slot.
+    free_from, alive = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    place = np.zeros((devices, queues), np.int64)
+    every_device, every_queue = np.arange(devices)[:, None], np.arange(queues)
+    now = n_done = 0
+    while n_done < n:
+        # The next instruction of every queue; it is ready if its device is free, its inputs are there and
+        # its activations fit.
+        has_next = place < count
+        head = np.where(has_next, items[every_device, every_queue, np.minimum(place, items.shape[2] - 1)], n)
+        ready = has_next & (end[needs[:, head]] <= now).all(axis=0) & (free_from <= now)[:, None]
+        ready &= alive[:, None] <= most_alive[head]
+
+        # Each device runs the ready one with the lowest number, if it has any.
+        best_queue = np.where(ready, score[head], never).argmin(axis=1)
+        running = np.flatnonzero(ready.any(axis=1))
+        chosen = head[running, best_queue[running]]
+        if not len(running) and not (free_from > now).any():
             stuck = pool[int(head[head < n].min())]
             raise LayoutError(f"schedule {pool.name}: {stuck} can never run; allow more micro-batches in flight")
-        start[which], end[which] = now, now + slots[which]
-        free[runs] = end[which]
-        here[runs, best[runs]] += 1
-        alive[runs] += change[which]
-        done += len(runs)
-        now = now + 1 if length is None else int(free[free > now].min(initial=never))
+        start[chosen], end[chosen] = now, now + slots[chosen]
+        free_from[running] = end[chosen]
+        place[running, best_queue[running]] += 1
+        alive[running] += change[chosen]
+        n_done += len(running)
+
+        # With lengths nothing can change before the next device gets free.
+        now = now + 1 if length is None else int(free_from[free_from > now].min(initial=never))
+
     order = np.lexsort((start, pool.device))
     lengths = None if length is None else length[order]
     return replace(pool, **pool.picked(order), slot=start[order], length=lengths)
@@ -213,23 +237,28 @@ def _queues(
     pool: Schedule, queue: Int[np.ndarray, " instructions"], queues: int
 ) -> tuple[Int[np.ndarray, "devices queues places"], Int[np.ndarray, "devices queues"]]:
     """Instructions of every queue of every device in order, and how many there are."""
-    which = pool.device * queues + queue
-    length = np.bincount(which, minlength=pool.devices * queues)
-    order = np.argsort(which, kind="stable")
-    place = np.arange(len(order)) - np.repeat(np.cumsum(length) - length, length)
+    queue_of_all = pool.device * queues + queue
+    length = np.bincount(queue_of_all, minlength=pool.devices * queues)
+
+    # A stable sort puts queues one after another and keeps the order inside each.
+    order = np.argsort(queue_of_all, kind="stable")
+    first_of_queue = np.cumsum(length) - length
+    place = np.arange(len(order)) - np.repeat(first_of_queue, length)
     items = np.zeros((pool.devices * queues, max(1, int(length.max()))), np.int64)
-    items[which[order], place] = order
+    items[queue_of_all[order], place] = order
     return items.reshape(pool.devices, queues, -1), length.reshape(pool.devices, queues)
 
 
 def forward_part(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes (inference)."""
-    keep = schedule.phase == Phase.FORWARD
-    forwards = np.bincount(schedule.device[keep], minlength=schedule.devices)
-    flags = {"paired": np.zeros(forwards.sum(), bool), "updates": np.zeros(forwards.sum(), bool)}
+    is_forward = schedule.phase == Phase.FORWARD
+    forwards = np.bincount(schedule.device[is_forward], minlength=schedule.devices)
     offsets = np.append(0, np.cumsum(forwards))
-    work = schedule.picked(keep) | flags
-    return replace(schedule, **work, offsets=offsets, slot=schedule.slot[keep], length=None)
+
+    # What a forward was paired with is gone, and nothing updates weights.
+    flags = {"paired": np.zeros(forwards.sum(), bool), "updates": np.zeros(forwards.sum(), bool)}
+    work = schedule.picked(is_forward) | flags
+    return replace(schedule, **work, offsets=offsets, slot=schedule.slot[is_forward], length=None)
 
 
 def repeated(schedule: Schedule, steps: int) -> Schedule:
@@ -239,16 +268,22 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
     """
     if steps == 1:
         return schedule
+    # The stretches of the new order: all steps of the first device, then all of the second, and so on.
     length = np.diff(schedule.offsets)
     step, device = np.divmod(np.arange(steps * schedule.devices), schedule.devices)
     by_device = np.lexsort((step, device))
     step, device = step[by_device], device[by_device]
+
+    # Each stretch is a copy of its device's instructions, with micro-batches that count on from step to step.
     count = length[device]
     offsets = np.append(0, np.cumsum(count))
     index = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - schedule.offsets[device], count)
     work = schedule.picked(index)
     work["micro_batch"] = work["micro_batch"] + np.repeat(step, count) * schedule.micro_batches
-    work["updates"][offsets[1:][count > 0] - 1] = True
+
+    # Each ends with an update of the device's weights.
+    last_of_step = offsets[1:][count > 0] - 1
+    work["updates"][last_of_step] = True
     many = _schedule(
         schedule.name,
         schedule.stage,
@@ -280,6 +315,7 @@ def _schedule(
     slot: Int[np.ndarray, " instructions"] | None = None,
     slices: int = 1,
 ) -> Schedule:
+    """A schedule of these columns, with defaults for those that most schedules do without."""
     n = len(phase)
     return Schedule(
         name=name,

@@ -1,5 +1,4 @@
-"""Times of passes, and a schedule in figures: time and bubble, memory, staleness; what the papers' comparison tables
-hold."""
+"""Times of passes, and a schedule in figures as the papers' comparison tables have them: bubble, memory, staleness."""
 
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -36,7 +35,8 @@ class PassTimes:
 
     def __post_init__(self) -> None:
         shapes = {np.shape(self.forward_s), np.shape(self.backward_input_s), np.shape(self.backward_weight_s)}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1 or shapes == {(0,)}:
+        equal_vectors = len(shapes) == 1 and len(next(iter(shapes))) == 1
+        if not equal_vectors or shapes == {(0,)}:
             raise PerfModelError(f"pass times need one entry per stage each, got shapes {sorted(shapes)}")
         everything = np.concatenate([*self.by_phase.values(), [self.transfer_s]])
         if not (np.isfinite(everything) & (everything >= 0)).all():
@@ -46,10 +46,10 @@ class PassTimes:
     def uniform(
         cls, stages: int, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
     ) -> "PassTimes":
-        """Equal stages; `weight_share` of the backward is its weight gradient."""
+        """Times of equal stages; `weight_share` of the backward is its weight gradient."""
         ones = np.ones(max(stages, 0))
-        of_weight = backward_s * weight_share
-        return cls(forward_s * ones, (backward_s - of_weight) * ones, of_weight * ones, transfer_s)
+        weight_s = backward_s * weight_share
+        return cls(forward_s * ones, (backward_s - weight_s) * ones, weight_s * ones, transfer_s)
 
     @property
     def by_phase(self) -> dict[Phase, Float[np.ndarray, " stages"]]:
@@ -72,29 +72,38 @@ def starts_and_ends(
     schedule: Schedule, times: PassTimes
 ) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
     """When every instruction runs, each as early as its device and its inputs allow; transfers do not queue."""
+    # Lists, as the loop below reads single numbers.
     seconds = times.of(schedule).tolist()
     device = schedule.device.tolist()
     needs = [need.tolist() for need in waits(schedule)]
     start, end = [0.0] * len(device), [0.0] * len(device)
-    free = [0.0] * schedule.devices
+    free_from = [0.0] * schedule.devices
+
+    # In the order of slots everything that an instruction waits for comes before it.
     for i in np.argsort(schedule.slot, kind="stable").tolist():
-        begin = free[device[i]]
+        begin = free_from[device[i]]
         for need in needs:
             j = need[i]
             if j != NEVER:
-                begin = max(begin, end[j] + (times.transfer_s if device[j] != device[i] else 0.0))
+                transfer_s = times.transfer_s if device[j] != device[i] else 0.0
+                begin = max(begin, end[j] + transfer_s)
         start[i], end[i] = begin, begin + seconds[i]
-        free[device[i]] = end[i]
+        free_from[device[i]] = end[i]
     return np.array(start), np.array(end)
 
 
 def equal_parts(
     schedule: Schedule, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
 ) -> PassTimes:
-    """Times of a schedule's stages where a p-th of the model takes given ones.
+    """Times of a schedule's stages, from those of a p-th of the model.
 
-    Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
+    Args:
+        schedule: of p devices.
+        forward_s, backward_s: time of a micro-batch on a p-th of the model.
+        weight_share: share of the backward that is its weight gradient.
+        transfer_s: of a message between neighbouring stages.
     """
+    # Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
     part = schedule.devices / schedule.n_stages / schedule.slices
     return PassTimes.uniform(
         schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
@@ -122,11 +131,14 @@ class ChunkTimes:
 
     def of(self, schedule: Schedule, unit: int = 1) -> PassTimes:
         """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
+        # The transfer's time is that of a message, whatever it carries.
         ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
-        forward, of_input, of_weight = (
-            float(time * part) * ones for time in (self.forward, self.backward_input, self.backward_weight)
+        return PassTimes(
+            float(self.forward * part) * ones,
+            float(self.backward_input * part) * ones,
+            float(self.backward_weight * part) * ones,
+            float(self.transfer * unit),
         )
-        return PassTimes(forward, of_input, of_weight, float(self.transfer * unit))
 
     def whole_unit(self, schedule: Schedule) -> int:
         """The unit in which all times are whole numbers."""
@@ -221,13 +233,17 @@ def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *
     schedule = get_schedule(name)(stages, micro_batches, chunks)
     unit = times.whole_unit(schedule)
     in_units = times.of(schedule, unit)
-    # a step as long as all its passes one after another, of as many steps as are ever laid out
-    if float(in_units.of(schedule).sum() + in_units.transfer_s * schedule.n_instructions) * _MOST_STEPS > _EXACT_UP_TO:
+
+    # The largest sum that can arise: all passes and transfers of a step one after another, of as many steps
+    # as are ever laid out.
+    longest_step = float(in_units.of(schedule).sum() + in_units.transfer_s * schedule.n_instructions)
+    if longest_step * _MOST_STEPS > _EXACT_UP_TO:
         raise PerfModelError(f"schedule {name}: times with so many digits cannot be added exactly; round them")
     return _facts(name, schedule, in_units, micro_batches, chunks, unit)
 
 
 _MOST_STEPS: Final = 4096
+"""Steps of a stream that are laid out at most."""
 _EXACT_UP_TO: Final = 2.0**53
 """Whole numbers up to which floating-point sums are exact."""
 
@@ -237,57 +253,74 @@ def _facts(
 ) -> ScheduleFacts:
     """Figures of a schedule with times in `unit`-ths of a second."""
     scheduler, stages = get_schedule(name), schedule.devices
-    makespan = float(starts_and_ends(schedule, times)[1].max())
+    makespan = _makespan(schedule, times)
     if not makespan > 0:
         raise PerfModelError(f"schedule {scheduler.label}: a step without time has no bubble; give times above 0")
     steps, interval = _steady(scheduler, schedule, times, micro_batches, chunks)
-    alone, free_steps, free = makespan, steps, interval
+
+    # A bubble is idle time that would be there without transfers, as a share of the step with them.
+    bare_makespan, bare_steps, bare_interval = makespan, steps, interval
     if times.transfer_s:
-        at_once = replace(times, transfer_s=0.0)
-        alone = float(starts_and_ends(schedule, at_once)[1].max())
-        free_steps, free = _steady(scheduler, schedule, at_once, micro_batches, chunks)
+        without_transfers = replace(times, transfer_s=0.0)
+        bare_makespan = _makespan(schedule, without_transfers)
+        bare_steps, bare_interval = _steady(scheduler, schedule, without_transfers, micro_batches, chunks)
     work = float(times.of(schedule).sum()) / stages
+
+    # Staleness and memory of a stream show once the pipeline is full.
     if scheduler.asynchronous:
         schedule = scheduler(stages, micro_batches, chunks, 2 * max(2, stages))
     versions = weight_versions(schedule, scheduler.weights)
-    alive = peak_live(schedule, np.ones(schedule.n_stages)) * (stages / schedule.n_stages / schedule.slices)
-    versions_kept = versions.held * schedule.replicas
+    weight_copies = versions.stored * schedule.replicas
+
+    # In p-ths of the model: a stage of several chunks per device is less than one.
+    part_of_model = stages / schedule.n_stages / schedule.slices
+    alive = peak_live(schedule, np.ones(schedule.n_stages)) * part_of_model
     return ScheduleFacts(
         schedule=scheduler.label,
         stages=stages,
         micro_batches=micro_batches,
         makespan_s=makespan / unit,
         steady_interval_s=interval / (steps * unit),
-        bubble_fraction=max(0.0, (free / free_steps - work) / (interval / steps)),
-        makespan_bubble_fraction=max(0.0, (alone - work) / makespan),
+        bubble_fraction=max(0.0, (bare_interval / bare_steps - work) / (interval / steps)),
+        makespan_bubble_fraction=max(0.0, (bare_makespan - work) / makespan),
         activations=(float(alive.min()), float(alive.max())),
-        weights=(int(versions_kept.min()), int(versions_kept.max())),
+        weights=(int(weight_copies.min()), int(weight_copies.max())),
         version_difference=int(versions.steady_difference.max()),
         update_sequences=versions.sequences,
     )
 
 
+def _makespan(schedule: Schedule, times: PassTimes) -> float:
+    """End of the last pass, in the unit of the times."""
+    _, end = starts_and_ends(schedule, times)
+    return float(end.max())
+
+
 def _steady(
     scheduler: Scheduler, schedule: Schedule, times: PassTimes, micro_batches: int, chunks: int
 ) -> tuple[int, float]:
-    """So many steps of a stream, and how much later the last of them ends than the step before the first.
+    """A number of steps of a full pipeline, and how long they take together.
 
-    A stream is as long as it takes for twice as many steps to take twice as long.
+    The second half of a stream counts. Streams are doubled until twice as many steps take twice as long.
     """
     if not (scheduler.asynchronous or scheduler.staggered):
-        return 1, float(starts_and_ends(schedule, times)[1].max())
+        return 1, _makespan(schedule, times)
 
-    def ends(steps: int) -> float:
+    def stream_makespan(steps: int) -> float:
         stream = scheduler(schedule.devices, micro_batches, chunks, steps)
-        return float(starts_and_ends(stream, times)[1].max())
+        return _makespan(stream, times)
 
     steps = scheduler.steady_steps(schedule.devices, micro_batches)
-    seen = [ends(steps), ends(2 * steps)]
+    makespan_before, makespan = stream_makespan(steps), stream_makespan(2 * steps)
     while True:
-        steps, interval = 2 * steps, seen[-1] - seen[-2]
-        if 2 * steps > _MOST_STEPS or steps * micro_batches * schedule.devices * chunks > MOST_PASSES // 2:
-            break
-        seen.append(ends(2 * steps))
-        if isclose(seen[-1] - seen[-2], 2 * interval, rel_tol=1e-12):
-            break
-    return steps // 2, interval
+        # `steps` of the stream of `2 * steps` came after the pipeline was full.
+        interval = makespan - makespan_before
+
+        # Stop where a longer stream would exceed what is laid out.
+        passes = 2 * steps * micro_batches * schedule.devices * chunks
+        if 4 * steps > _MOST_STEPS or passes > MOST_PASSES // 2:
+            return steps, interval
+        makespan_before, makespan = makespan, stream_makespan(4 * steps)
+        if isclose(makespan - makespan_before, 2 * interval, rel_tol=1e-12):
+            return steps, interval
+        steps *= 2

@@ -15,10 +15,10 @@ def in_flight(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     A micro-batch is alive from the start of its forward to the end of its backward (of its weight
     gradient where that is split off). Without backward passes it lives for its forward alone.
     """
-    peaks = [
-        _peak(schedule, np.where(schedule.chunk == chunk, schedule.span, 0)).astype(np.int64)
-        for chunk in range(schedule.chunks)
-    ]
+    peaks = []
+    for chunk in range(schedule.chunks):
+        span_on_chunk = np.where(schedule.chunk == chunk, schedule.span, 0)
+        peaks.append(_peak(schedule, span_on_chunk).astype(np.int64))
     return np.stack(peaks, axis=1)
 
 
@@ -30,11 +30,15 @@ def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     """
     if schedule.forward_only:
         return in_flight(schedule)
-    return _most_alive(schedule, np.arange(schedule.n_instructions), schedule.chunk, taken(schedule, schedule.span))
+    instruction = np.arange(schedule.n_instructions)
+    return _most_alive(schedule, instruction, schedule.chunk, taken(schedule, schedule.span))
 
 
 def taken(schedule: Schedule, size: np.ndarray) -> np.ndarray:
-    """Of what each instruction's micro-batches hold, what forwards take, less what the ends of backwards give back."""
+    """Change of what is alive at each instruction: forwards take `size`, instructions that end backwards give it back.
+
+    An input gradient that is split off changes nothing: its weight gradient still needs the activations.
+    """
     return np.where(schedule.phase == Phase.FORWARD, size, np.where(schedule.ends_backward, -size, 0))
 
 
@@ -44,14 +48,26 @@ def _most_alive(
     chunk: Int[np.ndarray, " events"],
     change: Int[np.ndarray, " events"],
 ) -> Int[np.ndarray, "devices chunks"]:
-    """Micro-batches alive per chunk when each device holds most in all; events of one instruction in order given."""
+    """Micro-batches alive per chunk when each device holds most in all.
+
+    Args:
+        schedule: the schedule.
+        instruction: at which each event happens; events of one instruction happen in the order in which they stand.
+        chunk: of the event.
+        change: micro-batches that the event adds to those alive.
+    """
+    # Put events in the order in which devices run the instructions.
     order = np.argsort(instruction, kind="stable")
     instruction, chunk, change = instruction[order], chunk[order], change[order]
     bounds = np.searchsorted(instruction, schedule.offsets)
+
+    # Up to the peak of the running total over all chunks, sum the changes of each chunk.
     alive = np.zeros((schedule.devices, schedule.chunks), np.int64)
     for device in range(schedule.devices):
         on_device = slice(bounds[device], bounds[device + 1])
-        peak = int(np.argmax(np.cumsum(change[on_device]))) + 1 if on_device.stop > on_device.start else 0
+        if on_device.stop == on_device.start:
+            continue
+        peak = int(np.argmax(np.cumsum(change[on_device]))) + 1
         np.add.at(alive[device], chunk[on_device][:peak], change[on_device][:peak])
     return alive
 
@@ -73,29 +89,40 @@ def offloads(schedule: Schedule) -> Offloads:
 
     Forwards of several micro-batches whose backwards come one by one stay where they are.
     """
+    # The forward after next, if it is on the same device.
     forward = np.flatnonzero(schedule.phase == Phase.FORWARD)
     device = schedule.device[forward]
     next_but_one = np.append(forward[2:], [NEVER, NEVER])[: len(forward)]
-    its_device = np.append(device[2:], [NEVER, NEVER])[: len(forward)]
-    next_but_one[its_device != device] = NEVER
-    needed = schedule.dependencies.own
+    device_of_next_but_one = np.append(device[2:], [NEVER, NEVER])[: len(forward)]
+    next_but_one[device_of_next_but_one != device] = NEVER
+
+    # The backward that waits for each forward.
     backwards = np.flatnonzero((schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT))
-    backward = np.full(schedule.n_instructions, NEVER)
-    backward[needed[backwards]] = backwards
-    single = (schedule.span[forward] == 1) & (backward[forward] != NEVER)
-    single &= schedule.span[np.maximum(backward[forward], 0)] == 1
-    worth = single & (next_but_one != NEVER) & (backward[forward] > next_but_one + 1)
-    return Offloads(forward[worth], next_but_one[worth], backward[forward][worth])
+    backward_of = np.full(schedule.n_instructions, NEVER)
+    backward_of[schedule.dependencies.same_stage[backwards]] = backwards
+    backward = backward_of[forward]
+
+    # Only passes of one micro-batch each, and only if something runs between the copy out and the copy back.
+    single = (schedule.span[forward] == 1) & (backward != NEVER)
+    single &= schedule.span[np.maximum(backward, 0)] == 1
+    waits_long = (next_but_one != NEVER) & (backward > next_but_one + 1)
+    worth = single & waits_long
+    return Offloads(forward[worth], next_but_one[worth], backward[worth])
 
 
 def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
-    """`alive_at_peak` where activations wait in host memory: out before the forward after next, back while
-    the instruction before their backward runs."""
+    """Micro-batches alive per chunk at a device's peak (`alive_at_peak`) where activations wait in host memory.
+
+    They are out before the forward after next, and back while the instruction before their backward runs.
+    """
+    # Three kinds of events: copies out, copies back, and what the instructions themselves take and give back.
     moved = offloads(schedule)
     ones = np.ones(len(moved.forward), np.int64)
+    moved_chunk = schedule.chunk[moved.forward]
     instruction = np.concatenate([moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)])
-    chunk = np.concatenate([schedule.chunk[moved.forward], schedule.chunk[moved.forward], schedule.chunk])
-    return _most_alive(schedule, instruction, chunk, np.concatenate([-ones, ones, taken(schedule, schedule.span)]))
+    chunk = np.concatenate([moved_chunk, moved_chunk, schedule.chunk])
+    change = np.concatenate([-ones, ones, taken(schedule, schedule.span)])
+    return _most_alive(schedule, instruction, chunk, change)
 
 
 def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> Float[np.ndarray, " devices"]:
@@ -115,10 +142,13 @@ def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> 
 
 def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
     """Largest running total per device of `size`, taken by forwards and given back by backwards."""
+    # In inference a forward's activations are gone when it ends.
     if schedule.forward_only:
         alive = np.where(schedule.phase == Phase.FORWARD, size, 0)
     else:
         alive = schedule.running_total(taken(schedule, size))
+
+    # `reduceat` would take a device without instructions for one of the next device's.
     peak = np.zeros(schedule.devices, alive.dtype)
     nonempty = np.diff(schedule.offsets) > 0
     peak[nonempty] = np.maximum.reduceat(alive, schedule.offsets[:-1][nonempty])

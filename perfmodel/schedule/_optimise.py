@@ -53,7 +53,10 @@ def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *,
         raise LayoutError(
             f"schedule optimised: micro-batches and limit must be at least 1, got {micro_batches}, {limit}"
         )
-    leads = sorted({0, *(lead for lead in (1, 2, stages // 2, stages - 1, stages) if 0 < lead < limit)})
+
+    # One order for each of a handful of rules.
+    possible_leads = {lead for lead in (1, 2, stages // 2, stages - 1, stages) if 0 < lead < limit}
+    leads = sorted({0} | possible_leads)
     rules = [_Rule(lead, patience) for lead, patience in product(leads, (0.0, 0.5, 1.0))]
     orders = [_greedy(times, micro_batches, limit, rule) for rule in rules]
     candidates = [from_orders("optimised", looped_stages(stages, 1), micro_batches, order) for order in orders]
@@ -63,10 +66,13 @@ def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *,
     candidates += [schedule for schedule in by_hand if _in_flight(schedule) <= limit]
     best = min(candidates, key=lambda schedule: _cost(schedule, times, staggered))
     best = replace(best, name="optimised")
-    return _exchanged(best, times, limit, staggered) if best.n_instructions <= _NEIGHBOURS_UP_TO else best
+    if best.n_instructions > _NEIGHBOURS_UP_TO:
+        return best
+    return _exchanged(best, times, limit, staggered)
 
 
 def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
+    """Seconds that the search makes short: of the step, or of the slowest device where steps are staggered."""
     start, end = starts_and_ends(schedule, times)
     if not staggered:
         return float(end.max())
@@ -91,19 +97,27 @@ def _greedy(times: PassTimes, m: int, limit: int, rule: _Rule) -> list[list[tupl
     heap = [(0.0, d) for d in range(p)]
     free = [0.0] * p
     while heap:
+        # A wake-up while the device is busy is of no use: it is woken again when it gets free.
         now, d = heapq.heappop(heap)
         if now < free[d]:
             continue
-        ahead = min(limit, p - d + rule.lead)
+
+        # Which passes have their inputs and room: p - d forwards ahead of backwards is what 1F1B does.
         ready_b = b[d] < len(arrived_b[d]) and arrived_b[d][b[d]] <= now
         ready_f = f[d] < m and f[d] < len(arrived_f[d]) and arrived_f[d][f[d]] <= now
+        most_ahead = min(limit, p - d + rule.lead)
+        may_lead = f[d] - w[d] < limit and f[d] - b[d] < most_ahead
+        gap_s = _gap(arrived_b[d], b[d], arrived_f[d], f[d], now)
+
+        # Input gradients come first, as earlier stages wait for them.
         if ready_b:
             _run(orders[d], _INPUT, b, d)
             free[d] = now + input_s[d]
             if d:
                 arrived_b[d - 1].append(free[d] + times.transfer_s)
                 heapq.heappush(heap, (arrived_b[d - 1][-1], d - 1))
-        elif ready_f and f[d] - w[d] < limit and f[d] - b[d] < ahead:
+        # Then forwards. On the last device the backward may follow at once.
+        elif ready_f and may_lead:
             _run(orders[d], _FORWARD, f, d)
             free[d] = now + forward_s[d]
             if d < p - 1:
@@ -111,23 +125,27 @@ def _greedy(times: PassTimes, m: int, limit: int, rule: _Rule) -> list[list[tupl
                 heapq.heappush(heap, (arrived_f[d + 1][-1], d + 1))
             else:
                 arrived_b[d].append(free[d])
-        elif w[d] < b[d] and _gap(arrived_b[d], b[d], arrived_f[d], f[d], now) >= rule.patience * weight_s[d]:
+        # Weight gradients, which nobody waits for, fill gaps that are long enough.
+        elif w[d] < b[d] and gap_s >= rule.patience * weight_s[d]:
             _run(orders[d], _WEIGHT, w, d)
             free[d] = now + weight_s[d]
+        # An arrival will wake the device.
         else:
-            continue  # woken again by an arrival
+            continue
         heapq.heappush(heap, (free[d], d))
     return orders
 
 
 def _run(order: list[tuple[Phase, int, int]], phase: Phase, following: list[int], device: int) -> None:
+    """Append the next micro-batch of a phase to a device's order."""
     order.append((phase, 0, following[device]))
     following[device] += 1
 
 
 def _gap(arrived_b: list[float], b: int, arrived_f: list[float], f: int, now: float) -> float:
     """Seconds until the next pass is known to arrive; without end if none is on its way."""
-    coming = [times[i] for times, i in ((arrived_b, b), (arrived_f, f)) if i < len(times) and times[i] > now]
+    next_arrivals = [*arrived_b[b : b + 1], *arrived_f[f : f + 1]]
+    coming = [arrival for arrival in next_arrivals if arrival > now]
     return min(coming, default=now + float("inf")) - now
 
 
@@ -139,9 +157,12 @@ def _exchanged(schedule: Schedule, times: PassTimes, limit: int, staggered: bool
         for i in range(schedule.n_instructions - 1):
             if schedule.device[i] != schedule.device[i + 1]:
                 continue
+
+            # An exchange may deadlock, or hold more micro-batches than allowed.
             exchanged = _with_exchanged(schedule, i)
             if (exchanged.slot == NEVER).any() or _in_flight(exchanged) > limit:
                 continue
+            # The margin keeps rounding from exchanging back and forth for ever.
             exchanged_cost = _cost(exchanged, times, staggered)
             if exchanged_cost < cost * (1 - 1e-12):
                 schedule, cost, better = exchanged, exchanged_cost, True
@@ -149,6 +170,7 @@ def _exchanged(schedule: Schedule, times: PassTimes, limit: int, staggered: bool
 
 
 def _with_exchanged(schedule: Schedule, i: int) -> Schedule:
+    """The schedule with instructions i and i + 1, of one device, in the other order."""
     index = np.arange(schedule.n_instructions)
     index[[i, i + 1]] = index[[i + 1, i]]
     passes = [(Phase(schedule.phase[j]), 0, int(schedule.micro_batch[j])) for j in index]

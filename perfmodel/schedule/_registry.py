@@ -52,8 +52,8 @@ class Scheduler:
     number: Literal["", "pipelines", "slices", "slots"] = ""
     """What a number after the name stands for (`name:number`), chunks per device if it is pipelines; empty
     where none is taken."""
-    given: tuple[int, ...] = ()
-    """The number after the name."""
+    arguments: tuple[int, ...] = ()
+    """The number after the name; empty where none was written."""
     plain: bool = True
     """Every pass computes one whole micro-batch on its own: no several at once, no slices, no pairs."""
     weights: WeightPolicy = "flush"
@@ -75,7 +75,9 @@ class Scheduler:
     @property
     def slices(self) -> int:
         """Slices into which sequences are cut."""
-        return (self.given or (DEFAULT_SLICES,))[0] if self.number == "slices" else 1
+        if self.number != "slices":
+            return 1
+        return self.arguments[0] if self.arguments else DEFAULT_SLICES
 
     def chunks_for(self, virtual_stages: int) -> int:
         """Chunks per device where a layout asks for so many; 1 leaves it to the schedule.
@@ -83,7 +85,8 @@ class Scheduler:
         Raises:
             LayoutError: the schedule has another number of chunks.
         """
-        fixed_chunks = self.given[0] if self.number == "pipelines" and self.given else self.chunks
+        # `chimera:4` has as many chunks per device as it has pipelines.
+        fixed_chunks = self.arguments[0] if self.number == "pipelines" and self.arguments else self.chunks
         if fixed_chunks is None or virtual_stages == fixed_chunks:
             return virtual_stages
         if virtual_stages != 1:
@@ -103,14 +106,20 @@ class Scheduler:
             raise LayoutError(str(error), Reason.SCHEDULE, self.label) from None
 
     def steady_steps(self, devices: int, micro_batches: int) -> int:
-        """Steps of a stream in which the pipeline fills, a whole number of its periods; after them a step takes what
-        twice as many steps take more, over their number.
+        """Steps of a stream in which the pipeline fills, a whole number of its periods.
 
-        The pipeline is full once the first micro-batch is back, which a backward of all of them delays most. Where no
-        flush ever lets devices meet, one that is ahead takes as long again to be held up by the slowest.
+        After them a step takes what twice as many steps take more, over their number.
         """
-        filling = max(2, devices if not self.plain else -(-2 * devices // micro_batches))
-        filling *= 2 if self.asynchronous else 1
+        # The pipeline is full once the first micro-batch is back, 2 p passes later. A backward of all
+        # micro-batches of a step delays it most: then each of the p stages takes a step.
+        filling = -(-2 * devices // micro_batches) if self.plain else devices
+        filling = max(2, filling)
+
+        # Where no flush ever lets devices meet, one that is ahead takes as long again to be held up by the
+        # slowest.
+        if self.asynchronous:
+            filling *= 2
+
         period = 1 if self.period is None else self.period(devices, micro_batches)
         return -(-filling // period) * period
 
@@ -122,7 +131,7 @@ class Scheduler:
     @property
     def label(self) -> str:
         """The name with its number, as `get_schedule` takes it."""
-        return ":".join([self.name, *map(str, self.given)])
+        return ":".join([self.name, *map(str, self.arguments)])
 
     def __call__(self, devices: int, micro_batches: int, chunks: int = 1, steps: int = 1) -> Schedule:
         """The schedule of `steps` steps of `micro_batches` each.
@@ -135,18 +144,22 @@ class Scheduler:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise LayoutError(f"schedule {self.label}: {what} must be a whole number of at least 1, got {count!r}")
         chunks = self.chunks_for(chunks)
-        if (passes := devices * micro_batches * chunks * steps) > MOST_PASSES:
+        passes = devices * micro_batches * chunks * steps
+        if passes > MOST_PASSES:
             raise LayoutError(
                 f"schedule {self.label}: {micro_batches} micro-batches on {devices} devices are {passes:,} passes of "
                 f"chunks, more than the {MOST_PASSES:,} that are laid out; take a smaller batch or larger micro-batches"
             )
         self.require(devices, micro_batches, chunks)
+
+        # An asynchronous schedule is one stream over all steps; others are the same step again and again.
         if self.asynchronous:
-            return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.given)
-        return repeated(self.build(devices, micro_batches, chunks, *self.given), steps)
+            return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.arguments)
+        return repeated(self.build(devices, micro_batches, chunks, *self.arguments), steps)
 
 
 DEFAULT_SLICES = 2
+"""Slices per sequence where the name says no number."""
 _SCHEDULERS: dict[str, Scheduler] = {}
 
 
@@ -156,6 +169,7 @@ def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
     def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
+        # A user's function may change between two runs without anything that tells.
         digest = "" if build.__module__.startswith("perfmodel.") else None
         _SCHEDULERS[name] = scheduler = Scheduler(name, build, digest=digest, **traits)
         return scheduler
@@ -186,10 +200,11 @@ def get_schedule(name: str) -> Scheduler:
         raise LayoutError(f"schedule {head} takes no number, got {name!r}; use schedule={head}")
     if not tail.isdecimal() or int(tail) < 1:
         raise LayoutError(f"schedule {name!r}: {scheduler.number} must be a whole number of at least 1, as in {head}:2")
-    return replace(scheduler, given=(int(tail),))
+    return replace(scheduler, arguments=(int(tail),))
 
 
 def _from_file(name: str, path: str) -> Scheduler:
+    """The schedule of a text file as a scheduler for exactly its devices and micro-batches."""
     schedule = read_schedule(Path(path))
 
     def demands(devices: int, micro_batches: int, chunks: int) -> None:

@@ -42,10 +42,10 @@ class Dependencies(NamedTuple):
     """
 
     upstream: Int[np.ndarray, " instructions"]
-    """The neighbouring stage's: forward of the stage before, input gradient of the stage after."""
-    own: Int[np.ndarray, " instructions"]
-    """The same stage's: forward before backward, input gradient before weight gradient."""
-    neighbour: Int[np.ndarray, " instructions"]
+    """Pass of the neighbouring stage: forward of the stage before, input gradient of the stage after."""
+    same_stage: Int[np.ndarray, " instructions"]
+    """Earlier pass of the same stage: forward before backward, input gradient before weight gradient."""
+    neighbouring_slice: Int[np.ndarray, " instructions"]
     """The same stage's pass of the neighbouring sequence slice: keys and values come from the slice
     before, their gradients from the slice after."""
 
@@ -106,15 +106,21 @@ class Schedule:
     """Slots that each instruction takes; None: one each."""
 
     def __post_init__(self) -> None:
-        last = self.micro_batches + 1 - self.span
-        limits = {"phase": len(Phase), "chunk": self.chunks, "micro_batch": last, "span": self.micro_batches + 1}
+        # Each field's least value that is too large. Of a span of micro-batches the last must exist too.
+        limits = {
+            "phase": len(Phase),
+            "chunk": self.chunks,
+            "micro_batch": self.micro_batches + 1 - self.span,
+            "span": self.micro_batches + 1,
+        }
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.phase) or (np.diff(self.offsets) < 0).any():
             raise PerfModelError(f"schedule {self.name}: offsets must rise from 0 to {len(self.phase)}")
         for field, limit in limits.items():
             values = getattr(self, field)
             if len(values) != self.n_instructions:
                 raise PerfModelError(f"schedule {self.name}: {field} must have {self.n_instructions} entries")
-            bad = np.flatnonzero((values < (field == "span")) | (values >= limit))
+            least = 1 if field == "span" else 0
+            bad = np.flatnonzero((values < least) | (values >= limit))
             if bad.size:
                 place = f"device {self.device[bad[0]]} position {self.position[bad[0]]}"
                 most = int(np.broadcast_to(limit, len(values))[bad[0]]) - 1
@@ -149,15 +155,16 @@ class Schedule:
         return np.arange(self.n_instructions) - self.offsets[self.device]
 
     def picked(self, index: np.ndarray) -> dict[str, np.ndarray]:
-        """What some of the instructions do, by field."""
+        """Phase, chunk, micro-batches and flags of some of the instructions, by field."""
         fields = ("phase", "chunk", "micro_batch", "span", "paired", "updates")
         return {name: getattr(self, name)[index] for name in fields}
 
     def running_total(self, change: np.ndarray) -> np.ndarray:
         """Sums of a column of the instructions along each device's order, up to and with each instruction."""
+        # One sum over all devices; totals of earlier devices cancel, but for rounding.
         total = np.cumsum(change)
         before = np.append(0, total)[self.offsets[:-1]]
-        return total - before[self.device]  # totals of earlier devices cancel, but for rounding
+        return total - before[self.device]
 
     @cached_property
     def all_updates_before(self) -> Int[np.ndarray, " instructions"]:
@@ -198,8 +205,9 @@ class Schedule:
     def covers(self) -> tuple[Int[np.ndarray, " covered"], Int[np.ndarray, " covered"]]:
         """Each instruction once for every micro-batch that it computes, and that micro-batch."""
         index = np.repeat(np.arange(self.n_instructions), self.span)
-        place = np.arange(len(index)) - np.repeat(np.cumsum(self.span) - self.span, self.span)
-        return index, self.micro_batch[index] + place
+        first_of_cover = np.cumsum(self.span) - self.span
+        place_in_cover = np.arange(len(index)) - np.repeat(first_of_cover, self.span)
+        return index, self.micro_batch[index] + place_in_cover
 
     @cached_property
     def dependencies(self) -> Dependencies:
@@ -207,26 +215,41 @@ class Schedule:
 
         Where several instructions do the same work, the first of them counts.
         """
-        index, batch = self.covers
+        index, micro_batch = self.covers
         role, stage = _ROLE[self.phase][index], self.instruction_stage[index]
+
         # Who does each piece of work, by role, stage and micro-batch. One more stage on either side, which no
-        # instruction belongs to, stands for "none".
+        # instruction belongs to, stands for "none", so that stage s is row s + 1. Of repeated indices NumPy
+        # keeps the last one assigned, hence latest first.
         doer = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
-        latest_first = slice(None, None, -1)  # of repeated indices the last assigned stays
-        work = (role[latest_first], stage[latest_first] + 1, batch[latest_first])
+        latest_first = slice(None, None, -1)
+        work = (role[latest_first], stage[latest_first] + 1, micro_batch[latest_first])
         doer[work] = index[latest_first]
-        same_stage = np.where(role == _FORWARD, NEVER, doer[np.maximum(role - 1, 0), stage + 1, batch])
-        neighbour = np.full_like(same_stage, NEVER)
+
+        # A backward needs its own stage's forward, a weight gradient its input gradient: the role before.
+        same_stage = np.where(role == _FORWARD, NEVER, doer[np.maximum(role - 1, 0), stage + 1, micro_batch])
+
+        # Slices of a sequence share keys and values; a weight gradient is made of its own slice alone.
+        neighbouring_slice = np.full_like(same_stage, NEVER)
         if self.slices > 1:
-            beside = batch + np.where(role == _FORWARD, -1, 1)
-            same = (beside // self.slices == batch // self.slices) & (role != _WEIGHT_GRADIENT)
-            neighbour[same] = doer[role[same], stage[same] + 1, beside[same]]
-        doer[_WEIGHT_GRADIENT] = NEVER  # of use to no other stage
-        upstream = doer[role, np.where(role == _FORWARD, stage, stage + 2), batch]
-        return Dependencies(*map(self._last_of_cover, (upstream, same_stage, neighbour)))
+            neighbour = micro_batch + np.where(role == _FORWARD, -1, 1)
+            same_sequence = neighbour // self.slices == micro_batch // self.slices
+            shares = same_sequence & (role != _WEIGHT_GRADIENT)
+            neighbouring_slice[shares] = doer[role[shares], stage[shares] + 1, neighbour[shares]]
+
+        # Forwards take the output of the stage before (row s), input gradients that of the stage after (row
+        # s + 2). Weight gradients are of use to no other stage and wait for none.
+        doer[_WEIGHT_GRADIENT] = NEVER
+        upstream = doer[role, np.where(role == _FORWARD, stage, stage + 2), micro_batch]
+        return Dependencies(
+            self._last_of_cover(upstream),
+            self._last_of_cover(same_stage),
+            self._last_of_cover(neighbouring_slice),
+        )
 
     def _last_of_cover(self, need: Int[np.ndarray, " covered"]) -> Int[np.ndarray, " instructions"]:
         """The latest instruction that any micro-batch of each instruction needs."""
+        # Every instruction computes one micro-batch: nothing to reduce.
         if len(need) == self.n_instructions:
             return need
         return np.maximum.reduceat(need, np.cumsum(self.span) - self.span)

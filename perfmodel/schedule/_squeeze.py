@@ -16,6 +16,7 @@ from perfmodel.schedule._construct import from_keys, v_stages
 from perfmodel.schedule._schedule import Phase, Schedule
 
 Slots = Int[np.ndarray, "devices chunks micro_batches"]
+"""Slot of every pass of one kind."""
 _FIRST, _BACK = 0, 1
 """Chunks of a V: the way to the last device, and the way back."""
 
@@ -30,8 +31,13 @@ def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
         name: the schedule's name.
         forward, backward: slots of forwards and input gradients of the repeated block, no two of a device alike.
     """
-    limit = max(int(_alive(*slots).max()) for slots in zip(forward, backward, strict=True))
+    # No device may hold more than any does in the repeated block.
+    limit = 0
+    for device_forward, device_backward in zip(forward, backward, strict=True):
+        limit = max(limit, int(_alive(device_forward, device_backward).max()))
+
     for with_weights in (True, False):
+        # The steady middle, which stays: from the first micro-batch's last pass to the last one's first.
         steady = range(int(backward[0, _FIRST, 0]), int(forward[0, _FIRST, -1]))
         forward, backward, weight = _earlier(forward, backward, limit, steady, with_weights)
         schedule = _in_order(name, forward, backward, weight)
@@ -48,10 +54,12 @@ def _in_order(name: str, forward: Slots, backward: Slots, weight: Slots) -> Sche
 
 
 def _slots_of(schedule: Schedule, phase: Phase) -> Slots:
+    """Slots of a phase's instructions, by device, chunk and micro-batch."""
     in_phase = schedule.phase == phase
-    out = np.empty((schedule.devices, schedule.chunks, schedule.micro_batches), np.int64)
-    out[schedule.device[in_phase], schedule.chunk[in_phase], schedule.micro_batch[in_phase]] = schedule.slot[in_phase]
-    return out
+    work = schedule.device[in_phase], schedule.chunk[in_phase], schedule.micro_batch[in_phase]
+    slots = np.empty((schedule.devices, schedule.chunks, schedule.micro_batches), np.int64)
+    slots[work] = schedule.slot[in_phase]
+    return slots
 
 
 def _free(forward: Slots, backward: Slots) -> Int[np.ndarray, " slots"]:
@@ -63,28 +71,37 @@ def _free(forward: Slots, backward: Slots) -> Int[np.ndarray, " slots"]:
 
 def _weights(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) -> Int[np.ndarray, "2 m"]:
     """Weight gradients of a device: each in the first free slot after its input gradient and the one before it."""
+    # Number the free slots. The k-th weight gradient takes number max(first after its input gradient, number
+    # of the one before + 1); less k, that recurrence is a running maximum.
     free = _free(forward, backward)
-    turn = np.arange(backward.size)
-    at = np.searchsorted(free, np.sort(backward, axis=None), side="right")
-    return _dealt(backward, free[np.maximum.accumulate(at - turn) + turn])
+    k = np.arange(backward.size)
+    first_after = np.searchsorted(free, np.sort(backward, axis=None), side="right")
+    number = np.maximum.accumulate(first_after - k) + k
+    return _in_order_of_inputs(backward, free[number])
 
 
-def _dealt(backward: Int[np.ndarray, "2 m"], weight: Int[np.ndarray, " 2m"]) -> Int[np.ndarray, "2 m"]:
-    """Slots of weight gradients, dealt in the order of the input gradients."""
-    out = np.empty(backward.size, np.int64)
-    out[np.argsort(backward.ravel(), kind="stable")] = weight
-    return out.reshape(backward.shape)
+def _in_order_of_inputs(backward: Int[np.ndarray, "2 m"], weight: Int[np.ndarray, " 2m"]) -> Int[np.ndarray, "2 m"]:
+    """Ascending slots of weight gradients, assigned in the order of the input gradients."""
+    assigned = np.empty(backward.size, np.int64)
+    assigned[np.argsort(backward.ravel(), kind="stable")] = weight
+    return assigned.reshape(backward.shape)
 
 
 def _back_first(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) -> Int[np.ndarray, "2 m"]:
-    """The same slots; of the weight gradients that wait for one, those of the way back first."""
-    out, ready = np.empty_like(backward), np.sort(backward, axis=1)
-    done = [0, 0]
-    for at in np.sort(_weights(forward, backward), axis=None).tolist():
-        waiting = [c for c in (_BACK, _FIRST) if done[c] < ready.shape[1] and ready[c, done[c]] < at]
-        out[waiting[0], done[waiting[0]]] = at
-        done[waiting[0]] += 1
-    return out
+    """Weight gradients of a device in the slots of `_weights`, those of the way back first."""
+    assigned, inputs = np.empty_like(backward), np.sort(backward, axis=1)
+    n_assigned = [0, 0]
+    for slot in np.sort(_weights(forward, backward), axis=None).tolist():
+        # Chunks with a weight gradient whose input gradient has run; there is one for each of these slots.
+        waiting = []
+        for chunk in (_BACK, _FIRST):
+            following = n_assigned[chunk]
+            if following < inputs.shape[1] and inputs[chunk, following] < slot:
+                waiting.append(chunk)
+        chunk = waiting[0]
+        assigned[chunk, n_assigned[chunk]] = slot
+        n_assigned[chunk] += 1
+    return assigned
 
 
 def _alive(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) -> Int[np.ndarray, " slots"]:
@@ -101,6 +118,7 @@ class _Device:
     """One device while its passes move."""
 
     idle: Bool[np.ndarray, " slots"]
+    """Whether the device runs nothing in a slot."""
     alive: Int[np.ndarray, " slots"]
     """Micro-batches held; of no use where weight gradients have no slots."""
 
@@ -130,7 +148,13 @@ class _Queue(IntEnum):
     """Weight gradients of both chunks."""
 
 
-_HELD = {_Queue.FORWARD_DOWN: 1, _Queue.FORWARD_UP: 1, _Queue.INPUT_DOWN: 0, _Queue.INPUT_UP: 0, _Queue.WEIGHT: -1}
+_ADDS_ALIVE = {
+    _Queue.FORWARD_DOWN: 1,
+    _Queue.FORWARD_UP: 1,
+    _Queue.INPUT_DOWN: 0,
+    _Queue.INPUT_UP: 0,
+    _Queue.WEIGHT: -1,
+}
 """What a pass adds to the micro-batches that a device holds."""
 
 
@@ -142,9 +166,9 @@ def _earlier(
     Without weight gradients in slots of their own only the cool-down moves, and `limit` holds for the weight
     gradients that idle slots would take.
     """
+    # Slots of every queue, by device; only these change below.
     p = len(forward)
-    by_device = list(zip(forward, backward, strict=True))
-    weight = np.stack([np.sort(_weights(*slots), axis=None) for slots in by_device])
+    weight = np.stack([np.sort(_weights(forward[d], backward[d]), axis=None) for d in range(p)])
     slot = {
         _Queue.FORWARD_DOWN: forward[:, _FIRST].copy(),
         _Queue.FORWARD_UP: forward[:, _BACK].copy(),
@@ -155,45 +179,52 @@ def _earlier(
     moving = list(_Queue) if with_weights else [queue for queue in _Queue if queue is not _Queue.WEIGHT]
     passes = []
     for queue in moving:
-        for (d, i), at in np.ndenumerate(slot[queue]):
-            passes.append((int(at), d, queue, i))
+        for (d, i), source in np.ndenumerate(slot[queue]):
+            passes.append((int(source), d, queue, i))
 
     # Those that run first move first, so that what depends on them can follow.
     devices = [_device(forward[d], backward[d], weight[d], with_weights) for d in range(p)]
-    for at, d, queue, i in sorted(passes):
-        if at in steady or (not with_weights and at < steady.start):
+    for source, d, queue, i in sorted(passes):
+        if source in steady or (not with_weights and source < steady.start):
             continue
-        after = _inputs_done(slot, d, queue, i, p)
+        earliest = _inputs_done(slot, d, queue, i, p)
         if with_weights:
-            if _HELD[queue] > 0:  # a forward that moves holds its micro-batch from there on
-                full = np.flatnonzero(devices[d].alive[after:at] >= limit)
-                after += int(full[-1]) + 1 if len(full) else 0
-            target = devices[d].first_idle(after, at)
-            devices[d].move(at, target, _HELD[queue])
+            # A forward that moves holds its micro-batch from there on: not before the device last is full.
+            if _ADDS_ALIVE[queue] > 0:
+                full = np.flatnonzero(devices[d].alive[earliest:source] >= limit)
+                if len(full):
+                    earliest += int(full[-1]) + 1
+            target = devices[d].first_idle(earliest, source)
+            devices[d].move(source, target, _ADDS_ALIVE[queue])
         else:
-            target = _first_within(devices[d], slot, d, queue, i, after, at, limit)
-            devices[d].move(at, target, 0)
+            target = _first_within(devices[d], slot, d, queue, i, earliest, source, limit)
+            devices[d].move(source, target, 0)
         slot[queue][d, i] = target
 
+    # Weight gradients follow the input gradients to where these have moved.
     forward = np.stack([slot[_Queue.FORWARD_DOWN], slot[_Queue.FORWARD_UP]], axis=1)
     backward = np.stack([slot[_Queue.INPUT_UP], slot[_Queue.INPUT_DOWN]], axis=1)
     if with_weights:
-        weights = [_dealt(*slots) for slots in zip(backward, weight, strict=True)]
+        weights = [_in_order_of_inputs(backward[d], weight[d]) for d in range(p)]
     else:
-        weights = [_back_first(*slots) for slots in zip(forward, backward, strict=True)]
+        weights = [_back_first(forward[d], backward[d]) for d in range(p)]
     return forward, backward, np.stack(weights)
 
 
 def _device(forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, with_weights: bool) -> _Device:
+    """A device whose slots are taken by its passes, by weight gradients only if they have slots of their own."""
     alive = _alive(forward, backward)
     idle = np.ones(max(len(alive), int(weight.max()) + 1), bool)
-    for taken in (forward, backward, *([weight] if with_weights else [])):
-        idle[taken.ravel()] = False
+    idle[forward.ravel()] = False
+    idle[backward.ravel()] = False
+    if with_weights:
+        idle[weight.ravel()] = False
     return _Device(idle, alive)
 
 
 def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, p: int) -> int:
     """First slot after everything that a pass needs, and after the pass of its kind before it."""
+    # Passes of a queue keep their order.
     needs = [-1] if i == 0 else [int(slot[queue][d, i - 1])]
     if queue is _Queue.WEIGHT:
         # The i-th weight gradient follows the i-th input gradient of the device, of whichever chunk.
@@ -201,6 +232,7 @@ def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, 
         needs.append(int(np.partition(inputs, i)[i]))
         return max(needs) + 1
 
+    # The same micro-batch's pass on the device that it comes from.
     neighbour = d - 1 if queue in (_Queue.FORWARD_DOWN, _Queue.INPUT_DOWN) else d + 1
     if 0 <= neighbour < p:
         needs.append(int(slot[queue][neighbour, i]))
@@ -215,7 +247,7 @@ def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, 
 def _first_within(
     device: _Device, slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, after: int, before: int, limit: int
 ) -> int:
-    """The first idle slot in which a pass leaves the device within its limit."""
+    """The first idle slot in which a pass, and weight gradients in idle slots after it, keep within the limit."""
     here = {each: slots[d].copy() for each, slots in slot.items()}
     for target in (after + np.flatnonzero(device.idle[after:before])).tolist():
         here[queue][i] = target

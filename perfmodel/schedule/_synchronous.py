@@ -38,10 +38,15 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """
     p, m, v = devices, micro_batches, chunks
     d, c, i = _grid(p, m, v)
+
+    # A chunk starts when the first device is done with the chunk before, and when its input is back from the
+    # last device.
     lap = max(p, m)
-    forwards = (v - 1) * lap + m + p - 1
     forward = d + c * lap + i
-    backward = forwards + (p - 1 - d) + (v - 1 - c) * lap + i
+
+    # Backwards mirror the forwards, from the slot in which the last forward has ended.
+    forwards_end = (v - 1) * lap + m + p - 1
+    backward = forwards_end + (p - 1 - d) + (v - 1 - c) * lap + i
     return from_keys("gpipe", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
 
 
@@ -57,6 +62,8 @@ def breadth_first(devices: int, micro_batches: int, chunks: int) -> Schedule:
 @register("1f1b", chunks=1)
 def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """p - 1 - d warm-up forwards on device d, then one forward, one backward (DAPPLE, Fan et al. 2021)."""
+    # A micro-batch moves on by one device a slot, down to the last and back up. The next follows two slots
+    # later, so that forwards fall on slots of one parity on every device and backwards on the other.
     d, _, i = _grid(devices, micro_batches, 1)
     forward = d + 2 * i
     backward = 2 * devices - 1 - d + 2 * i
@@ -75,6 +82,8 @@ def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
     p, m, v = devices, micro_batches, chunks
     if v == 1:
         return one_forward_one_backward(p, m, 1)
+    # Forwards on even slots, backwards on odd ones, which pass the chunks in the opposite order. The first
+    # backward waits for the forward of the first micro-batch through all v p stages.
     d, c, i = _grid(p, m, v)
     forward = 2 * (d + _rounds(p, v, c, i))
     backward = 2 * (_rounds(p, v, v - 1 - c, i) + (p - 1 - d) + v * p - 1) + 1
@@ -102,6 +111,8 @@ def seq1f1b(devices: int, micro_batches: int, chunks: int, slices: int = DEFAULT
     """
     if slices < 1:
         raise LayoutError(f"schedule seq1f1b: slices must be at least 1, got {slices}")
+    # 1F1B over slices; in the backward slice j of a sequence takes the turn of slice k - 1 - j, and all turns
+    # are k - 1 later, when the sequence's last forward is through.
     d, _, i = np.ogrid[:devices, :1, : micro_batches * slices]
     reverse = i // slices * slices + slices - 1 - i % slices
     forward = d + 2 * i

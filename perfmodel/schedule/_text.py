@@ -68,6 +68,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
         raise PerfModelError(f"schedule {name}: every device needs the same number of stages, each at least 0")
     if len(orders) != len(stage):
         raise PerfModelError(f"schedule {name}: {len(orders)} lines of passes for {len(stage)} devices")
+    # The text does not say how many micro-batches there are; the highest number does.
     ends = (work.micro_batch + work.span for work in chain.from_iterable(orders))
     micro_batches = max(ends, default=0)
     if micro_batches % slices:
@@ -78,6 +79,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
 
 
 def _works(word: str) -> list[Work]:
+    """The passes of a word: one, or a pair joined by a plus sign."""
     parts = word.split("+")
     if len(parts) > 2:
         raise ValueError(f"{word!r} joins more than two passes")
@@ -85,6 +87,7 @@ def _works(word: str) -> list[Work]:
 
 
 def _work(word: str, paired: bool) -> Work:
+    """The pass that `_PASS` finds in a word."""
     match = _PASS.fullmatch(word)
     if not match:
         raise ValueError(f"{word!r} is not a pass such as F0, B3, BI3, BW3, F0.1, F0-1 or B3!")
@@ -97,18 +100,24 @@ def _work(word: str, paired: bool) -> Work:
 
 def schedule_text(schedule: Schedule) -> str:
     """A schedule in the form that `parse_schedule` reads."""
-    lines = ["stages " + " | ".join(" ".join(map(str, chunks)) for chunks in schedule.stage.tolist())]
+    stages_of_devices = [" ".join(map(str, chunks)) for chunks in schedule.stage.tolist()]
+    lines = ["stages " + " | ".join(stages_of_devices)]
     if schedule.slices > 1:
         lines.append(f"slices {schedule.slices}")
     for first, end in pairwise(schedule.offsets.tolist()):
-        passes = [_word(schedule, i) for i in range(first, end)]
-        joined = "".join(word + ("+" if schedule.paired[first + i] else " ") for i, word in enumerate(passes))
-        lines.append(joined.strip())
+        line = ""
+        for i in range(first, end):
+            separator = "+" if schedule.paired[i] else " "
+            line += _word(schedule, i) + separator
+        lines.append(line.strip())
     return "\n".join(lines) + "\n"
 
 
 def _word(schedule: Schedule, index: int) -> str:
-    at = schedule[index]
-    last = f"-{at.micro_batch + at.span - 1}" if at.span > 1 else ""
-    chunk = f".{at.chunk}" if at.chunk else ""
-    return f"{at.phase.symbol}{at.micro_batch}{last}{chunk}" + "!" * bool(schedule.updates[index])
+    """One instruction as `_work` reads it."""
+    instruction = schedule[index]
+    first = instruction.micro_batch
+    last = f"-{first + instruction.span - 1}" if instruction.span > 1 else ""
+    chunk = f".{instruction.chunk}" if instruction.chunk else ""
+    update = "!" if schedule.updates[index] else ""
+    return f"{instruction.phase.symbol}{first}{last}{chunk}{update}"

@@ -20,6 +20,7 @@ from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._squeeze import squeezed
 
 _PERIOD = 6
+"""Slots from one micro-batch to the next in a V: two chunks of a forward, an input and a weight gradient each."""
 
 
 class Steps(NamedTuple):
@@ -39,13 +40,18 @@ class Turns(NamedTuple):
     backward: int
 
 
-Block = tuple[Int[np.ndarray, "devices 2"], Int[np.ndarray, "devices 2"]]
-"""Slots of forwards and of input gradients of one micro-batch."""
+class Block(NamedTuple):
+    """Slots of one micro-batch's passes on every device, by chunk."""
+
+    forward: Int[np.ndarray, "devices 2"]
+    backward: Int[np.ndarray, "devices 2"]
+    """Input gradients."""
 
 
 @register("v-min", stage_map=v_stages, chunks=2)
 def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Every leg moves on at once: about a third of 1F1B's activation memory, the largest bubble."""
+    # Where p is a multiple of 3, turning round at once would let micro-batches collide (`repeats`).
     turns = Turns(1, 1 if devices % 3 else 3, 1)
     return _squeezed("v-min", _slots(devices, Steps(1, 1, 1, 1), turns), micro_batches)
 
@@ -53,6 +59,7 @@ def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
 @register("v-half", stage_map=v_stages, chunks=2)
 def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Legs down wait a slot, legs up move on at once: about half of 1F1B's activation memory."""
+    # Likewise where p is even.
     turns = Turns(1, 1 if devices % 2 else 4, 2)
     return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)
 
@@ -65,42 +72,58 @@ def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
     Forwards move slowly and input gradients at once. A device that would be idle runs first forwards ahead
     of their turn as long as 2 p + 1 chunks, and two in reserve, fit; then weight gradients.
     """
-    keys = _keys(*_building_block(devices, (Steps(5, 5, 1, 1), Steps(4, 4, 2, 2))), micro_batches)
-    last = keys[Phase.BACKWARD_INPUT].max() + 1
-    keys[Phase.BACKWARD_WEIGHT] = keys[Phase.BACKWARD_INPUT] + last
+    # The slots of the repeated building block are priorities. Weight gradients come after all other passes,
+    # so that they only fill what these leave idle.
+    block = _building_block(devices, (Steps(5, 5, 1, 1), Steps(4, 4, 2, 2)))
+    keys = _keys(block, micro_batches)
+    after_all = keys[Phase.BACKWARD_INPUT].max() + 1
+    keys[Phase.BACKWARD_WEIGHT] = keys[Phase.BACKWARD_INPUT] + after_all
     pool = from_keys("zb-v", v_stages(devices, 2), keys)
     kind = np.searchsorted(sorted(keys), pool.phase)
     priority = np.stack(list(keys.values()))[kind, pool.device, pool.chunk, pool.micro_batch]
-    early = (pool.phase == Phase.FORWARD) & (pool.chunk == 0)
-    return arrange(pool, 2 * kind + pool.chunk, priority, limit=2 * devices + 1, reserve=2 * early)
+
+    # A queue for each kind of pass and chunk. First forwards leave room for two chunks more: they would
+    # otherwise fill the memory that forwards on the way back need, without which nothing is ever freed.
+    is_first_forward = (pool.phase == Phase.FORWARD) & (pool.chunk == 0)
+    queue = 2 * kind + pool.chunk
+    return arrange(pool, queue, priority, limit=2 * devices + 1, reserve=2 * is_first_forward)
 
 
 def _squeezed(name: str, block: Block, micro_batches: int) -> Schedule:
     """The building block repeated and squeezed, weight gradients in the gaps."""
-    return squeezed(name, *_keys(*block, micro_batches).values())
+    keys = _keys(block, micro_batches)
+    return squeezed(name, keys[Phase.FORWARD], keys[Phase.BACKWARD_INPUT])
 
 
-def _keys(
-    forward: Int[np.ndarray, "devices 2"], backward: Int[np.ndarray, "devices 2"], micro_batches: int
-) -> dict[Phase, Int[np.ndarray, "devices 2 micro_batches"]]:
+def _keys(block: Block, micro_batches: int) -> dict[Phase, Int[np.ndarray, "devices 2 micro_batches"]]:
     """Slots of all forwards and input gradients, the building block repeated."""
-    again = _PERIOD * np.arange(micro_batches)
-    return {Phase.FORWARD: forward[:, :, None] + again, Phase.BACKWARD_INPUT: backward[:, :, None] + again}
+    delay = _PERIOD * np.arange(micro_batches)
+    return {
+        Phase.FORWARD: block.forward[:, :, None] + delay,
+        Phase.BACKWARD_INPUT: block.backward[:, :, None] + delay,
+    }
 
 
 def _slots(devices: int, steps: Steps, turns: Turns) -> Block:
     """Slots of one micro-batch's forwards and input gradients on every device."""
+    # Four legs, each from where the one before ended: forwards down to the last device and back up to the
+    # first, where the loss is, then input gradients down and back up.
     d = np.arange(devices)
-    up = devices - 1 - d
+    from_last = devices - 1 - d
     forward_down = steps.forward_down * d
-    forward_up = forward_down[-1] + turns.forward + steps.forward_up * up
+    forward_up = forward_down[-1] + turns.forward + steps.forward_up * from_last
     backward_down = forward_up[0] + turns.loss + steps.backward_down * d
-    backward_up = backward_down[-1] + turns.backward + steps.backward_up * up
-    return np.stack([forward_down, forward_up], axis=1), np.stack([backward_up, backward_down], axis=1)
+    backward_up = backward_down[-1] + turns.backward + steps.backward_up * from_last
+
+    # The first chunk runs the first leg of the forward and the last leg of the backward.
+    forward = np.stack([forward_down, forward_up], axis=1)
+    backward = np.stack([backward_up, backward_down], axis=1)
+    return Block(forward, backward)
 
 
 def _building_block(devices: int, choices: Sequence[Steps]) -> Block:
     """The shortest block, of all ways to turn round between legs, whose repetitions do not collide."""
+    # A longer turn than a period only repeats a shorter one.
     turns = sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda turn: (sum(turn), turn))
     for turn, steps in product(turns, choices):
         block = _slots(devices, steps, Turns(*turn))
@@ -122,10 +145,13 @@ def zb_h1(devices: int, micro_batches: int, chunks: int) -> Schedule:
     1F1B in which the weight gradient of micro-batch i follows the input gradient of i + d on device d, so
     that all devices have p micro-batches in flight.
     """
+    # 1F1B's slots, doubled to make room for weight gradients on odd ones: micro-batches follow each other
+    # every four slots, and d micro-batches later is 4 d slots later.
     d, _, i = np.ogrid[:devices, :1, :micro_batches]
     forward = 2 * (d + 2 * i)
-    backward = 2 * (2 * devices - 1 - d + 2 * i)
-    keys = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: backward, Phase.BACKWARD_WEIGHT: backward + 4 * d + 1}
+    backward_input = 2 * (2 * devices - 1 - d + 2 * i)
+    backward_weight = backward_input + 4 * d + 1
+    keys = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: backward_input, Phase.BACKWARD_WEIGHT: backward_weight}
     return from_keys("zb-h1", looped_stages(devices, 1), keys)
 
 
@@ -136,9 +162,11 @@ def zb_h2(devices: int, micro_batches: int, chunks: int) -> Schedule:
     Input gradients before forwards before weight gradients. Devices go on to the next step without waiting
     for each other (section 4, post-validation).
     """
+    # A queue for each phase, in which micro-batches come in order; phases by falling priority.
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))
     phases = (Phase.BACKWARD_INPUT, Phase.FORWARD, Phase.BACKWARD_WEIGHT)
     pool = from_keys("zb-h2", looped_stages(devices, 1), dict.fromkeys(phases, i))
-    rank = np.empty(len(Phase), np.int64)
-    rank[list(phases)] = np.arange(len(phases))
-    return arrange(pool, rank[pool.phase], rank[pool.phase], limit=2 * devices - 1)
+    rank_of_phase = np.empty(len(Phase), np.int64)
+    rank_of_phase[list(phases)] = np.arange(len(phases))
+    rank = rank_of_phase[pool.phase]
+    return arrange(pool, rank, rank, limit=2 * devices - 1)

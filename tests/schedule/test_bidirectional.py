@@ -77,7 +77,7 @@ def test_table_2_weights_and_activations(p: int) -> None:
     def row(name: str, steps: int = 1) -> tuple[list[int], list[float]]:
         scheduler = get_schedule(name)
         schedule = scheduler(p, m, 1, steps)
-        weights = weight_versions(schedule, scheduler.weights).held * schedule.chunks
+        weights = weight_versions(schedule, scheduler.weights).stored * schedule.chunks
         alive = live_micro_batches(schedule)
         return sorted({int(weights.min()), int(weights.max())}), [float(alive.min()), float(alive.max())]
 

@@ -88,7 +88,7 @@ def test_figure_7() -> None:
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_pipedream_versions(p: int) -> None:
     stashing = weight_versions(get_schedule("pipedream")(p, 1, 1, 4 * p), "stashing")
-    assert stashing.held.tolist() == list(range(p, 0, -1))
+    assert stashing.stored.tolist() == list(range(p, 0, -1))
     assert stashing.steady_difference.tolist() == list(range(p, 0, -1))
     vertical = weight_versions(get_schedule("pipedream-vertical-sync")(p, 1, 1, 4 * p), "vertical_sync")
     assert vertical.steady_difference.tolist() == [p] * p  # W(t + 1) = W(t) - f(W(t - p + 1))
@@ -98,14 +98,14 @@ def test_pipedream_versions(p: int) -> None:
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_2bw_needs_two_versions_and_is_one_step_late(p: int) -> None:
     versions = weight_versions(get_schedule("pipedream-2bw")(p, p, 1, 5), "double_buffering")
-    assert versions.held.tolist() == [2] * p
+    assert versions.stored.tolist() == [2] * p
     assert (versions.difference[:, 1:] == 2).all()
 
 
 def test_flushing_schedules_have_one_version() -> None:
     versions = weight_versions(get_schedule("zb-v")(4, 8), "flush")
     assert not versions.used.any()
-    assert versions.held.tolist() == [1] * 4
+    assert versions.stored.tolist() == [1] * 4
 
 
 def test_versions_need_one_stage_per_device() -> None:

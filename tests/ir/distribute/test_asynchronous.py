@@ -77,7 +77,7 @@ def test_versions_stay_alive_as_long_as_they_are_read() -> None:
     """As many as the schedule's analysis counts; but the first stage has no gradient of its input to compute, so that
     its backward passes read no weights."""
     program = distribute(training_step(mlp(16, (4,) * 5)), Degrees(pipeline=4, micro_batches=16, schedule="pipedream"))
-    held = weight_versions(get_schedule("pipedream")(4, 16), "stashing").held.tolist()
+    held = weight_versions(get_schedule("pipedream")(4, 16), "stashing").stored.tolist()
     assert [alive(program.function, f"w{stage}") for stage in range(4)] == [1, *held[1:]]
 
 

@@ -180,7 +180,7 @@ def test_held_versions_are_those_that_the_analysis_counts() -> None:
         x, y = _data(schedule.micro_batches)
         model = mlp_model(4, 3)
         run = run_schedule(schedule, model, model.initial(0), x, y, policy=scheduler.weights, learning_rate=RATE)
-        np.testing.assert_array_equal(run.held, weight_versions(schedule, scheduler.weights).held)
+        np.testing.assert_array_equal(run.held, weight_versions(schedule, scheduler.weights).stored)
 
 
 def test_training_needs_one_whole_step() -> None:
