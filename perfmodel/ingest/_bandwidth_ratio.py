@@ -45,6 +45,8 @@ class BandwidthRatio:
         """Number of ranks with which a test has this factor; None where the factor does not depend on it, or where no
         number or several numbers fit."""
         scale, by_ranks = BUS_FACTORS.get(test, (1.0, 0.0))
+        # a (1 - b / n) = ratio solved for n. For many ranks the factor hardly
+        # changes: neighbours fit too, and then it does not tell.
         missing = 1 - self.ratio / scale
         if not by_ranks or missing <= self.rounding / scale:
             return None
@@ -70,6 +72,7 @@ class BandwidthRatio:
                 continue
             if ranks is not None and not self.allows(test, ranks):
                 continue
+            # Without a number of ranks the factor must determine one, or be that of a test with a constant factor.
             if ranks is None and BUS_FACTORS[test][1] and self.ranks(test) is None:
                 continue
             if ranks is None and not BUS_FACTORS[test][1] and not self.allows(test, 2):
@@ -83,6 +86,7 @@ def clearest_ratio(bandwidths: Sequence[tuple[float, float]]) -> BandwidthRatio 
     small to say anything."""
     if not bandwidths:
         return None
+    # Rounding is the same for all lines, so that the fastest one has the most significant digits.
     algorithm, bus = max(bandwidths)
     if algorithm <= 0 or bus <= 0:
         return None

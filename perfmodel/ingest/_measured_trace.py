@@ -155,6 +155,7 @@ def merged_intervals(
     start_s: Float[np.ndarray, " intervals"], end_s: Float[np.ndarray, " intervals"]
 ) -> "tuple[Float[np.ndarray, ' merged'], Float[np.ndarray, ' merged']]":
     """Starts and ends of the fewest intervals that cover the same time, in order."""
+    # Sorted by start, a new interval begins wherever all before have ended: no loop over millions of kernels.
     order = np.argsort(start_s, kind="stable")
     start_s, reached_s = start_s[order], np.maximum.accumulate(end_s[order])
     first = start_s > np.append(-np.inf, reached_s)[:-1]  # all before it have ended
@@ -168,6 +169,7 @@ def numbered(keyed: Iterable[tuple[tuple[int, ...], Activity]]) -> list[Activity
         keyed: key of a device (such as rank and device of the rank), and an activity; keys are numbered in their order.
     """
     keyed = list(keyed)
+    # Sorted, so that ranks are in order whatever order their files are given in.
     keys = sorted({key for key, _ in keyed})
     numbers = {key: number for number, key in enumerate(keys)}
     return [replace(activity, device=numbers[key]) for key, activity in keyed]
@@ -188,6 +190,7 @@ def trace_of(activities: Sequence[Activity], place: object) -> MeasuredTrace:
     def column(field: str) -> np.ndarray:
         return np.array([getattr(a, field) for a in ordered])
 
+    # Clocks count from an epoch: as floats, times near zero keep their nanoseconds.
     origin_s = ordered[0].start_s
     return MeasuredTrace(
         device=column("device"),
@@ -219,6 +222,7 @@ def is_communication(name: str) -> bool:
 
 def kind_of(*names: str) -> ActivityKind:
     """Kind of an activity that has these names: of its event, and of its instruction."""
+    # XLA gives fusions and copies names of their own, so that either name may tell a collective.
     if any(map(is_communication, names)):
         return ActivityKind.COMMUNICATION
     return ActivityKind.COPY if names[0].startswith(_COPIES) else ActivityKind.COMPUTE
@@ -289,6 +293,7 @@ def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list
         name: np.full(len(at_s), -1) for name in ("phase", "stage", "micro_batch", "step")
     }
     for each in tagged:
+        # All events inside a range are a slice of the sorted times.
         first = np.searchsorted(ordered, each.start_s)
         end = np.searchsorted(ordered, each.end_s, side="right")
         inside = order[first:end]

@@ -50,6 +50,7 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
         host = text(process.get("hostname", ""), "hostname", path)
         device = text(process.get("device_info", ""), "info", path)
         first_ranks.append((str(process.get("group", 0)), host, device))
+    # A damaged number of threads would make a list of billions of ranks.
     if threads * gpus * len(first_ranks) > _MOST_RANKS:
         raise TableError(f"{path}: {threads} threads of {gpus} GPUs in {len(first_ranks)} processes; repair the config")
     ranks: list[tuple[str, str, str]] = []
@@ -71,6 +72,7 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
                 continue
             row = _row(test or test_of(str(result.get("experiment_name", ""))), options, result, layout, place, skipped)
             if row is not None:
+                # Version 2 states the iterations that really ran, which differ from those asked for.
                 row.setdefault("n_repeats", integer(iterations, "iterations", place, 1))
                 rows.append(row | common | {"variant": variant(layout, settings)})
     if not rows and not skipped:

@@ -123,6 +123,8 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
     """
     rows: list[Row] = []
     section = _Section(path)
+    # The number of wrong values ends a section, a line that begins with a digit
+    # is a row of its table, and all else is a comment or noise of the job.
     for count, raw in enumerate(text.splitlines(), 1):
         line = _without_label(raw)
         place = f"{path}: line {count}"
@@ -139,6 +141,7 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
             section.lines.append(_line(section, line.split(), place))
         else:
             _comment(section, line, place)
+    # A section whose end is missing was cut short: its last size may have fewer iterations than it states.
     if section.columns:
         raise TableError(
             f"{path}: the table of {section.test or 'a test'} has no 'Out of bounds values' line after it: the run "
@@ -180,6 +183,7 @@ def _comment(section: _Section, line: str, place: str) -> None:
             raise TableError(f"{place}: sizes are read in (B) and times in (us), the header has {odd}; convert it")
         section.units_seen = True
     else:
+        # The list of ranks begins anew: the job runs a test with other ranks.
         if "Using devices" in line:
             section.ranks, section.highest_rank, section.highest_device = [], -1, -1
         section.test = test_of(line) or section.test
@@ -283,6 +287,7 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
         if pair is not None:
             bandwidths.append(pair)
     ratio = clearest_ratio(bandwidths)
+    # Bandwidths too small to tell anything (short messages alone): the log's own word counts.
     if ratio is None or not section.lines:
         return section.test, group_columns(section.ranks, options, place)
     stated_group = group_columns(section.ranks, options, place) if section.ranks or options.ranks else None
@@ -333,6 +338,7 @@ def checked_time_us(time_us: object, algbw: object, size: float, place: str) -> 
     bandwidth = number(algbw, "algbw", place, 0)
     if time == 0:
         raise TableError(f"{place}: a time of 0 us; the timer did not run, measure again")
+    # Two decimals of a bandwidth and few digits of a time: beyond this, a unit was converted on one side alone.
     if abs(size / time / 1e3 - bandwidth) > 0.011 + 0.02 * bandwidth:
         raise TableError(
             f"{place}: {size:.0f} bytes in {time:g} us are {size / time / 1e3:.4g} GB/s, the algbw column says "
@@ -441,6 +447,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_,:;^=+-]{1,64}")
 def allowed(variables: Iterable[str]) -> dict[str, str]:
     """Values by name of those `NAME=value` texts that are in the allow-list and have plain values."""
     pairs = (text.partition("=") for text in variables)
+    # Environments hold tokens, paths and names of hosts: only what changes how NCCL runs may enter a table.
     return {name: value for name, _, value in sorted(pairs) if name in ALLOWED and _PLAIN.fullmatch(value)}
 
 

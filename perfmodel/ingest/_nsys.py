@@ -77,6 +77,7 @@ def read_nsys(path: Path) -> NsysFile:
         if not is_sqlite(file.read(16)):
             raise TableError(f"{path}: not an SQLite file; export the report: nsys export --type sqlite REPORT")
     try:
+        # Read-only: SQLite would otherwise write its journal beside a stranger's report.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
             return _Reader(path, connection).read()
@@ -91,6 +92,7 @@ def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[
             f"{without_epoch[0].path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one "
             "report, or export with a newer Nsight Systems"
         )
+    # Integers until the differences are taken: nanoseconds of an epoch are too many digits for a float.
     first_ns = min(file.epoch_ns or 0 for file in files)
     return [(file, _of_file(file, (file.epoch_ns or 0) - first_ns)) for file in files]
 
@@ -123,6 +125,7 @@ class _Reader:
                 f"{self._path}: no table CUPTI_ACTIVITY_KIND_KERNEL (schema version {self._version}); record with "
                 "nsys profile --trace=cuda,nvtx"
             )
+        # Demangled names tell templates (element types, tile sizes) apart, short ones do not.
         kernels = [
             row | {"name": self._name(row, ("demangledName", "shortName", "name"))}
             for row in self._checked("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId", "streamId")
@@ -194,6 +197,7 @@ class _Reader:
 
 def _of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activity]]:
     work = [*file.kernels, *file.copies]
+    # Ranges are the host's: a kernel belongs to those around its launch, not around its own time.
     at_s = np.array([launched_ns(file, row)[0] for row in work], float) * 1e-9
     ranges = (Range(row["start"] * 1e-9, row["end"] * 1e-9, parse_tags(str(row["name"]))) for row in file.ranges)
     keyed_activities = []
@@ -225,6 +229,7 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
             launch = launch_of(file, row)
             call, launched_s = None, float("nan")
             if launch is not None:
+                # On the common clock the launch is as far from the kernel as in the report.
                 launched_s = activity.start_s + (launch["end"] - row["start"]) * 1e-9
                 call = _innermost(calls.get(launch.get("globalTid") or 0, []), launch["start"])
             if call is None or activity.kind != ActivityKind.COMPUTE:
@@ -281,6 +286,7 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
 
 def _dtype(names: Sequence[str]) -> str:
     """The element type that the names of an operator's kernels agree on."""
+    # Mixed names (a bf16 kernel that adds up in fp32) leave it open.
     dtypes: set[str] = set()
     for name in names:
         dtypes |= {_DTYPE[alias.lower()] for alias in _DTYPE_WORD.findall(name)}
@@ -311,6 +317,7 @@ def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
 
 def _innermost(calls: list[Call], at_ns: int) -> Call | None:
     """The last call to begin among those that are open (calls of a thread nest)."""
+    # From the last call that had begun backwards: nested calls that have ended are passed over.
     for index in range(bisect_right(calls, at_ns, key=lambda call: call[0]) - 1, -1, -1):
         if calls[index][1] >= at_ns:
             return calls[index]

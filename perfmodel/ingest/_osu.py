@@ -46,6 +46,7 @@ def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str])
     columns: list[str] = []
     for count, raw in enumerate(text.splitlines(), 1):
         line, place = raw.strip(), f"{path}: line {count}"
+        # A title begins a test; its options, its header and its rows follow.
         title = _TITLE.match(line)
         if title:
             test = title["test"].lower()
@@ -112,6 +113,7 @@ def _row(
         row["time_us"] = size / bandwidth
     else:
         latencies_us = {name: number(cells[name], name, place, 0) for name in cells if name in _TIMES}
+        # With `-f` three columns say the spread over ranks; the mean is always there, under one of several names.
         mean_us = next((v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None)
         if not mean_us:
             raise TableError(f"{place}: no latency above zero in it; found columns {', '.join(cells)}")

@@ -181,6 +181,7 @@ def _dtype_that_ran(table: pd.DataFrame, source: np.ndarray) -> np.ndarray:
     dtype = text(table, "dtype")
     dtype = np.where(dtype == "mxfp8", "fp8", dtype).astype(object)
     uses = np.isin(source, _TF32) & (text(table, "op_family") == "gemm") & (dtype == "fp32")
+    # Older devices have no TF32: the same call ran in full precision there.
     uses[uses] = relabel(text(table, "device")[uses], _has_tf32).astype(bool)
     return np.where(uses, "tf32", dtype).astype(object)
 
@@ -195,6 +196,7 @@ def _has_tf32(name: str) -> bool:
 
 def _op_that_ran(table: pd.DataFrame, source: np.ndarray, variant: np.ndarray) -> np.ndarray:
     op = text(table, "op")
+    # The op column says what was asked for, and these rows are known to have run something else.
     single = (op == "norm_unfused") & (source == _SERVING_PROFILER) & (text(table, "model") == _LAYER_NORM_MODEL)
     ungated = (text(table, "op_family") == "moe") & relabel(variant, lambda v: "nongated" in v).astype(bool)
     return np.where(single, "layer_norm", np.where(ungated, NONGATED_MOE, op)).astype(object)

@@ -29,6 +29,7 @@ def fields(data: bytes, place: object) -> dict[int, list[Field]]:
             value, position = _varint(data, position, place)
             values[number].append(value)
             continue
+        # Texts, messages and packed numbers look alike: which it is only the reader of the field knows.
         if wire == _BYTES:
             size, position = _varint(data, position, place)
         elif wire in _WIDTH:
@@ -47,6 +48,7 @@ def fields(data: bytes, place: object) -> dict[int, list[Field]]:
 def _varint(data: bytes, position: int, place: object) -> tuple[int, int]:
     value = shift = 0
     while True:
+        # Seven bits a byte, lowest first, and the top bit set on all but the last.
         if position >= len(data) or shift > 63:
             raise TableError(f"{place}: a number is cut short at byte {position}; was the file cut short?")
         byte = data[position]
