@@ -136,7 +136,8 @@ class Beliefs:
 
             # Whiten the covariance with the measured events once: both means and covariances are
             # products with it.
-            points, group = points_of(group_ops, self.device, np.log(self.base(group_ops))), self.groups.get(name)
+            points = points_of(group_ops, self.device, np.log(self.base(group_ops)))
+            group = self.groups.get(name)
             known = np.zeros((0, len(group_ops)))
             if group:
                 near = covariance(group.components, group.hyper, group.points, points)

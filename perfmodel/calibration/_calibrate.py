@@ -45,7 +45,8 @@ class Believed:
 
     def _believed(self, ops: Sequence[Op]) -> EventTimes:
         beliefs = self.beliefs
-        log_time, half = beliefs.log_time(ops), HALF_WIDTH * np.sqrt(beliefs.variance(beliefs.locate(ops)))
+        log_time = beliefs.log_time(ops)
+        half = HALF_WIDTH * np.sqrt(beliefs.variance(beliefs.locate(ops)))
         low, middle, high = np.exp([log_time - half, log_time, log_time + half])
         names = tuple("measured" if op in beliefs.measured else "learned" for op in ops)
         return EventTimes(middle, low, high, names)

@@ -195,7 +195,8 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
     # Calls of known size: their mean, less certain the more they scatter.
     for of_key in timed.values():
         taken_s = np.array([s for _, s in of_key])
-        mean_s, error_s = float(taken_s.mean()), float(taken_s.std()) / sqrt(len(taken_s))
+        mean_s = float(taken_s.mean())
+        error_s = float(taken_s.std()) / sqrt(len(taken_s))
         yield _Seen(of_key[0][0], mean_s, len(taken_s) / device_steps, hypot(_LINK_NOISE, error_s / mean_s))
     # Calls of unknown size: predicted sizes, longer by the factor of their total time.
     for kind, total_s in unsized.items():
@@ -257,7 +258,8 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
 
     # Part of the waits comes from devices that differ in speed, which the site's own spread
     # predicts already.
-    spread_s, now_s = float(np.mean(waited)), problem.framework.collective_skew_s + of_devices_s
+    spread_s = float(np.mean(waited))
+    now_s = problem.framework.collective_skew_s + of_devices_s
     sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
     rank_steps = sides.steps * ranks
     yield Correction(
@@ -310,7 +312,8 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     blocks = block_times(problem, layout)
     moving = np.array([group != "" for group in blocks.groups])
     seconds = (blocks.counts * blocks.times.time_s)[:, :, moving]
-    predicted_s, hidden_s = float(seconds.sum()), float((seconds * (1 - blocks.exposed[:, :, moving])).sum())
+    predicted_s = float(seconds.sum())
+    hidden_s = float((seconds * (1 - blocks.exposed[:, :, moving])).sum())
     keys = {event_key(op) for op, moves in zip(blocks.ops, moving.tolist(), strict=True) if moves}
     collectives = [(c, s) for c, s, _ in sides.collective_s if c.op is not None and event_key(c.op) in keys]
     total_s = sum(taken_s for _, taken_s in collectives)

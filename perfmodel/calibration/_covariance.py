@@ -100,7 +100,8 @@ def correlation(
 def _blocks(row_codes: np.ndarray, column_codes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Index pairs of the points on both sides that share a code."""
     # Sort both sides by code: the points that share a code then lie in one run on each side.
-    row_order, column_order = np.argsort(row_codes, kind="stable"), np.argsort(column_codes, kind="stable")
+    row_order = np.argsort(row_codes, kind="stable")
+    column_order = np.argsort(column_codes, kind="stable")
     codes = np.intersect1d(row_codes, column_codes)
     starts = np.searchsorted(row_codes[row_order], codes), np.searchsorted(column_codes[column_order], codes)
     ends = (

@@ -234,7 +234,8 @@ def _fit(
     )
 
     # What the parameters leave of a run's error is named where it lies far outside a site's usual scatter.
-    beyond, offset = posterior.errors[: len(runs)], posterior.runs.mean(observed.coordinates)
+    beyond = posterior.errors[: len(runs)]
+    offset = posterior.runs.mean(observed.coordinates)
     likeness = site_prior.likeness
     usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + site_prior.noise**2)
     unexplained = []

@@ -121,7 +121,8 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
     parameter_priors = []
     for name, half in [*half_width.items(), *((name, 0.0) for name in HOST_FACTORS)]:
-        own_sd, place = max(site_prior.events * half / GAUSS_90, _LEAST), CLASSES.index(class_of(name))
+        own_sd = max(site_prior.events * half / GAUSS_90, _LEAST)
+        place = CLASSES.index(class_of(name))
         measured = _measured(base, device, name, dtypes[name]) if name in KERNEL_FACTORS else None
         sd = float(np.hypot(own_sd, site_prior.covariance[place, place] ** 0.5))
         parameter_priors.append(Prior(name, sd, measured, half, float(site_prior.mean[place]), own_sd))

@@ -129,10 +129,8 @@ def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrac
 
 def _show_compared(report: dict[str, Any]) -> None:
     """The report for people."""
-    predicted, measured = (
-        duration(report["predicted_batch_s"]),
-        duration(report["measured_batch_s"]),
-    )
+    predicted = duration(report["predicted_batch_s"])
+    measured = duration(report["measured_batch_s"])
     steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
     error = f"{report['batch_time_error']:.2%}"
     print(f"batch time: {predicted} predicted, {measured} measured ({steps}), error {error}")

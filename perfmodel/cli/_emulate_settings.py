@@ -319,7 +319,8 @@ def predicted_step(
     from perfmodel.prediction import check_layout, peak_memory, step_problem_of
     from perfmodel.spec import Problem
 
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    model = catalog.model(arguments.model)
+    cluster = catalog.cluster(arguments.cluster)
     named = framework_of(arguments)
     job = named.job(
         model,

@@ -124,10 +124,8 @@ def facts_and_drawings(
                 facts = schedule_facts(name, p, m, chunks=chunks, **seconds)
                 times = equal_parts(schedule, **seconds)
             else:
-                facts, times = (
-                    chunk_facts(name, p, m, exact, chunks=chunks),
-                    exact.of(schedule),
-                )
+                facts = chunk_facts(name, p, m, exact, chunks=chunks)
+                times = exact.of(schedule)
         except LayoutError as error:
             # A schedule that was named has to run; of all of them, those that cannot are reported
             # and left out.

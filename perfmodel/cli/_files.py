@@ -107,10 +107,8 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     # takes such.
     path = _take_job_file(arguments, stated)
     of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
-    arguments.set, arguments.job_changes = (
-        [text for text in arguments.set if text not in of_file],
-        of_file,
-    )
+    arguments.set = [text for text in arguments.set if text not in of_file]
+    arguments.job_changes = of_file
     if path is None and not of_file:
         return
     file = read_job(path, of_file)

@@ -87,7 +87,9 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     # The search, then the user's own layout beside it.
     result = _searched(arguments)
-    report, problem, run_summary = result.to_dict(), problem_of(arguments, quiet=True), ()
+    report = result.to_dict()
+    problem = problem_of(arguments, quiet=True)
+    run_summary = ()
     your_layout = own_layout(arguments)
     change = None if your_layout is None else advice(arguments, problem, your_layout, result)
     if your_layout is not None:

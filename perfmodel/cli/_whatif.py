@@ -79,7 +79,8 @@ def _show_whatif(report: dict[str, Any]) -> None:
     console.print(
         f"step time {duration(before['step_time_s'])} to {duration(after['step_time_s'])}, {report['change']:+.1%}"
     )
-    fit_before, fit_after = fit_words(before["fits_probability"]), fit_words(after["fits_probability"])
+    fit_before = fit_words(before["fits_probability"])
+    fit_after = fit_words(after["fits_probability"])
     console.print(f"memory: {fit_before if fit_before == fit_after else f'{fit_before} before, {fit_after} after'}")
     sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
     for line in report["notes"]:

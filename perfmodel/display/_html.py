@@ -86,18 +86,17 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     """
     step_s, capacity = values["step_time_s"], values["memory_capacity_bytes"]
     needed = values["memory_needed_bytes"]
+    interval = f"90 %: {duration(values['step_time_lo_s'])} to {duration(values['step_time_hi_s'])}"
     summary = [
-        (
-            "step time",
-            f"{duration(step_s)} (90 %: {duration(values['step_time_lo_s'])} to {duration(values['step_time_hi_s'])})",
-        ),
+        ("step time", f"{duration(step_s)} ({interval})"),
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
         ("tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"),
         ("bubble", f"{values['bubble_fraction']:.1%}"),
         ("memory", f"needs {needed / GIB:.1f} of {capacity / GIB:.1f} GiB: {fit_words(values['fits_probability'])}"),
     ]
     parts = [f"<b>{paragraph(_job(values), values['layout'])}</b>", table(("", ""), summary)]
-    if notes := [*values["reasons"], *values["warnings"]]:
+    notes = [*values["reasons"], *values["warnings"]]
+    if notes:
         parts.append(paragraph(*notes))
     parts.append(_breakdown(values["breakdown_s"], step_s))
 

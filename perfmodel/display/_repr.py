@@ -52,7 +52,8 @@ def _short_repr(thing: Any) -> str:
             return text
 
     # Too long: fields as sizes, then fewer fields, with a digest that tells this object from others.
-    parts, sign = [f"{field}={_shown(value)}" for field, value in values.items()], f" #{digest(thing)})"
+    parts = [f"{field}={_shown(value)}" for field, value in values.items()]
+    sign = f" #{digest(thing)})"
     text, most = f"{name}({', '.join(parts)}", MOST - len(sign)
     while len(text) > most:
         parts.pop()
@@ -93,8 +94,11 @@ def _shown(value: Any) -> str:
     if _is_array(value):
         return f"{getattr(value, 'dtype', type(value).__name__)}{list(value.shape)}"
     if isinstance(value, (Mapping, tuple, list, set, frozenset)):
-        if len([*islice(_leaves(value), _MOST_LEAVES)]) < _MOST_LEAVES and len(text := repr(value)) <= _MOST_OF_VALUE:
-            return text
+        # The repr of a long container is not even made.
+        if len([*islice(_leaves(value), _MOST_LEAVES)]) < _MOST_LEAVES:
+            text = repr(value)
+            if len(text) <= _MOST_OF_VALUE:
+                return text
         return f"<{type(value).__name__} of {len(value):,}>"
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= _MOST_OF_VALUE else f"{value[:_MOST_OF_VALUE]!r}..."

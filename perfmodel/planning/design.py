@@ -300,10 +300,8 @@ def rank_upgrades(
     if now is None:
         name = question.problem.model.name
         raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
-    problem, before_s = (
-        question.step_problem,
-        step_s(question.step_problem, now.layout, Scenario()),
-    )
+    problem = question.step_problem
+    before_s = step_s(question.step_problem, now.layout, Scenario())
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
     upgrades = []
     for done, name in enumerate(PARAMETERS):

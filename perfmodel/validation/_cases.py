@@ -204,14 +204,13 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     skipped += Counter(_not_compared(state) for state in status[usable & np.isnan(measured_s)].tolist())
 
     time_s = np.asarray(predicted["predicted_iter_time_s"], float)
-    lo_s, hi_s = np.asarray(predicted["lo_s"], float), np.asarray(predicted["hi_s"], float)
+    lo_s = np.asarray(predicted["lo_s"], float)
+    hi_s = np.asarray(predicted["hi_s"], float)
     peak_bytes = np.asarray(predicted["predicted_peak_memory_bytes"], float)
 
     def figures(chosen: np.ndarray) -> dict[str, Any]:
-        t, w = (
-            chosen & usable & ~np.isnan(measured_s),
-            chosen & usable & ~np.isnan(measured_bytes),
-        )
+        t = chosen & usable & ~np.isnan(measured_s)
+        w = chosen & usable & ~np.isnan(measured_bytes)
         memory = errors(measured_bytes[w], peak_bytes[w])
         return errors(measured_s[t], time_s[t], lo_s[t], hi_s[t]) | {"memory": memory}
 

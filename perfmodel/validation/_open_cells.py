@@ -132,10 +132,8 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
 
     # Where all degrees are stated and do not multiply to the devices, launchers derive the
     # replicas from the rest.
-    devices, devices_per_replica = (
-        count(row, "n_devices"),
-        count(row, "tp") * count(row, "pp") * count(row, "cp", 1),
-    )
+    devices = count(row, "n_devices")
+    devices_per_replica = count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
     if devices_per_replica * count(row, "dp") != devices and devices % devices_per_replica == 0:
         yield before.filled(
             "dp",
@@ -149,10 +147,8 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
     row = before.cells
     if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
         return
-    batch, devices_per_replica = (
-        count(row, "global_batch", 0),
-        count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1),
-    )
+    batch = count(row, "global_batch", 0)
+    devices_per_replica = count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1)
     dp = count(
         row,
         "dp",

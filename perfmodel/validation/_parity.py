@@ -58,10 +58,8 @@ def validate_kernels(
         family = table["collective"] if kind == "collective" else table["op_family"]
         measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
         predicted.append(_frame(Path(file), times))
-    rows, predictions = (
-        pd.concat(measured, ignore_index=True),
-        pd.concat(predicted, ignore_index=True),
-    )
+    rows = pd.concat(measured, ignore_index=True)
+    predictions = pd.concat(predicted, ignore_index=True)
     if out is not None:
         write_table(out, predictions)
     return ValidationReport(_report(rows, predictions))

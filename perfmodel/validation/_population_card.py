@@ -16,11 +16,9 @@ from perfmodel.validation._population_score import LEVELS
 def population_card(fit: PopulationFit) -> str:
     """Markdown, written beside the parameters by `perfmodel fit --sites`."""
     # The card holds figures and what they are for, and is written by the program that fits them.
-    hyper, posteriors, common = (
-        fit.hyperparameters,
-        fit.parameters[""]["of"],
-        fit.parameters[""]["common"],
-    )
+    hyper = fit.hyperparameters
+    posteriors = fit.parameters[""]["of"]
+    common = fit.parameters[""]["common"]
     runs = fit.score.runs
     sections = [
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
@@ -84,7 +82,8 @@ def population_card(fit: PopulationFit) -> str:
 
 def _coverage(fit: PopulationFit) -> list[str]:
     """How wide intervals are by what is unknown, and whether they hold what they promise with whole groups left out."""
-    coverage, runs = Coverage(**fit.parameters[""]["common"]["coverage"]), fit.coverage
+    coverage = Coverage(**fit.parameters[""]["common"]["coverage"])
+    runs = fit.coverage
     half = covered_half_widths(coverage, runs)
     inside, weight = (np.abs(runs.error) <= half).astype(float), runs.weight
     rows = []
@@ -141,7 +140,8 @@ def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
-    runs, everything = fit.score.runs, np.mean(fit.parameters[""]["of"]["|"]["mean"])
+    runs = fit.score.runs
+    everything = np.mean(fit.parameters[""]["of"]["|"]["mean"])
     for place, source in enumerate(fit.score.sources.tolist()):
         runs_of_source = np.flatnonzero(runs.labels["source"] == source)
         without = fit.everywhere[str(runs.labels["group"][runs_of_source[0]])]

@@ -344,7 +344,8 @@ def posterior(
 
     # Condition on the chosen runs only: K of the known runs, with own parts scaled and outliers
     # noisy.
-    known, scale = runs.take(np.flatnonzero(chosen)), state.scale[score.of_source][chosen]
+    known = runs.take(np.flatnonzero(chosen))
+    scale = state.scale[score.of_source][chosen]
     arrays = known.arrays()
     own_covariance = sum(own_parts(hyper, arrays)) * scale[:, None]
     total = factors(hyper, arrays, SHARED) + own_covariance

@@ -271,11 +271,9 @@ class Score:
                 Each known run takes its column of the covariance's Cholesky root from the residuals and variances.
                 """
                 fixed, within, repeats = (jnp.diag(part) for part in covariances)
-                remainder, variance, log = (
-                    residual[index],
-                    fixed + scale * within + own_scale * (repeats + noise),
-                    0.0,
-                )
+                remainder = residual[index]
+                variance = fixed + scale * within + own_scale * (repeats + noise)
+                log = 0.0
                 columns: list[Any] = []
                 for run, (fixed, within, repeats) in zip(drawn, columns_of_drawn, strict=True):
                     gain = fixed + scale * within + own_scale * repeats - sum(root * root[run] for root in columns)
@@ -308,11 +306,9 @@ class Score:
     def scaled(self, state: State) -> State:
         """Scales of sources given their runs, and weights of runs by how far each lies from the others."""
         residual, shared, parts, noise = self.left_out(state)
-        residual, shared, own_covariance = (
-            np.asarray(residual),
-            np.asarray(shared),
-            np.asarray(sum(parts)),
-        )
+        residual = np.asarray(residual)
+        shared = np.asarray(shared)
+        own_covariance = np.asarray(sum(parts))
         scale, weight = np.ones(len(self.sources)), np.ones(len(residual))
         for source, there in enumerate(self.there):
             index = self.members[source][there]

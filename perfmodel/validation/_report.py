@@ -129,10 +129,8 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
     told_to_fit = np.asarray(pd.Series(fits).astype("boolean").fillna(False), bool)
     if np.nanmax(np.abs(likely - 0.5), initial=0.0) > 0.5:
         raise TableError("a probability to fit lies outside 0 to 1")
-    ran, known = (
-        status == "ok",
-        np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash")),
-    )
+    ran = status == "ok"
+    known = np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash"))
 
     # Only sources with runs that did not fit tell whether a prediction of fitting is right.
     sources = {}
@@ -171,10 +169,8 @@ def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
         # The last range includes its upper end, so that a probability of 1 counts.
         inside = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
         if inside.any():
-            mean_probability, share_that_ran = (
-                float(likely[inside].mean()),
-                float(ran[inside].mean()),
-            )
+            mean_probability = float(likely[inside].mean())
+            share_that_ran = float(ran[inside].mean())
             ranges.append(
                 {
                     "from": low,

@@ -199,10 +199,8 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
 
 def _batch_of_throughput(row: Row, seq_len: int) -> int:
     """Sequences per step by tokens per second and device, step time and devices; 0 where they are not all stated."""
-    rate, step_s = (
-        number(row, "measured_tokens_per_s_per_device"),
-        number(row, "measured_iter_time_s"),
-    )
+    rate = number(row, "measured_tokens_per_s_per_device")
+    step_s = number(row, "measured_iter_time_s")
     if not rate or not step_s or number(row, "n_devices") is None:
         return 0
     return round(rate * step_s * count(row, "n_devices") / seq_len)

@@ -49,10 +49,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
         job["fp8_recipe"] = plain
 
     # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.
-    fewer, stages = (
-        set_by.get("fewer_on_last_stage", 0),
-        count(row, "pp", 1) * count(row, "vpp", 1),
-    )
+    fewer = set_by.get("fewer_on_last_stage", 0)
+    stages = count(row, "pp", 1) * count(row, "vpp", 1)
     if isinstance(model, Transformer) and fewer and stages > 1:
         layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
         if remainder == 0 and layers_per_chunk >= fewer:
@@ -94,9 +92,7 @@ def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
     release = _recipe_release(row)
     if not release or text(row, "sharding").lower() not in ("fsdp", "fsdp+dp"):
         return row
-    model, device = (
-        _usual_name(model_of(row, framework).model),
-        catalog.device(text(row, "device")).name,
-    )
+    model = _usual_name(model_of(row, framework).model)
+    device = catalog.device(text(row, "device")).name
     shards = catalog.recipe(framework.name, model, device, "", release).get("shards")
     return {**row, "sharding": f"FSDP over {shards} devices"} if shards else row

@@ -325,10 +325,8 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
             f"recompute={text(row, 'recompute')} and recompute_detail={text(row, 'recompute_detail')}"
         )
     if text(row, "dtype") and text(row, "dtype_recipe"):
-        kinds, recipe_kinds = (
-            _dtypes_named(text(row, "dtype")),
-            _dtypes_named(text(row, "dtype_recipe")),
-        )
+        kinds = _dtypes_named(text(row, "dtype"))
+        recipe_kinds = _dtypes_named(text(row, "dtype_recipe"))
         if kinds and recipe_kinds and kinds.isdisjoint(recipe_kinds):
             contradictions.append(f"dtype={text(row, 'dtype')} and dtype_recipe={text(row, 'dtype_recipe')}")
     return tuple(contradictions)

@@ -369,7 +369,8 @@ def _memory_contradiction(weighed: list[_Weighed]) -> str:
     best = max(weighed, key=lambda each: each.can_fit)
     case = best.completion.case
     memory = needed_memory(best.problem, case.layout)
-    needed, capacity = max(rank.peak for rank in memory), case.cluster.device.memory_bytes
+    needed = max(rank.peak for rank in memory)
+    capacity = case.cluster.device.memory_bytes
     shown = fullness(best.problem, case.layout, memory) * capacity
     return (
         f"memory: predicted to need {needed / GIB:.0f} GiB ({shown / GIB:.0f} with what the allocator loses) of "

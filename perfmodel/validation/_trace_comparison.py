@@ -169,10 +169,8 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             matching_ops = [groups[key] for groups in ops_of_steps if key in groups]
             if len(matching_ops) < len(steps):
                 continue
-            n_predicted, n_measured = (
-                n_predicted + len(ops),
-                n_measured + sum(map(len, matching_ops)),
-            )
+            n_predicted += len(ops)
+            n_measured += sum(map(len, matching_ops))
             # Compare one by one where both sides are equally fine, else from first start to last end.
             single = all(len(step_ops) == len(ops) for step_ops in matching_ops)
             chosen = ops if single else ops[:1]

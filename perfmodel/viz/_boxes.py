@@ -90,13 +90,16 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     # Labels are as large as their box allows, and left out where that is too small to be read.
     high_pt = 72 * row_in * boxes.height
     for i in shown.tolist():
-        size_pt = min(6.0, 0.72 * high_pt[i], (wide_pt[i] - 1) / _POINTS_PER_DIGIT / max(1, len(boxes.label[i])))
-        if boxes.label[i] and size_pt >= _LEAST_LABEL_PT and boxes.start[i] >= lo and boxes.end[i] <= hi:
+        label = boxes.label[i]
+        is_whole = boxes.start[i] >= lo and boxes.end[i] <= hi
+        across_pt = (wide_pt[i] - 1) / _POINTS_PER_DIGIT / max(1, len(label))
+        size_pt = min(6.0, 0.72 * high_pt[i], across_pt)
+        if label and size_pt >= _LEAST_LABEL_PT and is_whole:
             middle = boxes.top[i] + boxes.height[i] * (1 - _STRIP * boxes.critical[i]) / 2
             axis.text(
                 (boxes.start[i] + boxes.end[i]) / 2,
                 middle,
-                boxes.label[i],
+                label,
                 fontsize=size_pt,
                 ha="center",
                 va="center_baseline",
@@ -115,8 +118,13 @@ def _apart(
     places = np.stack([boxes.top[short], boxes.height[short]], axis=1)
     distinct, lane_of = np.unique(places, axis=0, return_inverse=True)
     lanes = [short[lane_of.ravel() == lane] for lane in range(len(distinct))]
-    lanes = [lane for lane in lanes if np.count_nonzero(wide_pt[lane] < _NARROW_PT) >= _LEAST_NARROW]
-    return np.setdiff1d(shown, np.concatenate(lanes)) if lanes else shown, lanes
+    crowded = []
+    for lane in lanes:
+        if np.count_nonzero(wide_pt[lane] < _NARROW_PT) >= _LEAST_NARROW:
+            crowded.append(lane)
+    if not crowded:
+        return shown, []
+    return np.setdiff1d(shown, np.concatenate(crowded)), crowded
 
 
 def _draw_shares(
@@ -132,11 +140,14 @@ def _draw_shares(
     shares = np.stack([_share(boxes, lane[colour_of == colour], at, span) for colour in colours])
     # Boxes of one lane may overlap in a measured trace.
     shares /= np.maximum(1, shares.sum(axis=0))
-    bottom, height = float((boxes.top + boxes.height)[lane[0]]), float(boxes.height[lane[0]])
-    for colour, below, share in zip(colours, np.cumsum(shares, axis=0) - shares, shares, strict=True):
+    bottom = float((boxes.top + boxes.height)[lane[0]])
+    height = float(boxes.height[lane[0]])
+    below = np.cumsum(shares, axis=0) - shares
+    for colour, share_below, share in zip(colours, below, shares, strict=True):
         if share.any():
-            ends = bottom - height * below, bottom - height * (below + share)
-            axis.fill_between(at, *ends, where=share > 0, color=colour, linewidth=0)
+            lower = bottom - height * share_below
+            upper = bottom - height * (share_below + share)
+            axis.fill_between(at, lower, upper, where=share > 0, color=colour, linewidth=0)
 
 
 def _share(
@@ -176,4 +187,8 @@ def _handovers(boxes: Boxes) -> list[list[tuple[float, float]]]:
     order = order[np.argsort(boxes.start[order], kind="stable")]
     y = (boxes.top + boxes.height * (1 - _STRIP / 2))[order].tolist()
     start, end = boxes.start[order].tolist(), boxes.end[order].tolist()
-    return [[(end[i], y[i]), (start[i + 1], y[i + 1])] for i in range(len(order) - 1) if y[i] != y[i + 1]]
+    lines = []
+    for i in range(len(order) - 1):
+        if y[i] != y[i + 1]:
+            lines.append([(end[i], y[i]), (start[i + 1], y[i + 1])])
+    return lines

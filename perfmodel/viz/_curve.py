@@ -66,7 +66,8 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
         values = [scale * v for v in curve.values]
         axis.plot(values, steps, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)])
     if first.multiple:
-        axis.set_xlabel(f"{_words(first.name)}, as a multiple" if len(curves) == 1 else "multiple of what it is")
+        one_parameter = f"{_words(first.name)}, as a multiple"
+        axis.set_xlabel(one_parameter if len(curves) == 1 else "multiple of what it is")
 
         # A factor of four or more is read better on a logarithmic axis.
         if min(first.values) > 0 and max(first.values) / min(first.values) >= 4:

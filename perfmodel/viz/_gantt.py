@@ -58,11 +58,16 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     drawn = slices(timeline)
     drawn = drawn.select(np.isin(drawn.stream, (Stream.COMPUTE, *_SIDE))).joined()
     # Without a flush between steps the timeline is that of several.
-    ranks, end_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
+    ranks = timeline.structure.devices
+    end_s = max(prediction.step_time_s, timeline.makespan_s)
     from_s, zoom_s = _zoom_s(drawn, end_s, width)
-    views = [(0.0, end_s)] if zoom_s > 0.7 * end_s else [(0.0, end_s), (from_s, from_s + zoom_s)]
+    views = [(0.0, end_s)]
+    if zoom_s <= 0.7 * end_s:
+        views.append((from_s, from_s + zoom_s))
     # Numbers of micro-batches are read in the last view, which gets the room for them.
-    rows_in = [max(0.05, min(0.17, 2.2 / ranks)), max(0.07, min(0.17, 3.9 / ranks))][-len(views) :]
+    row_of_whole_in = max(0.05, min(0.17, 2.2 / ranks))
+    row_of_last_in = max(0.07, min(0.17, 3.9 / ranks))
+    rows_in = [row_of_whole_in, row_of_last_in][-len(views) :]
     chunks = stage_chunks(prediction)
     heights = [ranks * row_in for row_in in rows_in]
 
@@ -78,10 +83,14 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
         boxes = _boxes(drawn, chunks if last else chunks[:, :1], per_s, numbered=last)
         shares = draw_boxes(axis, boxes, lo_s * per_s, hi_s * per_s, row_in)
         device_ticks(axis, ranks, "pipeline rank")
-        part = "the whole step" if (lo_s, hi_s) == views[0] else f"enlarged: {(hi_s - lo_s) * per_s:.3g} {unit} of it"
-        notes = ["numbers: micro-batches"] * any(text.get_text() for text in axis.texts)
-        notes += ["rows of thin boxes: shares of the time"] * shares
-        axis.set_title(wrapped("; ".join([part, *notes]), int(14 * WIDTHS_IN[width])), pad=3)
+        notes = ["the whole step"]
+        if (lo_s, hi_s) != views[0]:
+            notes = [f"enlarged: {(hi_s - lo_s) * per_s:.3g} {unit} of it"]
+        if any(text.get_text() for text in axis.texts):
+            notes.append("numbers: micro-batches")
+        if shares:
+            notes.append("rows of thin boxes: shares of the time")
+        axis.set_title(wrapped("; ".join(notes), int(14 * WIDTHS_IN[width])), pad=3)
         axis.set_xlabel(f"time in {unit}" if len(views) == 2 else "")
     # A bar above the whole step marks the part that is enlarged below.
     if len(views) == 2:
@@ -140,9 +149,11 @@ def pass_legend(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"]) -> 
     handles, labels = [], []
     for kind in np.unique(drawn.kind).tolist():
         look = EVENTS[KIND_NAMES[kind]]
-        passes = chunks > 1 and (drawn.stream[drawn.kind == kind] == Stream.COMPUTE).all() and kind_of_pass(kind)
-        handles.append(tuple(Patch(color=c) for c in chunk_shades(look.colour, chunks if passes else 1)))
-        labels.append(f"{look.label} ({shades_mean})" if passes else look.label)
+        computes = (drawn.stream[drawn.kind == kind] == Stream.COMPUTE).all()
+        has_shades = chunks > 1 and computes and kind_of_pass(kind)
+        colours = chunk_shades(look.colour, chunks if has_shades else 1)
+        handles.append(tuple(Patch(color=colour) for colour in colours))
+        labels.append(f"{look.label} ({shades_mean})" if has_shades else look.label)
     return handles, labels
 
 
@@ -160,35 +171,42 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     zoom_s = min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
 
     # The interesting part is where the pipeline turns: every rank has begun its backward passes.
-    backward = of_pass & np.isin(drawn.kind, [k for k, name in enumerate(KIND_NAMES) if name.startswith("backward")])
+    backward_kinds = [kind for kind, name in enumerate(KIND_NAMES) if name.startswith("backward")]
+    backward = of_pass & np.isin(drawn.kind, backward_kinds)
     turned = backward if backward.any() else of_pass
-    first_s = [drawn.start_s[turned & (drawn.device == rank)].min(initial=end_s) for rank in set(drawn.device.tolist())]
+    first_s = []
+    for rank in set(drawn.device.tolist()):
+        of_rank = turned & (drawn.device == rank)
+        first_s.append(drawn.start_s[of_rank].min(initial=end_s))
     all_turned_s = max(first_s, default=0.0)
-    return (0.0 if all_turned_s < zoom_s else min(all_turned_s - zoom_s / 2, end_s - zoom_s)), zoom_s
+    if all_turned_s < zoom_s:
+        return 0.0, zoom_s
+    return min(all_turned_s - zoom_s / 2, end_s - zoom_s), zoom_s
 
 
 def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float, numbered: bool) -> Boxes:
     chunk = np.argmax(stage_map[drawn.device] == drawn.stage[:, None], axis=1)
-    shades = {
-        kind: chunk_shades(EVENTS[KIND_NAMES[kind]].colour, stage_map.shape[1]) for kind in set(drawn.kind.tolist())
-    }
+    chunks = stage_map.shape[1]
+    shades = {}
+    for kind in set(drawn.kind.tolist()):
+        shades[kind] = chunk_shades(EVENTS[KIND_NAMES[kind]].colour, chunks)
 
     # Only passes have a number and a chunk's shade.
     compute = drawn.stream == Stream.COMPUTE
+    colours = []
+    for kind, chunk_of_slice in zip(drawn.kind.tolist(), chunk.tolist(), strict=True):
+        colours.append(shades[kind][chunk_of_slice if kind_of_pass(kind) else 0])
+    labels = []
+    for micro_batch, computes in zip(drawn.micro_batch.tolist(), compute.tolist(), strict=True):
+        labels.append(str(micro_batch) if numbered and micro_batch >= 0 and computes else "")
     top, height = _lanes(drawn.stream)
     return Boxes(
         start=drawn.start_s * per_s,
         end=drawn.end_s * per_s,
         top=drawn.device + top,
         height=height,
-        colour=[
-            shades[kind][c if kind_of_pass(kind) else 0]
-            for kind, c in zip(drawn.kind.tolist(), chunk.tolist(), strict=True)
-        ],
-        label=[
-            str(micro_batch) if numbered and micro_batch >= 0 and computes else ""
-            for micro_batch, computes in zip(drawn.micro_batch.tolist(), compute.tolist(), strict=True)
-        ],
+        colour=colours,
+        label=labels,
         critical=drawn.critical,
     )
 
@@ -198,7 +216,9 @@ def _lanes(stream: Int[np.ndarray, " slices"]) -> tuple[Float[np.ndarray, " slic
     used: Sequence[int] = [s for s in _SIDE if (stream == s).any()]
     compute_high = 0.9 if not used else 0.62
     high = 0.26 / max(1, len(used))
-    top, height = np.full(len(stream), 0.05), np.full(len(stream), compute_high)
+    top = np.full(len(stream), 0.05)
+    height = np.full(len(stream), compute_high)
     for place, used_stream in enumerate(used):
-        top[stream == used_stream], height[stream == used_stream] = 0.69 + place * high, high
+        top[stream == used_stream] = 0.69 + place * high
+        height[stream == used_stream] = high
     return top, height

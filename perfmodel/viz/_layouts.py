@@ -117,7 +117,8 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
 
 _LETTERS = "ABCD"
 """Names of the layouts of a front that are pointed out."""
-_ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(range(-6, 9), (1, 1.5, 2, 3, 5, 7)))
+_DIGITS = (1, 1.5, 2, 3, 5, 7)
+_ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(range(-6, 9), _DIGITS))
 """Where the logarithmic axes may have ticks."""
 
 
@@ -139,7 +140,8 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     from matplotlib.patheffects import withStroke
 
     wanted = ["layout", "step_time_s", "peak_bytes", *([cost] if cost else [])]
-    if missing := [name for name in wanted if name not in layouts]:
+    missing = [name for name in wanted if name not in layouts]
+    if missing:
         raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(wanted)}")
     if layouts.empty:
         raise PerfModelError("Pareto picture: the table has no layout; widen the search")
@@ -176,11 +178,8 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
                 path_effects=[withStroke(linewidth=1.5, foreground="white")],
                 zorder=5,
             )
-        handles.append(
-            Line2D(
-                [], [], linestyle="", marker=f"$\\mathrm{{{letter}}}$", color="black", markersize=4.5, markeredgewidth=0
-            )
-        )
+        letter_mark = {"marker": f"$\\mathrm{{{letter}}}$", "markersize": 4.5, "markeredgewidth": 0}
+        handles.append(Line2D([], [], linestyle="", color="black", **letter_mark))
         on = f"{counts[i]} devices: " if len(set(counts.tolist())) > 1 else ""
         labels.append(wrapped(on + str(layouts["layout"].iloc[i]), most))
     figure.legend(handles, labels, loc="outside lower left", fontsize=6)
@@ -217,13 +216,18 @@ def _panel(
 
     # Layouts much slower than the front are cut off: they would squeeze the front into a corner.
     slowest = float(time[efficient].max())
-    axis.set_xlim(0.97 * time.min(), 1.1 * slowest)
-    log_ticks(axis.xaxis, [t for t in _ROUND if 0.97 * time.min() <= t <= 1.1 * slowest])
+    left, right = 0.97 * time.min(), 1.1 * slowest
+    axis.set_xlim(left, right)
+    log_ticks(axis.xaxis, [t for t in _ROUND if left <= t <= right])
     axis.set_yscale("log")
-    seen = values[time <= 1.1 * slowest]
+    seen = values[time <= right]
     lowest, highest = 0.8 * float(seen.min()), 1.25 * float(seen.max())
     axis.set_ylim(lowest, highest)
-    log_ticks(axis.yaxis, [v for v in _ROUND if lowest <= v <= highest][:: 1 + (highest > 60 * lowest)])
+
+    # Every second tick where all would touch.
+    ticks = [v for v in _ROUND if lowest <= v <= highest]
+    every = 2 if highest > 60 * lowest else 1
+    log_ticks(axis.yaxis, ticks[::every])
     axis.set_ylabel(label)
     return edge
 

@@ -74,8 +74,13 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
 
 
 def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
-    measured, predicted, lo, hi = (rows[c].to_numpy() for c in ("measured_s", "predicted_s", "lo_s", "hi_s"))
-    ends = np.array([min(measured.min(), predicted.min()) / 1.5, max(measured.max(), predicted.max()) * 1.5])
+    measured = rows["measured_s"].to_numpy()
+    predicted = rows["predicted_s"].to_numpy()
+    lo = rows["lo_s"].to_numpy()
+    hi = rows["hi_s"].to_numpy()
+    shortest = min(measured.min(), predicted.min())
+    longest = max(measured.max(), predicted.max())
+    ends = np.array([shortest / 1.5, longest * 1.5])
     # At least a decade is shown, so that its ticks can be read.
     room = max(1.0, (10 * ends[0] / ends[1]) ** 0.5)
     ends *= [1 / room, room]
@@ -96,12 +101,12 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     error = np.abs(predicted / measured - 1)
     inside = float(((lo <= measured) & (measured <= hi)).mean())
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    counted = f"{len(rows):,} row{'s' * (len(rows) != 1)}, {inside:.0%} inside"
-    axis.set_title(
-        f"{shorten(name, 24, placeholder='...')}\n{counted}\nMAPE {error.mean():.1%}, median {np.median(error):.1%}",
-        fontsize=6,
-        pad=3,
-    )
+    title = [
+        shorten(name, 24, placeholder="..."),
+        f"{len(rows):,} row{'s' * (len(rows) != 1)}, {inside:.0%} inside",
+        f"MAPE {error.mean():.1%}, median {np.median(error):.1%}",
+    ]
+    axis.set_title("\n".join(title), fontsize=6, pad=3)
     axis.set_box_aspect(1)
     _decades(axis, most=6)
 
@@ -144,13 +149,15 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     for dtype in dict.fromkeys(kernels["dtype"]):
         peaks.setdefault(device.peak.flops_per_s(dtype.partition("_")[0]), []).append(dtype)
     bandwidth = device.memory_bandwidth_bytes_per_s
-    lowest, highest = intensity.min() / 2, max(intensity.max(), max(peaks) / bandwidth) * 3
+    lowest = intensity.min() / 2
+    highest = max(intensity.max(), max(peaks) / bandwidth) * 3
     halo = [effects.withStroke(linewidth=2, foreground="white")]
 
     # A roof is the slope of the memory bandwidth up to the ridge, then the peak of the element
     # types that share it.
     for peak, dtypes in sorted(peaks.items()):
-        axis.plot([lowest, peak / bandwidth, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9)
+        ridge = peak / bandwidth
+        axis.plot([lowest, ridge, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9)
         axis.annotate(
             f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s",
             (highest, peak),
@@ -161,7 +168,9 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
             fontsize=6,
             path_effects=halo,
         )
-    middle = (lowest * min(peaks) / bandwidth) ** 0.5  # of the slope; the text ends above it
+
+    # The bandwidth is written above the middle of the slope.
+    middle = (lowest * min(peaks) / bandwidth) ** 0.5
     axis.annotate(
         f"{bandwidth / 1e12:.3g} TB/s",
         (middle, middle * bandwidth),
@@ -208,7 +217,8 @@ def draw_comparison(
     from matplotlib.patches import Patch
 
     # Both panels share the axis of time, so that equal widths mean equal times.
-    predicted_s, measured_s = predicted.batch_time_s, measured.steps()[0].batch_time_s
+    predicted_s = predicted.batch_time_s
+    measured_s = measured.steps()[0].batch_time_s
     predicted, step = _joined(predicted), _joined(measured.steps()[0])
     row_in = max(0.07, min(0.2, 3.0 / max(predicted.devices, step.devices)))
     heights = [row_in * trace.devices for trace in (predicted, step)]
@@ -222,7 +232,8 @@ def draw_comparison(
     for axis, name, trace, origin_s in zip(axes, titles, (predicted, step), origins_s, strict=True):
         looks = [EVENTS[_event(trace, i)] for i in range(trace.n)]
         drawn |= {look.label: look.colour for look in looks}
-        draw_boxes(axis, _boxes(trace, [look.colour for look in looks], origin_s, per_s), 0.0, end_s * per_s, row_in)
+        boxes = _boxes(trace, [look.colour for look in looks], origin_s, per_s)
+        draw_boxes(axis, boxes, 0.0, end_s * per_s, row_in)
         device_ticks(axis, trace.devices, "device")
         axis.set_title(name, pad=2)
     axes[1].set_xlabel(f"time since the first computation in {unit}")
@@ -236,9 +247,12 @@ def _joined(trace: MeasuredTrace) -> MeasuredTrace:
     # A pass of thousands of kernels would be too many boxes to draw, and looks the same as one.
     # Sort by device, stream and start, so that neighbours in the array are neighbours in time.
     order = np.lexsort((trace.start_s, trace.stream, trace.device))
-    tags = np.stack([trace.device, trace.stream, trace.kind, trace.phase, trace.stage, trace.micro_batch])[:, order]
+    tags = [trace.device, trace.stream, trace.kind, trace.phase, trace.stage, trace.micro_batch]
+    tags = np.stack(tags)[:, order]
     start_s, end_s = trace.start_s[order], trace.end_s[order]
-    apart = (start_s[1:] - end_s[:-1] > _SEEN_GAP * trace.batch_time_s) | (tags[:, 1:] != tags[:, :-1]).any(axis=0)
+    has_gap = start_s[1:] - end_s[:-1] > _SEEN_GAP * trace.batch_time_s
+    differs = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
+    apart = has_gap | differs
 
     # An activity begins a new box unless it continues the pass before it.
     passes = (trace.phase[order] > 0) & (trace.kind[order] == ActivityKind.COMPUTE)
@@ -260,16 +274,17 @@ def _event(trace: MeasuredTrace, i: int) -> str:
 
 def _boxes(trace: MeasuredTrace, colours: list[str], origin_s: float, per_s: float) -> Boxes:
     compute = trace.kind == ActivityKind.COMPUTE
-    top, height = (np.where(compute, *lanes) for lanes in zip(_COMPUTE_LANE, _SIDE_LANE, strict=True))
+    compute_top, compute_height = _COMPUTE_LANE
+    side_top, side_height = _SIDE_LANE
+    labels = []
+    for micro_batch, computes in zip(trace.micro_batch.tolist(), compute.tolist(), strict=True):
+        labels.append(str(micro_batch) if computes and micro_batch >= 0 else "")
     return Boxes(
         start=(trace.start_s - origin_s) * per_s,
         end=(trace.end_s - origin_s) * per_s,
-        top=trace.device + top,
-        height=height,
+        top=trace.device + np.where(compute, compute_top, side_top),
+        height=np.where(compute, compute_height, side_height),
         colour=colours,
-        label=[
-            str(micro_batch) if computes and micro_batch >= 0 else ""
-            for micro_batch, computes in zip(trace.micro_batch.tolist(), compute.tolist(), strict=True)
-        ],
+        label=labels,
         critical=np.zeros(trace.n, bool),
     )

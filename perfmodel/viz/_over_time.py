@@ -49,7 +49,9 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     """Bytes in use on every rank, the capacity, and a legend beside them."""
     steps = prediction.memory_over_time().steps
     per_s, unit = time_unit(end_s)
-    ranks_in_legend = set(range(len(steps))) if len(steps) <= _NAMED_UP_TO else {0, len(steps) // 2, len(steps) - 1}
+    ranks_in_legend = {0, len(steps) // 2, len(steps) - 1}
+    if len(steps) <= _NAMED_UP_TO:
+        ranks_in_legend = set(range(len(steps)))
     columns = int(axis.get_figure().get_figwidth() * 72 / _COLUMN_PT)  # type: ignore[union-attr]
     crowded = max(len(rank_steps.time_s) for rank_steps in steps) > 2 * columns
     edges_s = np.linspace(0, end_s, columns + 1)
@@ -59,9 +61,11 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     colours = ramp(len(steps))
     for rank in drawn_ranks(steps):
         rank_steps = steps[rank]
-        time_s, in_use_bytes = (
-            (edges_s[:-1], highs(rank_steps, edges_s)) if crowded else (rank_steps.time_s, rank_steps.in_use_bytes)
-        )
+        time_s = rank_steps.time_s
+        in_use_bytes = rank_steps.in_use_bytes
+        if crowded:
+            time_s = edges_s[:-1]
+            in_use_bytes = highs(rank_steps, edges_s)
         in_use_gib = np.append(in_use_bytes, in_use_bytes[-1]) / GIB
         highest = max(highest, float(in_use_gib.max()))
         # Lines below are wider, so that equal ones show under each other.
@@ -94,7 +98,8 @@ def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
     if len(steps) <= _ALL_UP_TO:
         return list(range(len(steps)))
     fullest = int(np.argmax([rank_steps.in_use_bytes.max() for rank_steps in steps]))
-    return sorted({fullest, len(steps) // 2, *np.linspace(0, len(steps) - 1, _ALL_UP_TO // 2 + 1).astype(int).tolist()})
+    spread = np.linspace(0, len(steps) - 1, _ALL_UP_TO // 2 + 1).astype(int).tolist()
+    return sorted({fullest, len(steps) // 2, *spread})
 
 
 def highs(steps: MemorySteps, edges_s: Float[np.ndarray, " bins+1"]) -> Float[np.ndarray, " bins"]:
@@ -139,7 +144,8 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     per_s, unit = time_unit(end_s)
     edges_s = np.linspace(0, end_s, _BINS[width] + 1)
     figure = new_figure(width, 0.75 + len(used) * (0.32 + max(0.35, min(1.6, 0.1 * ranks))))
-    whites = LinearSegmentedColormap.from_list("busy", ["white", shade(BLUE, 0.45), shade(BLUE, 0), "#001B33"])
+    shades = ["white", shade(BLUE, 0.45), shade(BLUE, 0), "#001B33"]
+    white_to_dark = LinearSegmentedColormap.from_list("busy", shades)
     axes = figure.subplots(len(used), 1, squeeze=False, sharex=True)[:, 0]
     for axis, (name, streams) in zip(axes, used, strict=True):
         share = busy_share(drawn.select(np.isin(drawn.stream, streams)), ranks, edges_s)
@@ -150,7 +156,7 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
             aspect="auto",
             extent=(0, end_s * per_s, ranks - 0.5, -0.5),
             norm=PowerNorm(0.5, 0, 1),
-            cmap=whites,
+            cmap=white_to_dark,
             interpolation="nearest",
         )
         axis.set_title(f"{name}: busy {share.mean():.1%} of the step", pad=2)
@@ -172,7 +178,8 @@ def busy_share(drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"])
     share = np.zeros((ranks, len(edges_s) - 1))
     for rank in range(ranks):
         of_rank = drawn.device == rank
-        start_s, end_s = drawn.start_s[of_rank], np.maximum.accumulate(drawn.end_s[of_rank])
+        start_s = drawn.start_s[of_rank]
+        end_s = np.maximum.accumulate(drawn.end_s[of_rank])
         # Each slice adds what lies beyond all before it.
         begin_s = np.maximum(start_s, np.r_[-np.inf, end_s[:-1]])
         added = end_s > begin_s

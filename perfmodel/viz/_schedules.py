@@ -53,7 +53,8 @@ def draw_schedules(
         raise PerfModelError("schedules picture: no schedule can run with these stages and micro-batches; change them")
 
     # All panels share a scale of time and a height of rows, so that schedules can be compared.
-    row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / max(schedule.devices for schedule, *_ in schedules)))
+    most_devices = max(schedule.devices for schedule, *_ in schedules)
+    row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / most_devices))
     heights = [row_in * schedule.devices for schedule, *_ in schedules]
     figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -73,7 +74,8 @@ def draw_schedules(
     labels: dict[str, list[str]] = {}
     for name in names:
         labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
-    patches, texts = [Patch(color=colour) for colour in labels], [", ".join(same) for same in labels.values()]
+    patches = [Patch(color=colour) for colour in labels]
+    texts = [", ".join(same) for same in labels.values()]
     if any(schedule.chunks > 1 for schedule, *_ in schedules):
         patches.append(Patch(color=chunk_shades(EVENTS["forward"].colour, 2)[1]))
         texts.append("lighter: further chunks, direction up")
@@ -83,17 +85,24 @@ def draw_schedules(
 
 def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float, row_in: float) -> None:
     start, end = starts_and_ends(schedule, times)
-    shades = {p: chunk_shades(EVENTS[_name(p)].colour, schedule.chunks) for p in set(schedule.phase.tolist())}
+    shades = {}
+    for phase in set(schedule.phase.tolist()):
+        shades[phase] = chunk_shades(EVENTS[_name(phase)].colour, schedule.chunks)
+    colours = []
+    for phase, chunk in zip(schedule.phase.tolist(), schedule.chunk.tolist(), strict=True):
+        colours.append(shades[phase][chunk])
+
+    # A pass may be of several micro-batches.
+    labels = []
+    for first, span in zip(schedule.micro_batch.tolist(), schedule.span.tolist(), strict=True):
+        labels.append(f"{first}" if span == 1 else f"{first}-{first + span - 1}")
     boxes = Boxes(
         start=start,
         end=end,
         top=schedule.device + 0.05,
         height=np.full(len(start), 0.9),
-        colour=[shades[p][c] for p, c in zip(schedule.phase.tolist(), schedule.chunk.tolist(), strict=True)],
-        label=[
-            f"{first}" if span == 1 else f"{first}-{first + span - 1}"
-            for first, span in zip(schedule.micro_batch.tolist(), schedule.span.tolist(), strict=True)
-        ],
+        colour=colours,
+        label=labels,
         critical=np.zeros(len(start), bool),
     )
     draw_boxes(axis, boxes, 0.0, longest_s, row_in)
@@ -125,7 +134,8 @@ def draw_training_curves(curves: "Sequence[TrainingCurve]", width: Width = "page
     by_time, by_update = figure.subplots(1, 2, sharey=True)
     lines, labels = [], []
     for i, curve in enumerate(curves):
-        style = {"color": LINES[i % len(LINES)], "linestyle": _STYLES[i // len(LINES) % len(_STYLES)]}
+        linestyle = _STYLES[i // len(LINES) % len(_STYLES)]
+        style = {"color": LINES[i % len(LINES)], "linestyle": linestyle}
         lines += by_time.plot(curve.time_s, curve.loss, **style)
         labels.append(f"{curve.schedule} (version difference {curve.version_difference[-1]})")
         by_update.plot(np.arange(1, len(curve.loss) + 1), curve.loss, **style)
@@ -154,15 +164,19 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
     # joins those equal but for it.
     curves: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for name in dict.fromkeys(f.schedule for f in facts):
-        curve = sorted((f.micro_batches, round(100 * f.bubble_fraction, 6)) for f in facts if f.schedule == name)
-        curves.setdefault(tuple(curve), []).append(name)
+        points = []
+        for f in facts:
+            if f.schedule == name:
+                points.append((f.micro_batches, round(100 * f.bubble_fraction, 6)))
+        curves.setdefault(tuple(sorted(points)), []).append(name)
     most = int(WIDTHS_IN[width] * _CHARACTERS_PER_IN)
     labels = [wrapped(", ".join(names), most) for names in curves.values()]
     figure = new_figure(width, 2.2 + _LINE_IN * sum(label.count("\n") + 1 for label in labels))
     axis = figure.subplots()
     for i, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         axis.plot(
-            *zip(*curve, strict=True),
+            [micro_batches for micro_batches, _ in curve],
+            [bubble for _, bubble in curve],
             label=label,
             color=LINES[i % len(LINES)],
             marker=MARKERS[i % len(MARKERS)],

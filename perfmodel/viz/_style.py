@@ -113,7 +113,8 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
     buffer = io.BytesIO()
 
     # Without dates, the same figure gives the same bytes.
-    undated: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
+    undated_by_suffix = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    undated: dict[str, Any] = undated_by_suffix[suffix]
     with mpl.rc_context(_FILE_STYLE):
         figure.savefig(buffer, format=suffix[1:], dpi=300, metadata=undated)
     write_bytes(path, buffer.getvalue())
@@ -123,7 +124,8 @@ def set_title(figure: "Figure", *lines: str) -> None:
     """Lines above everything, broken where the figure ends."""
     # A character of a proportional face is about half as wide as high.
     most = int(figure.get_figwidth() * 72 / (_BODY * 0.56))
-    if text := "\n".join(wrapped(line, most) for line in lines if line):
+    text = "\n".join(wrapped(line, most) for line in lines if line)
+    if text:
         figure.suptitle(text, x=0.01, ha="left", fontsize=_BODY)
 
 
@@ -136,14 +138,16 @@ def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str]
     """A legend under the picture, in as many columns as its width takes."""
     if not handles:
         return
-    room = figure.get_figwidth() * 72 / _SMALL  # in heights of a character
+    # In heights of a character.
+    room = figure.get_figwidth() * 72 / _SMALL
 
     # Widths of entries in heights of a character: half of one per letter, plus handle and gaps.
     # All in one row if it takes them, else columns as wide as the widest.
     widths = [0.5 * len(label) + 3.6 for label in labels]
     columns = len(labels) if sum(widths) < room else max(1, int(room / max(widths)))
     rows = -(-len(labels) // columns)
-    columns = -(-len(labels) // rows)  # as even as the rows allow
+    # As even as the rows allow.
+    columns = -(-len(labels) // rows)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, **options)
 
 
@@ -174,7 +178,8 @@ def device_ticks(axis: "Axes", devices: int, label: str) -> None:
     short = label.split()[-1]
     before = f"{short} " if devices <= _FEW_ROWS else ""
     axis.set_ylim(devices, 0)
-    axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [f"{before}{d}" for d in range(0, devices, every)])
+    numbered = range(0, devices, every)
+    axis.set_yticks([d + 0.5 for d in numbered], [f"{before}{d}" for d in numbered])
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
     if before:

@@ -54,10 +54,9 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
         events.append(complete_event(device, stream, start, duration, name, label, args))
     events += [*_inside(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
-        events += [
-            {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": in_use_bytes / GIB}}
-            for at, in_use_bytes in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True)
-        ]
+        for at_s, in_use_bytes in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True):
+            in_use = {"GiB": in_use_bytes / GIB}
+            events.append({"ph": "C", "pid": device, "ts": at_s * 1e6, "name": "memory", "args": in_use})
     if every_rank:
         events = _on_every_rank(events, prediction)
     metadata = {
@@ -83,7 +82,8 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
 
     # Ranks of one stage do the same, so that each pipeline's events are copies with other rank
     # numbers. Flow ids must differ, or viewers join arrows of different pipelines.
-    stride, flows = rank_strides(layout)["pp"], max((e.get("id", 0) for e in events), default=0) + 1
+    stride = rank_strides(layout)["pp"]
+    flows = max((e.get("id", 0) for e in events), default=0) + 1
     firsts = [rank for rank in range(layout.devices) if rank // stride % layout.pp == 0]
     if len(events) * len(firsts) > _MOST_EVENTS:
         raise PerfModelError(
@@ -118,26 +118,14 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
         common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}
         inside, at_s = {"inside": KIND_NAMES[s.kind[op]]}, float(timeline.start_s[op])
         for part in prediction.pass_parts[int(s.duration[op])]:
-            yield (
-                _within(timeline, op, at_s, part.time_s)
-                | common
-                | {
-                    "name": part.name.replace("_", " "),
-                    "args": inside,
-                }
-            )
+            block = {"name": part.name.replace("_", " "), "args": inside}
+            yield _within(timeline, op, at_s, part.time_s) | common | block
 
             # Kernels of a block follow one another from its start.
             inner_s = at_s
             for event in part.events:
-                yield (
-                    _within(timeline, op, inner_s, event.time_s)
-                    | common
-                    | {
-                        "name": event.name,
-                        "args": inside | {"count": event.count, "group": event.group},
-                    }
-                )
+                args = inside | {"count": event.count, "group": event.group}
+                yield _within(timeline, op, inner_s, event.time_s) | common | {"name": event.name, "args": args}
                 inner_s += event.time_s
             at_s += part.time_s
 
@@ -159,27 +147,29 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
     # they let run.
     then = np.full(s.n_ops, -1)
     then[source[::-1]] = op[::-1]
-    while (joins := (s.stream[op] < 0) & (then[op] >= 0)).any():  # what a join of several transfers lets run
+    while True:
+        joins = (s.stream[op] < 0) & (then[op] >= 0)
+        if not joins.any():
+            break
         op = np.where(joins, then[op], op)
-    folded = lag > 0  # a transfer that no op stands for begins when its source ends
+
+    # A transfer that no op stands for is folded into a lag, and begins when its source ends.
+    folded = lag > 0
     kind = np.where(folded, s.class_kind[lag], s.kind[source])
-    ends = np.where(s.stream < 0, -1, s.stream % N_STREAMS)
-    sent = np.isin(kind, _SENDS) & (s.device[source] != s.device[op]) & (ends[source] >= 0) & (ends[op] >= 0)
+    stream = np.where(s.stream < 0, -1, s.stream % N_STREAMS)
+    sent_from = np.where(folded, Stream.SEND, stream[source])
+    sent_s = np.where(folded, timeline.end_s[source], timeline.start_s[source])
 
     # Arrows between different ranks only; ops without a stream have no place to begin or end.
-    columns = (
-        s.device[source],
-        np.where(folded, Stream.SEND, ends[source]),
-        np.where(folded, timeline.end_s[source], timeline.start_s[source]),
-        s.device[op],
-        ends[op],
-        timeline.start_s[op],
-        kind,
-    )
-    for number, row in enumerate(zip(*(column[sent].tolist() for column in columns), strict=True)):
-        common = {"cat": "transfer", "name": EVENTS[KIND_NAMES[row[6]]].label, "id": number}
-        yield {"ph": "s", "pid": row[0], "tid": row[1], "ts": row[2] * 1e6, **common}
-        yield {"ph": "f", "bp": "e", "pid": row[3], "tid": row[4], "ts": row[5] * 1e6, **common}
+    crosses = s.device[source] != s.device[op]
+    drawable = (stream[source] >= 0) & (stream[op] >= 0)
+    transfers = np.flatnonzero(np.isin(kind, _SENDS) & crosses & drawable)
+    for number, i in enumerate(transfers.tolist()):
+        common = {"cat": "transfer", "name": EVENTS[KIND_NAMES[int(kind[i])]].label, "id": number}
+        sender = {"pid": int(s.device[source[i]]), "tid": int(sent_from[i])}
+        receiver = {"pid": int(s.device[op[i]]), "tid": int(stream[op[i]])}
+        yield {"ph": "s", **sender, "ts": float(sent_s[i]) * 1e6, **common}
+        yield {"ph": "f", "bp": "e", **receiver, "ts": float(timeline.start_s[op[i]]) * 1e6, **common}
 
 
 def interactive(prediction: Prediction) -> str:

@@ -136,7 +136,9 @@ def step_series(
     if log.format in ("hf-trainer", "levanter"):
         # Their clock is the progress bar's own, of which the step time is already a moving mean.
         pauses_s = np.zeros_like(pauses_s)
-    steps_after, seconds_after, covered_after = steps[warm:], seconds[warm:], covered[warm:]
+    steps_after = steps[warm:]
+    seconds_after = seconds[warm:]
+    covered_after = covered[warm:]
     pauses_after_s = pauses_s[warm:]
     # The pause before the first line that counts belongs to the warm-up.
     pauses_after_s[:1] = 0.0

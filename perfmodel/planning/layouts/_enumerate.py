@@ -49,12 +49,10 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         space, problem: what to lay out.
         rejected: gets the number of combinations that are not possible, by reason.
     """
-    model, cluster, job, devices = (
-        problem.model,
-        problem.cluster,
-        problem.job,
-        problem.require_devices(),
-    )
+    model = problem.model
+    cluster = problem.cluster
+    job = problem.job
+    devices = problem.require_devices()
     check_machine(cluster, job, devices, f"a search over {devices} devices")
     setting = Setting(model=model, cluster=cluster, job=job, framework=problem.framework)
 
@@ -116,11 +114,9 @@ class _Runnable:
     cannot run depends on no others but whether a degree is above one."""
 
     def __init__(self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]) -> None:
-        self._framework, self._everything, self._rejected = (
-            framework,
-            space.any_framework,
-            rejected,
-        )
+        self._framework = framework
+        self._everything = space.any_framework
+        self._rejected = rejected
         self._refused: dict[Hashable, str] = {}
 
     def degrees(self, candidates: Iterable[Layout]) -> Iterator[Layout]:

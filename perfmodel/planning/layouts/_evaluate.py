@@ -69,10 +69,8 @@ class Evaluations:
         if self.path is None:
             return
         buffer = io.BytesIO()
-        number, step_s = (
-            np.array(list(self.step_s), np.int64),
-            np.array(list(self.step_s.values()), np.float64),
-        )
+        number = np.array(list(self.step_s), np.int64)
+        step_s = np.array(list(self.step_s.values()), np.float64)
         np.savez(buffer, search=np.array(self.search), number=number, step_s=step_s)
         write_bytes(self.path, buffer.getvalue())
 

@@ -247,7 +247,8 @@ def _restricted(question: Question) -> Iterator[str]:
     """Fields of the space that have fewer values than by default."""
     default = _default(question)
     for field in fields(SearchSpace):
-        values, usual = getattr(question.space, field.name), getattr(default, field.name)
+        values = getattr(question.space, field.name)
+        usual = getattr(default, field.name)
         if not isinstance(usual, bool) and not set(usual) <= set(values):
             yield field.name
 

@@ -157,10 +157,8 @@ def _front(
         after = goals[0].after(candidates, evaluating, step_s)
         new = np.stack([np.broadcast_to(goal.value(after), step_s.shape) for goal in goals], axis=1)
         holds = np.isfinite(new).all(axis=1)
-        numbers, values = (
-            np.concatenate([numbers, evaluating[holds]]),
-            np.concatenate([values, new[holds]]),
-        )
+        numbers = np.concatenate([numbers, evaluating[holds]])
+        values = np.concatenate([values, new[holds]])
 
         # Drop points that new ones beat, then all candidates that a point of the front beats even
         # at their bounds.

@@ -341,10 +341,8 @@ def worded(
     for word, value in keywords.items():
         if word in SEARCH_WORDS:
             by_record[SEARCH_WORDS[word]][word] = value
-    keywords, options = (
-        dict(keywords),
-        replace(options or SearchOptions(), **by_record[SearchOptions]),
-    )
+    keywords = dict(keywords)
+    options = replace(options or SearchOptions(), **by_record[SearchOptions])
     # Words of a tariff change fields of one that is given as a record.
     if "tariff" in keywords:
         options = replace(options, tariff=keywords.pop("tariff"))

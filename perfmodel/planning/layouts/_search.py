@@ -144,7 +144,8 @@ def search(
 
     # Several global batches are as many independent questions; each keeps its own resume file,
     # since the fingerprint of a file is that of one question.
-    problem, several = catalog.problem(named, cluster, **stated), bool(options.batches)
+    problem = catalog.problem(named, cluster, **stated)
+    several = bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [
         ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels) for each in problems

@@ -112,12 +112,10 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     may also be powers of two and divisors of the layers. A framework's own schedules are tried besides the usual ones
     (what it cannot run is left out where layouts are enumerated).
     """
-    model, cluster, job, devices = (
-        problem.model,
-        problem.cluster,
-        problem.job,
-        problem.require_devices(),
-    )
+    model = problem.model
+    cluster = problem.cluster
+    job = problem.job
+    devices = problem.require_devices()
     transformer = isinstance(model, Transformer)
     layers = layer_count(blocks(model, job, Shard()))
 

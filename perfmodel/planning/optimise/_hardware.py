@@ -72,7 +72,9 @@ class _Objective:
     def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:
         """Weighted mean of the logarithms of step times relative to before, and its slope."""
         # The logarithm makes a tenth saved on a short run worth as much as a tenth on a long one.
-        value, slope, weights = 0.0, np.zeros(len(x)), sum(run.weight for run in self.runs)
+        value = 0.0
+        slope = np.zeros(len(x))
+        weights = sum(run.weight for run in self.runs)
         for run, before_s in zip(self.runs, self.before_s, strict=True):
             step_s, run_slope = self.step_and_slope(run, x)
             value += run.weight / weights * np.log(step_s / before_s)

@@ -274,10 +274,8 @@ def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " cla
 
 def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     """The problem on the machine as the scenario has it (but for a slow rank)."""
-    device, cluster = (
-        scenario.device(problem.cluster.device),
-        scenario.cluster(problem.cluster),
-    )
+    device = scenario.device(problem.cluster.device)
+    cluster = scenario.cluster(problem.cluster)
     kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)
     delays_s = scenario.delays_s
     return StepProblem(
