@@ -84,11 +84,11 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         # Full recompute leaves no layers over to recompute in full, so that it is combined with
         # no number of them.
         modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
-        recomputes: list[RecomputeChoice] = []
+        wanted: list[RecomputeChoice] = []
         for mode in modes:
             full_layers = space.recompute_full_layers if mode != "full" else (None,)
-            recomputes += [RecomputeChoice(mode, n) for n in full_layers]  # pyright: ignore[reportArgumentType]
-        recomputes = tuple(runnable.choices(degrees, recomputes))
+            wanted += [RecomputeChoice(mode, n) for n in full_layers]  # pyright: ignore[reportArgumentType]
+        recomputes = tuple(runnable.choices(degrees, wanted))
         states = tuple(runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected)))
 
         # Offloaded layers need a pipeline of one stage and no recompute. They are a grid of their
