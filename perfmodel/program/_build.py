@@ -43,6 +43,8 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     require_valid(schedule)
 
     # Parts are added in any order; keys put their ops into program order when the builder sorts them.
+    # Before an instruction there is room for the gathers of a whole step (in a stream of steps), or for those
+    # that layers are ahead.
     variants = variants_of(schedule, spec.combines_passes)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
     most_gathers = schedule.chunks * spec.segments if schedule.updates.any() else 0
@@ -55,15 +57,20 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     add_layer_gathers(builder, spec, passes, order, optimizers, arrivals)
     add_step_gathers(builder, spec, passes, order)
     builder.sort()
+
+    # The end of the step looks at what each stream runs last, so it comes after the sort.
     add_step_end(builder, spec, schedule)
     return _assembled(builder)
 
 
 def _assembled(builder: StructureBuilder) -> Structure:
     """The structure of a builder whose ops are in program order."""
+    # All edges: those added, the order of each stream, and the end of the step.
     builder.edges = [_without_implied(builder, edges) for edges in builder.edges]
     _connect_streams(builder)
     _add_end(builder)
+
+    # Joins get places of their own between the ops added, whose columns spread out accordingly.
     position, pred, lag_code = binary_joins(builder.n_ops, builder.edges)
     ops = builder.columns()
     class_code = _spread(ops.class_code, position, 0)
@@ -87,25 +94,31 @@ def _assembled(builder: StructureBuilder) -> Structure:
 
 def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
     """A column of added ops as one of all ops; joins have the value `join`."""
-    out = np.full(position[-1] + 1, join, np.int32)
-    out[position] = column
-    return out
+    column_with_joins = np.full(position[-1] + 1, join, np.int32)
+    column_with_joins[position] = column
+    return column_with_joins
 
 
 class _Classes:
-    """Numbers the class codes that occur, `Kind.ZERO` first."""
+    """Numbers of the class codes that occur, `Kind.ZERO` first."""
 
     def __init__(self, builder: StructureBuilder, *codes: Ids) -> None:
-        occurs = np.zeros(max(int(c.max()) for c in codes) + 1, bool)
+        # Class numbers count the codes that occur, from 0 on in the order of codes.
+        occurs = np.zeros(max(int(code.max()) for code in codes) + 1, bool)
         occurs[0] = True
         for code in codes:
             occurs[code] = True
         self._number = (np.cumsum(occurs) - 1).astype(np.int32)
+
+        # Undo `StructureBuilder.class_code`.
         known = np.flatnonzero(occurs).astype(np.int32)
         rest, segment = np.divmod(known, builder.segments + 1)
-        of_kind, self.stage = np.divmod(rest, builder.n_stages)
-        self.kind, self.variant = np.divmod(of_kind, len(builder.variants))
-        self.segment = np.where(known == 0, 0, segment - 1) if builder.segments > 1 else np.zeros_like(known)
+        kind_and_variant, self.stage = np.divmod(rest, builder.n_stages)
+        self.kind, self.variant = np.divmod(kind_and_variant, len(builder.variants))
+        if builder.segments > 1:
+            self.segment = np.where(known == 0, 0, segment - 1)
+        else:
+            self.segment = np.zeros_like(known)
 
     def index(self, codes: Ids) -> Ids:
         """Class numbers of class codes."""
@@ -113,15 +126,20 @@ class _Classes:
 
 
 def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
-    """Drops edges between ops of one stream, whose order says as much already."""
+    """Drop edges between ops of one stream, whose order says as much already."""
+    # An edge with a lag still says more than the order does.
     stream = builder.columns().stream
-    own_stream = stream[edges.destination]
-    needed = (stream[edges.source] != own_stream) | (own_stream == NO_STREAM) | (edges.lag_code > 0)
-    return edges if needed.all() else Edges(*(column[needed] for column in edges))
+    destination_stream = stream[edges.destination]
+    crosses = stream[edges.source] != destination_stream
+    needed = crosses | (destination_stream == NO_STREAM) | (edges.lag_code > 0)
+    if needed.all():
+        return edges
+    return Edges(edges.source[needed], edges.destination[needed], edges.lag_code[needed])
 
 
 def _connect_streams(builder: StructureBuilder) -> None:
-    """Ops of one stream run one after another."""
+    """Connect the ops of each stream one after another."""
+    # NumPy sorts 16-bit integers by radix, in linear time.
     stream = builder.columns().stream
     order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
     follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
@@ -129,7 +147,7 @@ def _connect_streams(builder: StructureBuilder) -> None:
 
 
 def _add_end(builder: StructureBuilder) -> None:
-    """The last op joins all ops that nothing else waits for."""
+    """Add the last op, which joins all ops that nothing else waits for."""
     waited_for: Bool[np.ndarray, " ops"] = np.zeros(builder.n_ops, bool)
     for edges in builder.edges:
         waited_for[edges.source] = True
@@ -166,11 +184,11 @@ def binary_joins(
     if direct.all():
         return position, pred, lag_code
 
+    # The edges of ops with more predecessors, op by op, are the leaves of their trees.
     many = np.flatnonzero(degree > 2)
     k = degree[many]
     leaf_start = np.zeros(n_ops, np.int64)
     leaf_start[many] = np.cumsum(k) - k
-    # The edges of ops with more predecessors, op by op, are the leaves of their trees.
     leaf = np.empty(int(k.sum()), np.int64)
     leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
 
@@ -192,9 +210,9 @@ def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
     seen = np.zeros(n_ops, np.int64)
     places = []
     for edges in added:
+        # After the edges of earlier pieces. Where all destinations are distinct, none needs sorting.
         count = np.bincount(edges.destination, minlength=n_ops)
         place = seen[edges.destination]
-        # Where all destinations are distinct, none needs sorting.
         if count.max() > 1:
             order = np.argsort(edges.destination, kind="stable")
             sorted_destination = edges.destination[order]

@@ -16,11 +16,11 @@ class Arrival(NamedTuple):
     """Transfers of one kind, by the instructions that wait for them."""
 
     receiver: Ids
-    """Instructions."""
+    """Instructions that need what is sent."""
     source: Ids
-    """Ops after which each receives."""
+    """Op that each receiver waits for."""
     lag: Ids | int
-    """Code of the class of which each lasts as long beyond, 0 for nothing."""
+    """Code of the class whose duration passes after that op's end, 0 for none."""
 
 
 def add_transfers(
@@ -41,9 +41,14 @@ def add_transfers(
         sender = upstream[receivers]
         stage, device = s.instruction_stage[sender], s.device[sender]
         variant = passes.variants.of_transfer[sender]
+
+        # A lag delays the receiver and occupies nobody.
         if spec.sends == "lag":
-            arrivals.append(Arrival(receivers, passes.end[sender], builder.class_code(kind, stage, variant=variant)))
+            lag_code = builder.class_code(kind, stage, variant=variant)
+            arrivals.append(Arrival(receivers, passes.end[sender], lag_code))
             continue
+
+        # An op occupies a stream of the sender, which goes on after it: its own for sends, or compute.
         after = passes.end[sender]
         last_part = passes.part[after]
         sends = builder.add(
@@ -72,27 +77,32 @@ def add_layer_gathers(
 ) -> None:
     """ZeRO 3: each op that uses weights waits for their gathering.
 
-    On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead, so that it
-    queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does). In a stream of
-    steps it does so within each, whose first gathers wait for the update before (`optimizers`, as `add_updates` has
-    them). One that is not ahead is issued by the op itself, once its input is there.
+    On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead.
 
-    Where the next op waits for each reduction, gathers that nobody waits for yet do not overtake it: they queue as
-    those of one op ahead, and start before that where nothing else is to be sent.
+    Args:
+        optimizers: of the updates of a stream of steps, as `add_updates` returns them.
+        arrivals: transfers that ops wait for.
     """
     if not spec.gathers_by_layer:
         return
     s = passes.schedule
     ahead = spec.gathers_ahead
-    queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
+
+    # The ops that use weights; k counts those of a device within a step. A weight gradient needs activations
+    # and gradients alone.
     uses = np.flatnonzero((s.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
     used_by = passes.instruction[uses]
     device, step = s.device[used_by], s.updates_before[used_by]
-    # k counts the uses on a device within a step.
-    at = np.arange(len(uses))
+    index = np.arange(len(uses))
     begins = (np.diff(device, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
-    start = np.maximum.accumulate(np.where(begins, at, 0))
-    k = at - start
+    start = np.maximum.accumulate(np.where(begins, index, 0))
+    k = index - start
+
+    # A gather queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does);
+    # the first ones of a step before all of its ops. Where the next op waits for each reduction, gathers that
+    # nobody waits for yet do not overtake it: they queue as those of one op ahead, and start before that where
+    # nothing else is to be sent.
+    queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
     beside = uses[start + np.maximum(k - queued, 0)]
     slot = s.slot[passes.instruction[beside]]
     key = np.where(
@@ -114,14 +124,19 @@ def add_layer_gathers(
             key=key[which],
         )
     builder.connect(gathers, uses)
+
+    # Not further ahead than so many ops.
     gated = np.flatnonzero(k > ahead)
     builder.connect(uses[gated - 1 - ahead], gathers[gated])
+
+    # A gather that is not ahead is issued by the op itself, once its input is there.
     if not ahead:
-        # A gather that is not ahead is issued by the op itself, once its input is there.
-        of_op = np.full(len(passes.instruction), NEVER)
-        of_op[uses] = gathers
+        gather_of_op = np.full(len(passes.instruction), NEVER)
+        gather_of_op[uses] = gathers
         for arrival in arrivals:
-            builder.connect(arrival.source, of_op[passes.first[arrival.receiver]], arrival.lag)
+            builder.connect(arrival.source, gather_of_op[passes.first[arrival.receiver]], arrival.lag)
+
+    # In a stream of steps the first gathers of each wait for the update before.
     if len(optimizers):
         first = np.flatnonzero((k <= ahead) & (step > 0))
         builder.connect(optimizers[s.all_updates_before[used_by[first]] - 1], gathers[first])
@@ -135,10 +150,12 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
     s = passes.schedule
     if spec.param_gather != "step_overlap" or s.updates.any():
         return
+    # One for each op of a chunk's first forward, in the order in which the device runs them.
     ops = first_forwards(passes)
     device = s.device[passes.instruction[ops]]
     count = np.bincount(device, minlength=s.devices)
-    place = np.arange(len(ops)) - (np.cumsum(count) - count)[device]
+    first_of_device = np.cumsum(count) - count
+    place = np.arange(len(ops)) - first_of_device[device]
     gathers = builder.add(
         Kind.PARAM_GATHER,
         device,
@@ -161,10 +178,12 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     during = spec.grad_reduce in ("overlap", "eager_opt") or spec.reduce_every_micro_batch or s.updates.any()
     if spec.grad_reduce == "none" or not during:
         return
+    # Each reduction follows the op of its own segment, or without overlap the whole pass.
     after = np.flatnonzero(reduced_after(spec, s)[passes.instruction])
     instruction = passes.instruction[after]
     follows = passes.end[instruction] if spec.grad_reduce == "end" and not spec.gathers_by_layer else after
     device, stage, slot = s.device[instruction], s.instruction_stage[instruction], s.slot[instruction]
+
     # Replicas of a stage on several devices reduce together, as late as the last of them is ready.
     meeting = _meetings(stage, passes.segment[after], s.replicas) if not spec.reduce_every_micro_batch else None
     if meeting is not None:
@@ -179,11 +198,14 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
         key=order.key(slot, device, passes.part[follows], Around.REDUCE),
     )
     builder.connect(follows, reductions)
+
     # Without overlap the device's next op waits for the reduction.
     if spec.grad_reduce == "end":
-        goes_on = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
-        waited_for = np.isin(follows, goes_on)
+        has_next = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
+        waited_for = np.isin(follows, has_next)
         builder.connect(reductions[waited_for], follows[waited_for] + 1)
+
+    # And each replica's reduction waits for the backwards of all other replicas.
     if meeting is not None:
         for shift in range(1, s.replicas):
             builder.connect(after[meeting].ravel(), reductions[np.roll(meeting, shift, axis=1)].ravel())
@@ -191,21 +213,28 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
 
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Instructions after which gradients are reduced at once, rather than at the end of the step."""
+    # Every backward, but for the last of each chunk where that waits for the end of the step.
     if spec.reduce_every_micro_batch:
         reduced = schedule.ends_backward.copy()
         if spec.ends_with_reductions:
             reduced[last_of_chunks(schedule, reduced)] = False
         return reduced
+
+    # The last backward of each chunk alone, which completes its gradients.
     reduced = np.zeros(schedule.n_instructions, bool)
     if spec.grad_reduce in ("overlap", "eager_opt") or schedule.updates.any():
         reduced[last_of_chunks(schedule, schedule.ends_backward)] = True
+
+    # Of these only stages with a device that is idle later, all replicas of them.
     if spec.grad_reduce == "eager_opt":
-        reduced &= np.isin(schedule.instruction_stage, schedule.instruction_stage[reduced & _idle_later(schedule)])
+        stages_with_idle = schedule.instruction_stage[reduced & _idle_later(schedule)]
+        reduced &= np.isin(schedule.instruction_stage, stages_with_idle)
     return reduced
 
 
 def _idle_later(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Whether the device has an idle slot between the instruction and its own last one (Chimera, section 3.2)."""
+    # Idle, if there are more slots than instructions up to the last one.
     last = schedule.offsets[1:][schedule.device] - 1
     return schedule.slot[last] - schedule.slot > last - np.arange(schedule.n_instructions)
 
@@ -218,11 +247,7 @@ def _meetings(stage: Ids, segment: Ids, replicas: int) -> Int[np.ndarray, "meeti
 
 
 def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Copies to and from host memory, on streams of their own.
-
-    A forward's activations leave as soon as it ends; the forward after next waits for that, so that at
-    most two are on their way out. They come back while the instruction before their backward runs.
-    """
+    """Copies to and from host memory, on streams of their own."""
     if not spec.offload:
         return
     s = passes.schedule
@@ -230,6 +255,9 @@ def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, o
     device = s.device[moved.forward]
     stage = s.instruction_stage[moved.forward]
     variant = passes.variants.of_transfer[moved.forward]
+
+    # A forward's activations leave as soon as it ends; the forward after next waits for that, so that at most
+    # two are on their way out.
     ended = passes.end[moved.forward]
     out = builder.add(
         Kind.OFFLOAD,
@@ -244,6 +272,8 @@ def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, o
     builder.connect(ended, out)
     waits = moved.next_but_one >= 0
     builder.connect(out[waits], passes.start[moved.next_but_one[waits]])
+
+    # They come back while the instruction before their backward runs: not before that one can start.
     beside = moved.backward - 1
     back = builder.add(
         Kind.RELOAD,
@@ -256,5 +286,6 @@ def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, o
         key=order.key(s.slot[beside], device, 0, Around.GATHER),
     )
     builder.connect(out, back)
-    builder.connect(np.where(s.device[beside - 1] == device, passes.last[beside - 1], -1), back)
+    before_that = np.where(s.device[beside - 1] == device, passes.last[beside - 1], -1)
+    builder.connect(before_that, back)
     builder.connect(back, passes.start[moved.backward])

@@ -28,30 +28,41 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     Args:
         combines: see `ProgramSpec.combines_passes`.
     """
+    # What sets passes of a stage apart: how many micro-batches, which slice of the sequence, and what runs
+    # beside them. `paired` marks the first of a pair, whose second follows it.
     span = schedule.span.astype(np.int64)
-    piece = schedule.micro_batch % schedule.slices
+    sequence_slice = schedule.micro_batch % schedule.slices
     paired = schedule.paired | np.append(False, schedule.paired[:-1])
     beside = paired * PAIRED
     if combines and not paired.any():
         beside = _between_others(schedule) * COMBINED
-    # Numbers that sort in the order of the table's rows; the plain variant is the smallest.
+
+    # Numbers that sort in the order of the table's rows; the plain variant (1, 0, 0) is the smallest.
     ways = 1 + max(PAIRED, COMBINED)
-    most = schedule.slices * ways
-    of_pass, of_transfer = span * most + piece * ways + beside, span * most
-    codes = np.unique(np.concatenate([[most], of_pass, of_transfer]))
-    table = np.stack([codes // most, codes % most // ways, codes % ways], axis=1).astype(np.int32)
+    per_span = schedule.slices * ways
+    of_pass = span * per_span + sequence_slice * ways + beside
+    of_transfer = span * per_span
+    plain = per_span
+
+    # Of these the ones that occur, decoded again, are the table.
+    codes = np.unique(np.concatenate([[plain], of_pass, of_transfer]))
+    table = np.stack([codes // per_span, codes % per_span // ways, codes % ways], axis=1).astype(np.int32)
     return Variants(table, np.searchsorted(codes, of_pass), np.searchsorted(codes, of_transfer))
 
 
 def _between_others(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
-    """Passes from each device's first backward to its last forward, where every backward has a forward of another
-    micro-batch behind it; those that fill the pipeline, and those that drain it, have none."""
-    at, device = np.arange(schedule.n_instructions), schedule.device
-    forward = schedule.phase == Phase.FORWARD
-    first, last = np.full(schedule.devices, schedule.n_instructions), np.full(schedule.devices, -1)
-    np.minimum.at(first, device[~forward], at[~forward])
-    np.maximum.at(last, device[forward], at[forward])
-    return (at >= first[device]) & (at <= last[device])
+    """Passes from each device's first backward to its last forward.
+
+    There every backward has a forward of another micro-batch behind it; passes that fill the pipeline, and those that
+    drain it, have none.
+    """
+    index, device = np.arange(schedule.n_instructions), schedule.device
+    is_forward = schedule.phase == Phase.FORWARD
+    first_backward = np.full(schedule.devices, schedule.n_instructions)
+    last_forward = np.full(schedule.devices, -1)
+    np.minimum.at(first_backward, device[~is_forward], index[~is_forward])
+    np.maximum.at(last_forward, device[is_forward], index[is_forward])
+    return (index >= first_backward[device]) & (index <= last_forward[device])
 
 
 _KIND = np.empty(len(Phase), np.int32)
@@ -72,9 +83,11 @@ class Passes:
     part: Int[np.ndarray, " ops"]
     """Place among the instruction's parts."""
     segment: Int[np.ndarray, " ops"]
+    """Layer group that each op computes, `WHOLE` for the whole stage."""
     first: Int[np.ndarray, " instructions"]
     """Id of each instruction's first part."""
     last: Int[np.ndarray, " instructions"]
+    """Id of each instruction's last part."""
 
     @property
     def start(self) -> Int[np.ndarray, " instructions"]:
@@ -91,14 +104,14 @@ class Passes:
 def add_passes(
     builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule, variants: Variants, order: ProgramOrder
 ) -> Passes:
-    """Add the compute ops. The first forward op of a micro-batch takes its activation memory, the last
-    backward op gives it back."""
+    """Add the compute ops, an instruction's parts one after another."""
     parts = np.where(_split(spec, schedule), spec.segments, 1)
     last = np.cumsum(parts) - 1
     first = last + 1 - parts
     instruction = np.repeat(np.arange(schedule.n_instructions), parts)
     part = np.arange(len(instruction)) - first[instruction]
     phase, stage, device = schedule.phase, schedule.instruction_stage, schedule.device
+
     # Backward passes take the segments of a stage in reverse; instructions that are not split are whole.
     if spec.segments > 1:
         backwards = (phase != Phase.FORWARD)[instruction]
@@ -106,11 +119,14 @@ def add_passes(
         segment = np.where(parts[instruction] > 1, segment, WHOLE)
     else:
         segment = np.full(len(instruction), WHOLE)
-    takes = phase == Phase.FORWARD
-    gives = takes if schedule.forward_only else schedule.ends_backward
+
+    # The first forward op of a micro-batch takes its activation memory, the last backward op gives it back. In
+    # inference the forward itself does.
+    allocates = phase == Phase.FORWARD
+    frees = allocates if schedule.forward_only else schedule.ends_backward
     alloc, free = np.zeros((2, len(instruction)), np.int32)
-    alloc[first] = np.where(takes, stage + 1, 0)
-    free[last] = np.where(gives, stage + 1, 0)
+    alloc[first] = np.where(allocates, stage + 1, 0)
+    free[last] = np.where(frees, stage + 1, 0)
     ids = builder.add(
         _KIND[phase][instruction],
         device[instruction],
@@ -155,8 +171,10 @@ def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instruct
         return np.zeros(n, bool)
     if spec.gathers_by_layer:
         return np.ones(n, bool)
+
+    # A stage's last backward is reduced by segments, its first forward waits for gathers by segments. In a
+    # stream of steps ops are split whatever overlaps, so that overlap only takes waits away.
     split = np.zeros(n, bool)
-    # In a stream of steps ops are split whatever overlaps, so that overlap only takes waits away.
     stream = bool(schedule.updates.any())
     if spec.grad_reduce in ("overlap", "eager_opt") or (stream and spec.grad_reduce == "end"):
         ends = schedule.ends_backward

@@ -73,6 +73,7 @@ class ProgramSpec:
     tied_embedding: bool = False
     """Gradients of tied embeddings are all-reduced between first and last stage."""
     optimizer: bool = True
+    """The step ends with an update of the weights."""
     grad_norm_barrier: bool = True
     """The global gradient norm makes every device's optimizer wait for all devices."""
     digest: str | None = field(default="", init=False)
@@ -84,14 +85,15 @@ class ProgramSpec:
         for name in ("stages", "micro_batches", "chunks", "steps", "segments", "prefetch"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                remedy = "; for gathers that are not ahead use param_gather='layer_serial'"
-                raise LayoutError(
-                    f"program: {name} must be a whole number of at least 1, got {value!r}"
-                    + remedy * (name == "prefetch")
-                )
+                remedy = ""
+                if name == "prefetch":
+                    remedy = "; for gathers that are not ahead use param_gather='layer_serial'"
+                raise LayoutError(f"program: {name} must be a whole number of at least 1, got {value!r}{remedy}")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise LayoutError(f"program: {name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+
+        # Looked up once: a later `register` or an edited file must not change what a spec stands for.
         object.__setattr__(self, "scheduler", get_schedule(self.schedule))
         object.__setattr__(self, "chunks", self.scheduler.chunks_for(self.chunks))
         object.__setattr__(self, "digest", self.scheduler.digest)
@@ -103,6 +105,7 @@ class ProgramSpec:
             self._check_forward_only()
 
     def _check_forward_only(self) -> None:
+        """Raise `LayoutError` for communication that inference has no use for."""
         if self.grad_reduce != "none":
             raise LayoutError(
                 f"program: forward only has no gradients; set grad_reduce='none', not {self.grad_reduce!r}"
@@ -135,9 +138,11 @@ class ProgramSpec:
 
     @property
     def ends_with_reductions(self) -> bool:
-        """Whether reductions come after a device's last backward: without overlap under ZeRO 1 and 2 alike (of which 2
-        has reduced the other micro-batches' before), so that neither hides them in a bubble that the other leaves
-        idle."""
+        """Whether reductions come after a device's last backward, as they do without overlap up to ZeRO 2.
+
+        ZeRO 2 has reduced the other micro-batches' gradients before. ZeRO 1 and 2 are alike in the last ones, so that
+        neither hides them in a bubble that the other leaves idle.
+        """
         late = self.grad_reduce in ("end", "eager_opt") and not (self.steps > 1 or self.scheduler.asynchronous)
         return late and not (self.reduce_every_micro_batch and self.gathers_by_layer)
 
@@ -158,4 +163,5 @@ class ProgramSpec:
 
     def key(self) -> str:
         """A string that is equal for equal specs, now and in later runs (for a cache on disk)."""
-        return ";".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.compare)
+        compared = [field.name for field in fields(self) if field.compare]
+        return ";".join(f"{name}={getattr(self, name)}" for name in compared)

@@ -40,7 +40,7 @@ class Kind(IntEnum):
     OFFLOAD = 12
     """Activations of a stage copied to host memory after its forward."""
     RELOAD = 13
-    """The same back again before its backward."""
+    """Activations of a stage copied back from host memory before its backward."""
 
 
 class Stream(IntEnum):
@@ -50,7 +50,7 @@ class Stream(IntEnum):
     DATA_COMM = 1
     """Gradient reduction and weight gathering."""
     SEND = 2
-    """Point-to-point to the neighbouring stages."""
+    """Point-to-point transfers to the neighbouring stages."""
     OFFLOAD = 3
     """Copies to host memory."""
     RELOAD = 4
@@ -112,6 +112,9 @@ class Structure:
         n = len(self.duration)
         if n == 0:
             raise PerfModelError("structure: at least one op is needed")
+
+        # Program order: with every predecessor before its op the graph has no cycle, and a single pass over the
+        # ops finds all end times.
         rows = np.arange(n)[:, None]
         if (self.pred >= rows).any() or (self.pred < -1).any():
             op = int(np.argmax(((self.pred >= rows) | (self.pred < -1)).any(axis=1)))

@@ -13,7 +13,9 @@ WHOLE = -1
 """Segment of a class that covers its whole stage, in structures where other ops are split."""
 
 NO_STREAM = -1
+"""Stream of a join, which belongs to no device."""
 Ids = Int[np.ndarray, "..."]
+"""Ids of ops, or of instructions."""
 Column = Ids | int
 """A column of the op or edge table, or one value for all its entries."""
 
@@ -57,8 +59,9 @@ class StructureBuilder:
 
     def class_code(self, kind: Column, stage: Column, segment: Column = WHOLE, variant: Column = 0) -> Column:
         """Number of the class (kind, variant, stage, segment); 0 is `Kind.ZERO`."""
-        of_kind = kind * len(self.variants) + variant
-        return (of_kind * self.n_stages + stage) * (self.segments + 1) + segment + 1
+        # Mixed radix. Segments count from -1 (`WHOLE`), hence the one more.
+        kind_and_variant = kind * len(self.variants) + variant
+        return (kind_and_variant * self.n_stages + stage) * (self.segments + 1) + segment + 1
 
     def add(
         self,
@@ -83,6 +86,7 @@ class StructureBuilder:
         return int(self._append(0, np.array([NO_STREAM]), -1, 0, 0, 0)[0])
 
     def _append(self, class_code: Column, stream: Ids, *rest: Column) -> Ids:
+        """Append a block of ops, single values repeated for all of them; returns their ids."""
         count = len(stream)
         columns = []
         for column in (class_code, stream, *rest):
@@ -94,11 +98,12 @@ class StructureBuilder:
     def connect(self, source: Column, destination: Column, lag_code: Column = 0) -> None:
         """Add edges (arguments broadcast); sources below 0 stand for none."""
         source, destination, lag_code = np.broadcast_arrays(source, destination, lag_code)
-        real = source >= 0
-        self.edges.append(Edges(source[real], destination[real], lag_code[real]))
+        exists = source >= 0
+        self.edges.append(Edges(source[exists], destination[exists], lag_code[exists]))
 
     def columns(self) -> OpColumns:
         """The whole op table."""
+        # Joined when first asked for, and kept so: blocks are many and small while ops are added.
         if len(self._blocks) > 1:
             self._blocks = [OpColumns(*map(np.concatenate, zip(*self._blocks, strict=True)))]
         return self._blocks[0]
@@ -108,15 +113,18 @@ class StructureBuilder:
         ops = self.columns()
         order = np.argsort(ops.key)
         self._blocks = [OpColumns(*(column[order] for column in ops))]
+
+        # Edges name ops by their new places.
         place = np.empty(self.n_ops, np.int32)
         place[order] = np.arange(self.n_ops, dtype=np.int32)
-        self.edges = [Edges(place[e.source], place[e.destination], e.lag_code) for e in self.edges]
+        self.edges = [Edges(place[edges.source], place[edges.destination], edges.lag_code) for edges in self.edges]
 
     def last_on_streams(self) -> Int[np.ndarray, "devices streams"]:
         """Id of the last op so far on every stream of every device, -1 where there is none."""
+        # Of repeated indices NumPy keeps the last one assigned; `NO_STREAM` lands in the extra entry.
         stream = self.columns().stream
-        last = np.full(self.devices * N_STREAMS + 1, -1)  # NO_STREAM lands in the extra entry
-        last[stream] = np.arange(self.n_ops)  # the last of repeated indices stays
+        last = np.full(self.devices * N_STREAMS + 1, -1)
+        last[stream] = np.arange(self.n_ops)
         return last[:-1].reshape(self.devices, N_STREAMS)
 
 

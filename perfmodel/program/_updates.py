@@ -11,29 +11,31 @@ from perfmodel.schedule import NEVER, Schedule
 
 
 def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> Ids:
-    """Where a schedule tells when weights are updated: each device does so on its own and goes on.
+    """Weight updates where a schedule says when: each device updates on its own and goes on.
 
-    The optimizer waits for the reductions since the device's last update; passes after it wait for the
-    optimizer by the order of their stream, and first forwards for their gathered weights.
+    Passes after an optimizer wait for it by the order of their stream, first forwards for their gathered weights.
 
     Returns:
         The optimizer of every update, of all devices one after another.
     """
     s = passes.schedule
-    at = np.flatnonzero(s.updates)
-    if not len(at) or not spec.optimizer:
+    updating = np.flatnonzero(s.updates)
+    if not len(updating) or not spec.optimizer:
         return np.zeros(0, np.int64)
-    device = s.device[at]
-    slot, part = s.slot[at], passes.part[passes.last[at]]
+    device = s.device[updating]
+    slot, part = s.slot[updating], passes.part[passes.last[updating]]
+
+    # Each end's all-reduce takes its time where it stands; the two ends do not wait for each other, as devices
+    # in a stream are steps apart.
     if spec.tied_embedding:
-        # each end's all-reduce takes its time where it stands; the two ends do not wait for each other, as
-        # devices in a stream are steps apart
         ends = np.isin(s.stage[device], [0, s.n_stages - 1]).any(axis=1)
         stage = np.where((s.stage[device] == 0).any(axis=1), 0, s.n_stages - 1)[ends]
         key = order.key(slot[ends], device[ends], part[ends], Around.UPDATE)
         builder.add(Kind.EMBEDDING_REDUCE, device[ends], Stream.COMPUTE, stage, key=key)
     key = order.key(slot, device, part, Around.UPDATE_END)
     optimizers = builder.add(Kind.OPTIMIZER, device, Stream.COMPUTE, s.stage[device, 0], key=key)
+
+    # An optimizer waits for the reductions since the device's last update.
     columns = builder.columns()
     reductions = np.flatnonzero(columns.class_code // builder.class_code(1, 0, -1) == Kind.GRAD_REDUCE)
     if len(reductions):
@@ -45,7 +47,7 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
 
 
 def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:
-    """For each entry the first of the later ones on its device whose key is higher."""
+    """Index of the first later entry with a higher key on the same device, for each entry."""
     # Device and key in one number, so that a single search serves all devices.
     scale = int(max(key.max(), later_key.max())) + 1
     order = np.argsort(later_device * scale + later_key)
@@ -65,9 +67,14 @@ def _add_gathers(
     overlapped = spec.param_gather == "step_overlap"
     uses = first_forwards(passes)
     used_by = passes.instruction[uses]
-    # Optimizers are numbered as updates of all devices are, one device after another.
+
+    # The update before each use, and the instruction with which the device goes on after it. Optimizers are
+    # numbered as updates of all devices are, one device after another.
     update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
-    goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], np.flatnonzero(s.updates)[update] + 1)
+    after_update = np.flatnonzero(s.updates)[update] + 1
+    goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], after_update)
+
+    # Gathers before the same instruction queue in the order of their uses.
     place = np.arange(len(uses)) - np.searchsorted(goes_on, goes_on)
     gathers = builder.add(
         Kind.PARAM_GATHER,
@@ -98,27 +105,33 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
 
 
 def _add_final_reductions(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
+    """Reductions after each device's last backward, of chunks that were not reduced before."""
     if not spec.ends_with_reductions:
         return
-    early = np.zeros(schedule.n_stages, bool)
+    reduced_early = np.zeros(schedule.n_stages, bool)
     if not spec.reduce_every_micro_batch:
-        early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
-    compute = builder.last_on_streams()[:, Stream.COMPUTE]
+        reduced_early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
+
+    # Later chunks first, whose backwards end first where pipelines are looped.
+    last_pass = builder.last_on_streams()[:, Stream.COMPUTE]
     for chunk in reversed(range(schedule.chunks)):
-        devices = np.flatnonzero(~early[schedule.stage[:, chunk]])
+        devices = np.flatnonzero(~reduced_early[schedule.stage[:, chunk]])
         stage = schedule.stage[devices, chunk]
         reductions = builder.add(Kind.GRAD_REDUCE, devices, Stream.DATA_COMM, stage)
-        # all devices that hold the stage have to be ready: this one, and those of its replicas
+
+        # All devices that hold the stage have to be ready: this one, and those of its replicas.
         reduction, holder = np.nonzero((schedule.stage[None] == stage[:, None, None]).any(axis=2))
-        builder.connect(compute[holder], reductions[reduction])
+        builder.connect(last_pass[holder], reductions[reduction])
 
 
 def _add_embedding_reduce(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
-    """The first and last stage's devices meet: each side starts when both are ready."""
+    """All-reduce of tied embeddings between the devices of the first and the last stage, when both are ready."""
     if not spec.tied_embedding:
         return
     ends = np.array([0, schedule.n_stages - 1])
     devices = np.array([np.argwhere(schedule.stage == stage)[0][0] for stage in ends])
+
+    # A device that holds both ends has both gradients itself.
     if devices[0] == devices[1]:
         return
     ready = builder.last_on_streams()[devices][:, _AWAITED].ravel()
@@ -128,8 +141,11 @@ def _add_embedding_reduce(builder: StructureBuilder, spec: ProgramSpec, schedule
 
 def _add_optimizers(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
     """One optimizer op per device; its class belongs to the stage of the device's chunk 0."""
+    # The order of the compute stream makes it wait for the passes; an edge for the reductions.
     ready = builder.last_on_streams()[:, _AWAITED]
     before = ready[:, 1]
+
+    # The norm of all gradients is known when the last device has its own.
     if spec.grad_norm_barrier and schedule.devices > 1:
         before = builder.add_join()
         builder.connect(ready.ravel(), before)
@@ -138,6 +154,7 @@ def _add_optimizers(builder: StructureBuilder, spec: ProgramSpec, schedule: Sche
 
 
 def _add_final_gathers(builder: StructureBuilder, schedule: Schedule) -> None:
+    """Gathers of updated weights, chunk by chunk; the first waits for the optimizer, the others for their stream."""
     updated = builder.last_on_streams()[:, Stream.COMPUTE]
     for chunk in range(schedule.chunks):
         gathers = builder.add(
