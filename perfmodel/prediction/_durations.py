@@ -44,11 +44,11 @@ class NodeKindShare:
     batch: LayoutBatch
     """The layouts as this kind runs them."""
     events: list[EventClasses]
-    """Events between blocks, for each of the bundle's layouts."""
+    """Events between blocks, for each of the batch's layouts."""
     on: Bool[np.ndarray, " classes"] | None = None
-    """Classes whose blocks lie on it; None: all."""
+    """Classes whose blocks lie on this kind of nodes; None: all."""
     ranks: Bool[np.ndarray, " ranks"] | None = None
-    """The same of pipeline ranks."""
+    """Pipeline ranks that lie on this kind of nodes; None: all."""
 
     def only(self, values: Float[np.ndarray, "classes *rest"]) -> Float[np.ndarray, "classes *rest"]:
         """Zero the entries of classes that run on other kinds of nodes."""
@@ -58,12 +58,12 @@ class NodeKindShare:
 
     @cached_property
     def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
-        """What the passes of the first layout wait for copies of layers' activations."""
+        """Seconds that the passes of the first layout wait for copies of layers' activations."""
         return self.only(copy_waits_s(self.problem, self.batch)[0])
 
     @cached_property
     def host_state_s(self) -> Float[np.ndarray, " classes"]:
-        """What states of the first layout in host memory add to its classes: copies, and updates on the host."""
+        """Seconds that states of the first layout in host memory add to its classes: copies, and updates there."""
         return self.only(_host_state_s(self.problem, self.batch)[0])
 
     @cached_property
@@ -102,7 +102,7 @@ class VariantPasses(NamedTuple):
 
 
 def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare]:
-    """A bundle's program by the kinds of nodes that it runs on; a single entry where nodes are alike."""
+    """Divide a batch's program by the kinds of nodes that it runs on: a single entry where nodes are alike."""
     if not problem.kinds:
         return [NodeKindShare(problem, batch, event_classes(problem, batch))]
     structure, spec = prepared(batch.spec).structure, batch.spec
@@ -118,29 +118,38 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
     kind_of_peer = np.where(np.isin(class_kind, _EXCHANGED), kind_of_peer, kind_of_class)
 
     # Every kind prices the whole program; then each event goes to the kind that runs it.
-    bundles_of_kinds: dict[int, LayoutBatch] = {}
+    batches: dict[int, LayoutBatch] = {}
     events_of_kinds: dict[int, list[EventClasses]] = {}
     for kind in np.unique(kind_of_rank).tolist():
-        of_kind = problem.kinds[kind]
-        bundles_of_kinds[kind] = replace(batch, composed=tuple(composed(of_kind, lay) for lay in batch.layouts))
-        events_of_kinds[kind] = event_classes(of_kind, bundles_of_kinds[kind])
-    shares: dict[int, list[EventClasses]] = {kind: [] for kind in bundles_of_kinds}
+        on_kind = problem.kinds[kind]
+        batches[kind] = replace(batch, composed=tuple(composed(on_kind, layout) for layout in batch.layouts))
+        events_of_kinds[kind] = event_classes(on_kind, batches[kind])
+    assigned_events: dict[int, list[EventClasses]] = {kind: [] for kind in batches}
     for lane in range(len(batch.layouts)):
         events = {kind: of_layouts[lane] for kind, of_layouts in events_of_kinds.items()}
         exchanges_all = class_kind == Kind.EMBEDDING_REDUCE
         assigned = _assign_to_kinds(problem, events, kind_of_class, kind_of_peer, exchanges_all)
-        for kind, of_kind in assigned.items():
-            shares[kind].append(of_kind)
-    return [
-        NodeKindShare(problem.kinds[kind], of_kind, shares[kind], kind_of_class == kind, kind_of_rank == kind)
-        for kind, of_kind in bundles_of_kinds.items()
-    ]
+        for kind, events_on_kind in assigned.items():
+            assigned_events[kind].append(events_on_kind)
+    shares = []
+    for kind, batch_on_kind in batches.items():
+        share = NodeKindShare(
+            problem=problem.kinds[kind],
+            batch=batch_on_kind,
+            events=assigned_events[kind],
+            on=kind_of_class == kind,
+            ranks=kind_of_rank == kind,
+        )
+        shares.append(share)
+    return shares
 
 
 def kind_of_ranks(problem: StepProblem, layout: Layout) -> Int[np.ndarray, " ranks"]:
-    """Place in `StepProblem.kinds` of the kind of every pipeline rank of a layout whose kinds are written out."""
+    """Place in `StepProblem.kinds` of the kind of nodes that every pipeline rank lies on (the first where none is
+    named)."""
     names = [kind.cluster.name for kind in problem.kinds]
-    return np.array([names.index(name) for name in layout.kinds or names[:1] * layout.pp])
+    name_of_rank = layout.kinds or names[:1] * layout.pp
+    return np.array([names.index(name) for name in name_of_rank])
 
 
 def _assign_to_kinds(
@@ -150,15 +159,16 @@ def _assign_to_kinds(
     kind_of_peer: Int[np.ndarray, " classes"],
     exchanges_all: Bool[np.ndarray, " classes"],
 ) -> dict[int, EventClasses]:
-    """Events of one layout, each on the kind that runs it; entries are the same on all kinds but for their network.
-
-    What crosses between kinds is with the end that takes longer; what completes it, with the receiver.
+    """Assign each event of one layout to the kind of nodes that runs it.
 
     Args:
-        events: of the whole program, as priced on each kind.
-        kind_of_class, kind_of_peer: of every class, and of the stage that it exchanges something with.
-        exchanges_all: classes of which everything is exchanged; of others sends are.
+        events: events of the whole program, as priced on each kind.
+        kind_of_class: kind of nodes that every class lies on.
+        kind_of_peer: kind of nodes of the stage that the class exchanges something with.
+        exchanges_all: classes all of whose events are exchanges; of others only sends are.
     """
+    # Entries are the same on all kinds but for their network. An exchange between two kinds goes to the end at which it
+    # takes longer, whatever completes it on arrival to the receiver.
     entries = next(iter(events.values())).class_index
     owner = kind_of_class[entries].copy()
     crossing: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
@@ -172,16 +182,16 @@ def _assign_to_kinds(
             owner[entry] = _REPLACED
         else:
             owner[entry] = receiver
-    return {
-        kind: _with_crossing(of_kind, owner == kind, crossing[kind], problem.links[kind])
-        for kind, of_kind in events.items()
-    }
+    assigned = {}
+    for kind, on_kind in events.items():
+        assigned[kind] = _with_crossing(on_kind, owner == kind, crossing[kind], problem.links[kind])
+    return assigned
 
 
 def _slower_end(problem: StepProblem, op: Collective, sender: int, receiver: int) -> tuple[int, Collective]:
-    """The kind of nodes at whose end of the link an exchange takes longer, and the exchange as seen from there."""
+    """Find the kind of nodes at whose end of the link an exchange takes longer, and the exchange as seen from there."""
     ends = [(kind, across(op, problem.links[kind].cluster)) for kind in (sender, receiver)]
-    seconds = [priced_events(problem.links[kind], [seen]).time_s.item() for kind, seen in ends]
+    seconds = [priced_events(problem.links[kind], [crossing]).time_s.item() for kind, crossing in ends]
     return ends[int(np.argmax(seconds))]
 
 
@@ -191,7 +201,14 @@ def _with_crossing(
     crossing: Sequence[tuple[Op, int]],
     link: StepProblem,
 ) -> EventClasses:
-    """The entries that one kind of nodes runs, and the exchanges with other kinds, by class, that it is slower at."""
+    """The entries that one kind of nodes runs, and those of its exchanges with other kinds at which it is slower.
+
+    Args:
+        events: events of the whole program.
+        runs_here: entries that this kind runs.
+        crossing: exchanges with other kinds, each with its class.
+        link: network between the kinds, as seen from this one.
+    """
     if not crossing:
         return replace(events, class_index=events.class_index[runs_here], op_index=events.op_index[runs_here])
     ops = [op for op, _ in crossing]
@@ -216,12 +233,12 @@ def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
 
 
 def durations(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
-    """Seconds of every class of the bundle's program, a row per layout."""
+    """Seconds of every class of the batch's program, a row per layout."""
     return durations_on(by_node_kind(problem, batch))
 
 
 def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
-    """`durations` of a bundle that is already divided by kinds of nodes."""
+    """`durations` of a batch that is already divided by kinds of nodes."""
     first, *rest = kinds
     seconds = _durations(first)
     for share in rest:
@@ -234,7 +251,7 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     problem, batch, program = share.problem, share.batch, share.batch.program
     between_blocks_s = np.stack([events.durations_s for events in share.events])
 
-    # Passes that are alike are worked out once.
+    # Passes that are alike are computed once.
     passes = program.passes.distinct
     by_phase = {variant: phase_s(problem, batch, variant) for variant in passes.runs}
     distinct_s = passes_s(by_phase, passes.weights, passes.runs, passes.full, batch.modes)
@@ -243,15 +260,20 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     nodes_are_alike = share.on is None
     seconds = between_blocks_s if nodes_are_alike else np.zeros_like(between_blocks_s)
     seconds = seconds + distinct_s.take(passes.place, axis=1)
+
+    # The host: copies of activations, waits for those of single layers, states that lie in its memory.
     if batch.spec.offload:
         _add_host_copies(problem, batch, seconds)
     seconds = seconds + copy_waits_s(problem, batch)
     seconds = seconds + _host_state_s(problem, batch)
     if not nodes_are_alike:
         seconds = between_blocks_s + seconds * share.on
+
+    # What real steps take beyond their events: overlapped communication slows passes, stragglers stretch everything,
+    # and the step's overhead rides with the optimizer's step.
     if not has_step_costs(problem):
         return seconds
-    scale = np.array([layout.factor for layout in batch.composed])[:, None]
+    scale = np.array([terms.factor for terms in batch.composed])[:, None]
     optimizer = prepared(batch.spec).optimizer
     if share.on is not None:
         optimizer = optimizer[share.on[optimizer]]
@@ -260,12 +282,12 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
 
 
 def _host_state_s(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
-    """What the host adds to every class: copies beside gathers and reductions, and updates of states that it holds."""
+    """Seconds that the host adds to every class: copies beside gathers and reductions, updates of states it holds."""
     structure = batch.program.structure
     seconds = np.zeros((len(batch.layouts), structure.n_classes))
-    for row, terms, layout in zip(seconds, batch.composed, batch.layouts, strict=True):
+    for lane, (terms, layout) in enumerate(zip(batch.composed, batch.layouts, strict=True)):
         if host_takes_part(problem.setting, layout):
-            row += host_state_s(
+            seconds[lane] += host_state_s(
                 host_block_s(problem.setting, layout, terms.events, batch.spec),
                 structure.class_kind,
                 structure.class_stage,
@@ -277,7 +299,7 @@ def _host_state_s(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray,
 
 
 def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np.ndarray, "lanes classes"]) -> None:
-    """Set the copies of a stage's activations to and from host memory, at the link's nominal rate."""
+    """Set the seconds of copies of a stage's activations to and from host memory, at the link's nominal rate."""
     structure = prepared(batch.spec).structure
     copies = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
     micro_batch_bytes = batch.saved_bytes[:, structure.class_stage[copies]] / batch.spec.scheduler.slices
@@ -286,14 +308,15 @@ def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np
 
 
 def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
-    """What a scheduler needs to make an order of one's own for a layout: seconds of every stage's passes
-    and of a transfer (the longest), one stage per device."""
+    """Seconds of every stage's passes and of the longest transfer, one stage per device: what a scheduler needs to
+    make an order of passes for a layout."""
+    # A schedule that splits backward has all three kinds of passes.
     (batch,) = layout_batches(problem, [layout.replace(schedule="zb-h1", vpp=1)])
     structure, durations_s = prepared(batch.spec).structure, durations(problem, batch)[0]
     counts, block_s = batch.counts.sum(axis=1), pass_s(problem, batch)
-    forward_s, backward_input_s, backward_weight_s = (
-        (block_s[kind] @ counts.T)[0] for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-    )
+    forward_s = (block_s[Kind.FORWARD] @ counts.T)[0]
+    backward_input_s = (block_s[Kind.BACKWARD_INPUT] @ counts.T)[0]
+    backward_weight_s = (block_s[Kind.BACKWARD_WEIGHT] @ counts.T)[0]
     recomputed_s = full_recompute_s(phase_s(problem, batch), batch.modes)
     backward_input_s = backward_input_s + (recomputed_s @ batch.full.sum(axis=1).T)[0]
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))

@@ -1,10 +1,13 @@
-"""Programs: from a layout to the one whose structure it shares with many others, what that keeps on every rank, its
-structure compiled for evaluation, and the blocks of a model that its stages and segments hold."""
+"""Programs: the pipeline program of a layout, and how its stages divide the blocks of a model.
+
+Structures depend on few fields of a layout, so many layouts share one. A structure is built and compiled once in a
+session; everything that follows from it (what ranks keep alive, blocks of classes, overlaps) hangs on its record.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -27,12 +30,15 @@ groups leave exposed, the first gather and the last reduction, is small already.
 
 
 def segments_of(layers: int, stages: int) -> int:
-    """Layer groups of every stage: as many as its layers, and at most `MAX_SEGMENTS`."""
+    """Number of layer groups of every stage: as many as its layers, and at most `MAX_SEGMENTS`."""
     return min(max(1, layers // stages), MAX_SEGMENTS)
 
 
 def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
-    """The program of one step of `layout`; `layers` bounds the segments of a stage.
+    """The program of one step of a layout.
+
+    Args:
+        layers: layers of the model, which bound the segments of a stage.
 
     Raises:
         LayoutError: if the global batch does not divide into micro-batches.
@@ -43,22 +49,28 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     scheduler, replicas = plain.scheduler, plain.replicas
     replicated = layout.replicated or replicas > 1
     gathers = layout.zero == 3 and (replicated or layout.offload_states == "weights")
-    # the same whatever overlaps and is sharded, so that overlap only takes waits away and ZeRO 3 only adds to ZeRO 1
+
+    # Segments are the same whatever overlaps and is sharded, so that overlap only takes waits away and ZeRO 3 only adds
+    # to ZeRO 1.
     segments = segments_of(layers, plain.n_stages) if replicated or gathers else 1
+
     grad_reduce = gather = "none"
     if training and replicated:
-        # a reduction that waits for another rank's replica would hold up the gathers of layers behind it
-        one_idle = job.num_microbatches(layout) < replicas  # a replica that has no pass has no moment of its own either
-        eager = "overlap" if replicas == 1 else "end" if gathers or one_idle else "eager_opt"
-        grad_reduce = eager if layout.overlap_grad_reduce else "end"
-        # without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1
+        grad_reduce = "end"
+        if layout.overlap_grad_reduce:
+            grad_reduce = _overlapped_reduction(replicas, job.num_microbatches(layout), gathers=gathers)
+        # Without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1.
         if layout.zero < 3:
             gather = "step_overlap" if layout.overlap_param_gather else "step"
     if gathers:
         gather = "layer" if layout.overlap_param_gather else "layer_serial"
+
+    # Where no flush separates steps, two streams are evaluated, and their difference is the step (`weighted_programs`).
+    # The longer one holds twice the steps after which the pipeline runs steadily.
     micro_batches, steps = job.num_microbatches(layout), 1
     if training and (scheduler.asynchronous or scheduler.staggered):
         steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)
+    is_reduced_each_time = reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)
     return ProgramSpec(
         schedule=layout.effective_schedule,
         stages=layout.pp,
@@ -71,9 +83,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
         segments=segments,
         param_gather=gather,
         prefetch=layout.prefetch if gather == "layer" else 1,
-        reduce_every_micro_batch=training
-        and replicated
-        and bool(reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)),
+        reduce_every_micro_batch=training and replicated and bool(is_reduced_each_time),
         combines_passes=training and layout.ep_overlap and layout.ep > 1,
         tied_embedding=training and layout.pp > 1 and getattr(setting.model, "tied_embeddings", False),
         optimizer=training,
@@ -82,21 +92,44 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     )
 
 
+def _overlapped_reduction(
+    replicas: int, micro_batches: int, *, gathers: bool
+) -> Literal["overlap", "eager_opt", "end"]:
+    """How gradients are reduced where their reduction overlaps with passes (`ProgramSpec.grad_reduce`).
+
+    Args:
+        replicas: pipeline ranks that hold the same stage.
+        gathers: whether weights are gathered layer by layer.
+    """
+    if replicas == 1:
+        return "overlap"
+    # A reduction that waits for another rank's replica would hold up the gathers of layers behind it. And a replica
+    # that has no pass has no moment to reduce at.
+    if gathers or micro_batches < replicas:
+        return "end"
+    return "eager_opt"
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A program's structure, compiled for evaluation."""
 
     structure: Structure
+    """Ops, their predecessors and classes."""
     compiled: CompiledStructure
+    """The same as loops run through it."""
     compute_count: Float[np.ndarray, " classes"]
     """Occurrences of each class on the compute streams."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all arrays."""
-        found = {id(a): a.nbytes for of in (self, self.structure, self.compiled) for a in vars(of).values()
-                 if isinstance(a, np.ndarray)}  # fmt: skip
-        return sum(found.values())
+        """Bytes of all arrays, each counted once."""
+        bytes_of_array: dict[int, int] = {}
+        for record in (self, self.structure, self.compiled):
+            for value in vars(record).values():
+                if isinstance(value, np.ndarray):
+                    bytes_of_array[id(value)] = value.nbytes
+        return sum(bytes_of_array.values())
 
     @cached_property
     def optimizer(self) -> Int[np.ndarray, " some"]:
@@ -105,12 +138,12 @@ class Prepared:
 
     @cached_property
     def rank_count(self) -> Float[np.ndarray, "ranks classes"]:
-        """The same on each rank's compute stream."""
+        """Occurrences of each class on every rank's compute stream."""
         structure = self.structure
         compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
-        where = structure.device[compute] * structure.n_classes + structure.duration[compute]
+        rank_and_class = structure.device[compute] * structure.n_classes + structure.duration[compute]
         shape = structure.devices, structure.n_classes
-        return np.bincount(where, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
+        return np.bincount(rank_and_class, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
 
 
 WeightedDurations = tuple[Prepared, Float[np.ndarray, "*lanes classes"], float]
@@ -144,13 +177,18 @@ def _prepare(spec: ProgramSpec) -> Prepared:
 
 
 def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
-    """What a program keeps on every rank."""
-    # reductions, gathers and transfers are of no account
-    alone = ProgramSpec(
-        schedule=spec.schedule, stages=spec.stages, micro_batches=spec.micro_batches, chunks=spec.chunks,
-        steps=spec.steps, offload=spec.offload, forward_only=spec.forward_only,
-    )  # fmt: skip
-    return _live_of(setting, alone)
+    """Activations and weights that a program keeps alive on every rank."""
+    # Reductions, gathers and transfers keep nothing alive: programs that differ in these alone share a result.
+    passes_alone = ProgramSpec(
+        schedule=spec.schedule,
+        stages=spec.stages,
+        micro_batches=spec.micro_batches,
+        chunks=spec.chunks,
+        steps=spec.steps,
+        offload=spec.offload,
+        forward_only=spec.forward_only,
+    )
+    return _live_of(setting, passes_alone)
 
 
 @session_cached
@@ -165,8 +203,9 @@ class Division(NamedTuple):
     """How a model is divided among stages."""
 
     kinds: tuple[tuple[bool, int], ...]
-    """Of its blocks (`ShardBlocks.kinds`)."""
+    """Whether each block is a layer, and how often it occurs (`ShardBlocks.kinds`)."""
     partition: PerStage
+    """See `Layout.partition`."""
     full_layers: PerStage
     """See `Layout.recompute_full_layers`."""
     segments: tuple[tuple[int, ...], ...] | None = None
@@ -179,61 +218,71 @@ class PartitionedProgram:
     (`divided`)."""
 
     setting: Setting
+    """Model, cluster, job and framework."""
     spec: ProgramSpec
+    """The program."""
     division: Division
+    """How the model is divided."""
     counts: Float[np.ndarray, "stages segments blocks"]
     """Blocks of every segment of every stage."""
     full: Float[np.ndarray, "stages segments blocks"]
-    """Those of them that are recomputed in full whatever a layout says of the others."""
+    """Blocks of them that are recomputed in full, whatever a layout says of the others."""
 
     @property
     def structure(self) -> Structure:
-        """Of the program, whatever the division."""
+        """Structure of the program, which no division changes."""
         return prepared(self.spec).structure
 
     @cached_property
     def passes(self) -> PassClasses:
-        """Blocks of each class."""
+        """The classes that are passes, with the blocks of each."""
         return pass_classes(self.structure, self.counts, self.full)
 
     @cached_property
     def beside(self) -> Overlap:
-        """What runs beside what."""
+        """Which reductions and gathers run beside which passes."""
         return beside_passes(self.spec, self.structure)
 
     @cached_property
     def alike(self) -> "PartitionedProgram":
-        """One program for all that differ in the number of micro-batches alone and have the same classes, which run
-        beside the same ones: durations of a layout's classes are the same in each."""
+        """One program for all that have the same classes, which run beside the same ones, and differ in the number of
+        micro-batches alone: the durations of a layout's classes are the same in each."""
         structure = self.structure
-        stated = structure.class_kind, structure.class_stage, structure.class_segment, structure.class_variant
-        arrays = (*stated, structure.variants, *self.beside)
-        key = replace(self.spec, micro_batches=1), self.division, *(one.tobytes() for one in arrays)
+        arrays = (
+            structure.class_kind,
+            structure.class_stage,
+            structure.class_segment,
+            structure.class_variant,
+            structure.variants,
+            *self.beside,
+        )
+        contents = [array.tobytes() for array in arrays]
+        key = replace(self.spec, micro_batches=1), self.division, *contents
         return store_of(self.setting).get_or_compute((PartitionedProgram, key), lambda: self)
 
     @cached_property
     def between(self) -> "PartitionedProgram":
-        """The same for events between blocks, which no recompute changes."""
+        """The program by which events between blocks are kept: recompute changes none of them."""
         return divided(self.setting, self.spec, self.division._replace(full_layers=None))
 
     def with_spec(self, spec: ProgramSpec) -> "PartitionedProgram":
-        """Another program of the same division."""
+        """Another program, divided alike."""
         return divided(self.setting, spec, self.division)
 
     def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "PartitionedProgram":
-        """The same with other numbers of layers in every segment of every stage, none of them recomputed in full."""
+        """The program with other numbers of layers in every segment of every stage, none recomputed in full."""
         spec = replace(self.spec, segments=len(layers[0]))
         return divided(self.setting, spec, self.division._replace(full_layers=None, segments=layers))
 
 
 @session_cached
 def divided(setting: Setting, spec: ProgramSpec, division: Division) -> PartitionedProgram:
-    """A program and how its stages divide the model.
+    """Divide a model among the stages of a program.
 
     Raises:
         LayoutError: the stages cannot hold the layers so.
     """
-    kinds, partition, full_layers, segments = division
-    counts = stage_blocks(kinds, spec.n_stages, spec.segments, partition, segments)
-    full = fully_recomputed(counts, np.array([is_layer for is_layer, _ in kinds]), full_layers)
+    counts = stage_blocks(division.kinds, spec.n_stages, spec.segments, division.partition, division.segments)
+    layers = np.array([is_layer for is_layer, _ in division.kinds])
+    full = fully_recomputed(counts, layers, division.full_layers)
     return PartitionedProgram(setting, spec, division, counts, full)
