@@ -225,6 +225,7 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
         return base
     base.require_one_kind()
     outer = base.levels[-1]
+    # Words give a whole level, of which figures then replace single values.
     if entry.inter_link or entry.nics_per_node is not None or entry.nic_gbit_per_s is not None:
         try:
             network = read_network(entry.inter_link or outer.name)
@@ -248,6 +249,7 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
         "rank_latency_s": _scaled(entry.rank_latency_us, 1e-6),
     }
     outer = replace(outer, **{name: value for name, value in figures.items() if value is not None})
+    # A cluster of one level is a single node: the stated network is added around it.
     inner = base.levels[:-1] if len(base.levels) > 1 else base.levels
     return replace(base, levels=(*inner, outer))
 

@@ -61,6 +61,7 @@ _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
     """Bottleneck residual network (He et al., arXiv 1512.03385, table 1), stride in the 3x3 convolution
     (version 1.5, as NVIDIA and torchvision train it), by default for ImageNet."""
+    # The stem halves the image twice: by the stride of its convolution and by that of its pool.
     size = image_size // 2
     stack = [
         ConvLayer(
@@ -79,6 +80,7 @@ def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> 
     ]
     size //= 2
     c_in = 64
+    # Each group halves the image and doubles the width in its first unit, the first group excepted.
     for group, units in enumerate(_DEPTHS[depth], start=2):
         width = 64 * 2 ** (group - 2)
         for unit in range(units):

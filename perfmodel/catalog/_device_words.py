@@ -93,6 +93,7 @@ class DeviceWords:
 
 def device_words(name: str) -> DeviceWords:
     """Parts of a device's name."""
+    # Some drivers write parts together (`h100sxm5`, `sxm480gb`): a blank is put where a form factor begins or ends.
     text = _APART.sub("-", name.lower().replace("pci-e", "pcie"))
     name_parts = [word for word in re.split(r"[\s_\-,/()\[\]@+]+", text) if word]
     # `80 GB` and `500 W` are one word each.
@@ -133,6 +134,7 @@ class PartNames:
 
     def fits(self, stated: DeviceWords) -> bool:
         """Whether the device has all the parts that words name."""
+        # The chip must be the same words; all else must only not contradict the device.
         if stated.chip not in {known.chip for known in self.names}:
             return False
         sizes = {self.memory_gb} | {known.memory_gb for known in self.names}
@@ -153,6 +155,7 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
     Args:
         parts: by name, what its names say.
     """
+    # An exact name wins. Else every part that fits is a candidate, and of several the chip's usual one.
     for name, part in parts.items():
         if any(known.part == stated.part for known in part.names):
             return name

@@ -96,11 +96,13 @@ def device(name: str) -> Device:
     """
     if key(name) in CPU_NAMES:
         return this_cpu()
+    # The whole name first: a name of the catalog must never be read as words.
     table, names = _catalog()
     if key(name) in names:
         return table[names[key(name)]]
     stated = device_words(name)
     named = part_named(stated, _part_names())
+    # A maker who does not make the device (`AMD H100`) is a slip that nobody can settle here.
     if named is None or stated.makers - {table[named].vendor}:
         return resolve("device", name, {}, table)
     return _limited(table[named], stated.power_w)
@@ -187,6 +189,7 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
     info = _cpu_info(_text(root / "proc/cpuinfo"))
     count = cores or len(usable_cores())
     clock_hz = _clock_hz(root, info)
+    # The flags are in the order from the widest vector on; 4 lanes are SSE's.
     lanes = next((w for flag, w in _FMA_LANES.items() if flag in info.get("flags", "").split()), 4)
     fp32 = count * clock_hz * lanes * _FMA_UNITS * 2
     bf16 = fp32 * 2 if "avx512_bf16" in info.get("flags", "").split() else None
@@ -208,6 +211,7 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
 
 def usable_cores() -> tuple[int, ...]:
     """Logical cores that this process may run on, sorted."""
+    # Containers and schedulers give a process fewer cores than the machine has; macOS does not say.
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
 
@@ -228,6 +232,7 @@ def _cpu_info(text: str) -> dict[str, str]:
 
 
 def _clock_hz(root: Path, info: Mapping[str, str]) -> float:
+    # The highest clock is the one that peaks count; virtual machines hide it and say the current one.
     khz = _text(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if khz.isdigit() and int(khz):
         return float(khz) * 1e3

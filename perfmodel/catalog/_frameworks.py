@@ -93,6 +93,7 @@ def _versions(content: dict[str, Any], place: str, name: str) -> Versions:
     if not years or not all(year.isdecimal() and isinstance(content[year], dict) for year in years):
         raise PerfModelError(f"{place}: a framework has a table of facts per year, such as [2024]")
     versions: dict[int, Framework] = {}
+    # From the oldest on, so that a version may be based on an earlier one of the same file.
     for year in sorted(years, key=int):
         facts, sources = _facts(content[year], f"{place} [{year}]", versions, name)
         stated = checked(Framework, facts | {"name": name, "since": int(year)}, f"{place} [{year}]")
@@ -110,6 +111,7 @@ def _facts(
     based_on = entry.pop("based_on", "")
     if based_on and isinstance(based_on, str):
         base_name, _, year = based_on.partition("@")
+        # Based on an earlier version of its own, or on one of another framework (forks of Megatron-LM).
         base_versions = earlier if base_name == name else _of_catalog(base_name) if base_name in _files() else {}
         if not year.isdecimal() or int(year) not in base_versions:
             raise PerfModelError(f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR")

@@ -181,6 +181,8 @@ class Falcon(Stack):
     hidden_dropout: Share = 0.0
 
     def fields(self) -> Fields:
+        # The new architecture (40B, 180B) groups keys and values; the old one
+        # has one pair for all heads, or one for each.
         heads = self.num_attention_heads
         old = 1 if self.multi_query else heads
         norms = self.num_ln_in_parallel_attn or (2 if self.new_decoder_architecture else 1)

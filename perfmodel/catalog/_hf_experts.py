@@ -65,6 +65,7 @@ class LlamaWithExperts(Llama):
     @property
     def expert_inner(self) -> int:
         """Inner size of a routed expert: its own, or that of a dense layer where the family has one size only."""
+        # Mixtral has no dense layers: its only inner size is that of an expert.
         inner = self.moe_intermediate_size or self.intermediate_size
         if inner is None:
             raise PerfModelError("moe_intermediate_size: missing; it is the inner size of an expert")
@@ -76,6 +77,8 @@ class LlamaWithExperts(Llama):
             count=self.num_experts,
             topk=self.num_experts_per_tok,
             ffn_hidden=self.expert_inner,
+            # Families state the size of the shared expert (Qwen) or how many of
+            # a routed one's size there are (DeepSeek).
             shared_ffn_hidden=self.shared_expert_intermediate_size or self.n_shared_experts * self.expert_inner,
             first_dense_layers=self.first_k_dense_replace,
             every=self.decoder_sparse_step,

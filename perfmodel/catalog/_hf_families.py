@@ -112,8 +112,10 @@ class Bloom(Stack):
     """BLOOM."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {
-        "n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
-    }  # fmt: skip
+        "n_embed": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+    }
 
     seq_length: Count = 2048
     hidden_dropout: Share = 0.0
@@ -139,7 +141,7 @@ class Bert(Stack):
             "token_types": self.type_vocab_size,
             "pooler_and_mlm_head": True,
             "dropout": self.hidden_dropout_prob > 0,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,7 @@ class Mpt:
     def fields(self) -> Fields:
         attention = self.attn_config
         inner = self.expansion_ratio * self.d_model
+        # A ratio such as 2.6667 must not give a size that no matrix has.
         if inner != int(inner) or inner < 1:
             raise PerfModelError(f"expansion_ratio {self.expansion_ratio} times d_model {self.d_model} is not whole")
         sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, int(inner), self.vocab_size, self.max_seq_len)
@@ -244,14 +247,27 @@ class Vit:
     id2label: dict[str, Any] = field(default_factory=dict)
 
     def fields(self) -> Fields:
-        patches = Patches(image_size=self.image_size, patch_size=self.patch_size, channels=self.num_channels,
-                          class_tokens=self.CLASS_TOKENS)  # fmt: skip
-        sizes = plain_sizes(self.num_hidden_layers, self.hidden_size, self.num_attention_heads, self.intermediate_size,
-                            len(self.id2label), patches.tokens)  # fmt: skip
+        patches = Patches(
+            image_size=self.image_size,
+            patch_size=self.patch_size,
+            channels=self.num_channels,
+            class_tokens=self.CLASS_TOKENS,
+        )
+        sizes = plain_sizes(
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            self.intermediate_size,
+            len(self.id2label),
+            patches.tokens,
+        )
         return sizes | {
-            "patches": patches, "causal": False, "tied_embeddings": False, "activation": activation(self.hidden_act),
+            "patches": patches,
+            "causal": False,
+            "tied_embeddings": False,
+            "activation": activation(self.hidden_act),
             "dropout": self.hidden_dropout_prob > 0,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,13 +294,21 @@ class Dit:
     num_embeds_ada_norm: Count = 1000
 
     def fields(self) -> Fields:
-        patches = Patches(image_size=self.sample_size, patch_size=self.patch_size, channels=self.in_channels,
-                          out_channels=self.out_channels or self.in_channels)  # fmt: skip
+        patches = Patches(
+            image_size=self.sample_size,
+            patch_size=self.patch_size,
+            channels=self.in_channels,
+            out_channels=self.out_channels or self.in_channels,
+        )
         hidden, heads = self.num_attention_heads * self.attention_head_dim, self.num_attention_heads
         return plain_sizes(self.num_layers, hidden, heads, None, 0, patches.tokens) | {
-            "patches": patches, "adaln": AdaLN(classes=self.num_embeds_ada_norm), "causal": False, "dropout": False,
-            "tied_embeddings": False, "positions": "none",
-        }  # fmt: skip
+            "patches": patches,
+            "adaln": AdaLN(classes=self.num_embeds_ada_norm),
+            "causal": False,
+            "dropout": False,
+            "tied_embeddings": False,
+            "positions": "none",
+        }
 
 
 class Family(Protocol):

@@ -54,6 +54,8 @@ class DeltaNetKeys:
         Args:
             feed_forward: the letter of `MIXERS` for what follows in every layer.
         """
+        # `Transformer.mixers` repeats a pattern over the layers. The blank at its end makes it a list of words, one per
+        # layer, each with a letter per sub-layer.
         period = ["L" + feed_forward] * (self.full_attention_interval - 1) + ["*" + feed_forward]
         return {
             "qk_norm": True,
@@ -108,13 +110,25 @@ class Mamba2:
 
     def fields(self) -> Fields:
         return _ONLY | {
-            "layers": self.num_hidden_layers, "hidden": self.hidden_size, "heads": self.num_heads,
-            "kv_heads": self.num_heads, "head_dim": self.head_dim, "ffn_hidden": self.num_heads * self.head_dim,
-            "vocab": self.vocab_size, "seq_len": 2048, "tied_embeddings": self.tie_word_embeddings,
+            "layers": self.num_hidden_layers,
+            "hidden": self.hidden_size,
+            "heads": self.num_heads,
+            "kv_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "ffn_hidden": self.num_heads * self.head_dim,
+            "vocab": self.vocab_size,
+            "seq_len": 2048,
+            "tied_embeddings": self.tie_word_embeddings,
             "mixers": "M" * self.num_hidden_layers,
-            "mamba": Mamba(heads=self.num_heads, head_dim=self.head_dim, state=self.state_size, groups=self.n_groups,
-                           conv_kernel=self.conv_kernel, chunk=self.chunk_size),
-        }  # fmt: skip
+            "mamba": Mamba(
+                heads=self.num_heads,
+                head_dim=self.head_dim,
+                state=self.state_size,
+                groups=self.n_groups,
+                conv_kernel=self.conv_kernel,
+                chunk=self.chunk_size,
+            ),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +245,7 @@ class GraniteHybrid(LlamaWithExperts, MambaKeys):
     num_experts_per_tok: CountOrNone = 0
 
     def fields(self) -> Fields:
+        # The small models of the family have no experts: what they call the shared one is their feed-forward.
         if self.num_experts:
             return super().fields() | self.mixers(self.num_hidden_layers, (), "E")
         dense = {"ffn_hidden": self.shared_expert_intermediate_size or self.expert_inner}

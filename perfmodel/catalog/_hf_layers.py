@@ -53,6 +53,7 @@ def with_layer_lists(
         attention: a letter of `MIXERS` per layer.
         feed_forward: the same.
     """
+    # Lists name sliding layers also where the window is off.
     if attention is not None and not fields.get("window"):
         attention = ["*" if letter == "W" else letter for letter in attention]
     if attention is not None and "W" not in attention:
@@ -62,6 +63,8 @@ def with_layer_lists(
     elif attention is not None:
         fields = fields | {"full_attention_every": 0}
     experts = fields.get("experts")
+    # A first guess at the rule: dense layers up to the first with experts, then
+    # all. The stack that it gives is held against the list below.
     if feed_forward is not None and isinstance(experts, Experts):
         if "E" not in feed_forward:
             fields = fields | {"experts": None}
@@ -113,6 +116,8 @@ class LayerLists:
             return letters_of(flags, {"0": "-", "1": "E"}, "moe_layer_freq", layers)
         if not self.mlp_only_layers and frequency == 1:
             return None
+        # Both ways of counting are in use: DeepSeek's frequency starts with the
+        # first layer, Qwen's step with the last of each.
         letters = ["-"] * layers
         for layer in range(experts.first_dense_layers, layers):
             in_turn = layer % frequency == 0 if frequency > 1 else (layer + 1) % experts.every == 0

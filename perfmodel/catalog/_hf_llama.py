@@ -22,9 +22,15 @@ Fields = dict[str, Any]
 def plain_sizes(layers: int, hidden: int, heads: int, ffn: int | None, vocab: int, seq_len: int) -> Fields:
     """Sizes of a stack whose heads share the hidden size evenly; four times as wide inside unless `ffn` says."""
     return {
-        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads, "head_dim": per_head(hidden, heads),
-        "ffn_hidden": ffn or 4 * hidden, "vocab": vocab, "seq_len": seq_len,
-    }  # fmt: skip
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": per_head(hidden, heads),
+        "ffn_hidden": ffn or 4 * hidden,
+        "vocab": vocab,
+        "seq_len": seq_len,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class Stack:
         """As `plain_sizes`."""
         return plain_sizes(
             self.num_hidden_layers, self.hidden_size, self.num_attention_heads, ffn, self.vocab_size, seq_len
-        )  # fmt: skip
+        )
 
 
 def per_head(hidden: int, heads: int) -> int:
@@ -55,6 +61,7 @@ def activation(name: str) -> str:
     # xIELU of Apertus is squared on one side too (arXiv 2411.13010)
     if name in ("relu2", "squared_relu", "xielu"):
         return "relu2"
+    # Names have endings for approximations (`gelu_pytorch_tanh`, `gelu_new`), which cost alike.
     for known in ("gelu", "silu", "relu"):
         if known in name or (known == "silu" and name == "swish"):
             return known

@@ -31,6 +31,7 @@ def language_model(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, 
     family = config.get("model_type", config.get("_class_name"))
     if not isinstance(family, str):
         raise PerfModelError(f"{where}: model_type: missing; it names the family")
+    # Contrastive models have two towers of equal rank; what is trained into language models is the one that sees.
     if family in VISION_ENCODERS:
         return _part(config, "vision_config", where), f"{family}_vision_model", []
     left_out = [_tower(key, part) for key, part in config.items() if _is_tower(key, part)]
@@ -91,6 +92,7 @@ def encoder_parameters(part: Mapping[str, Any]) -> int:
     hidden = _number(part, "embed_dim") or hidden
     inner = _number(part, "intermediate_size", "encoder_ffn_dim") or round(hidden * float(part.get("mlp_ratio") or 4))
     gated = part.get("hidden_act") in ("silu", "swish") or part.get("use_swiglu_ffn") is True
+    # Four square projections with biases, two or three of the feed-forward, two norms a layer of 2 hidden sizes each.
     attention = 4 * hidden * hidden + 4 * hidden
     feed_forward = (3 if gated else 2) * hidden * inner + inner + hidden
     patch, channels = _number(part, "patch_size"), _number(part, "num_channels", "in_channels", "in_chans") or 3

@@ -53,6 +53,8 @@ def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, A
 
 def toml_from_config(config: Mapping[str, Any]) -> str:
     """A model as TOML, of the sizes that a configuration of an unknown family tells; a decoder like LLaMA."""
+    # What the configuration tells is filled in, the rest is a comment to complete:
+    # the user gets a file that is nearly done, in place of a bare refusal.
     lines = []
     for size, keys in KEYS.items():
         value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)

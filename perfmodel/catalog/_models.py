@@ -46,6 +46,7 @@ def model(name_or_path: str | Path | Model) -> Model:
     """
     if isinstance(name_or_path, Model):
         return name_or_path
+    # From the surest form to the loosest: a file by its ending, a folder by its config.json, else a name.
     path = Path(name_or_path)
     if path.suffix == ".json":
         return read_config(path)
@@ -166,6 +167,8 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     Of a model of several parts (a language model that sees or hears) the language model is read; `left_out` says what
     is not.
     """
+    # The reader of a family is a dataclass of its keys: what the configuration states replaces the class's defaults,
+    # which are those of Hugging Face's own class.
     config, family, left_out = language_model(config, place)
     name = config.get("_name_or_path")
     relative = RELATIVES.get(family, Relative(family=family))
@@ -178,6 +181,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     read = checked(reader, stated, of_family)
     try:
         fields = {**read.fields(), **relative.fields}
+        # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other words in them.
         if not getattr(reader, "READS_LAYER_TYPES", False):
             fields = listed_layers(config, fields, of_family)
         return Transformer(
@@ -195,6 +199,7 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     plain = {key: one_number(value) for key, value in config.items() if value is not None}
     if isinstance(plain.get("attn_config"), dict):
         plain["attn_config"] = _stated(plain["attn_config"], {})
+    # Where a configuration has both names of a key, the family's own wins over the alias.
     renamed = {aliases[key]: value for key, value in plain.items() if key in aliases}
     return renamed | plain
 

@@ -124,6 +124,8 @@ def tokens_of(text: str) -> Iterator[Token]:
 
 def _token_at(text: str, at: int) -> Token | None:
     """The token that begins at a place of a text, None for spaces and punctuation."""
+    # Kinds are tried in order, and the first that matches counts: `200 Gb/s` is
+    # a rate before it is a number, and `RoCE v2` a name before `v2` is unknown.
     is_punctuation = text[at].isspace() or text[at] in ",;:()[]/.-&"
     for kind, pattern in _LEXER:
         if is_punctuation and not kind.startswith("per_"):  # `/node`

@@ -92,6 +92,7 @@ class Network:
         if self.per == "device":
             return adapters * self.gbit_per_s
         sharing = devices_per_node if self.per == "node" else devices_per_rack or devices_per_node
+        # 10 adapters for 8 devices: two of them serve storage and management.
         if adapters > sharing:
             adapters -= adapters % sharing
         return adapters * self.gbit_per_s / sharing
@@ -252,6 +253,7 @@ def read_network(text: str) -> Network:
     Raises:
         PerfModelError: a rate that no adapter of the name has, such as `4x HDR 400 GB/s`.
     """
+    # `8xHDR` is a count and a name: apart, each is a token.
     apart = _COUNT_BEFORE_NAME.sub(r"\1x ", text)
     clauses = [clause for clause in _SEPARATOR.split(without_brackets(apart)) if clause.strip()]
     described: list[_Adapters] = []
@@ -278,6 +280,7 @@ def _read_clause(clause: str) -> tuple[_Adapters, list[str]]:
     """The set of adapters that a clause describes, and its words that are not understood."""
     label = _LABEL.match(clause)
     body = clause[label.end() :] if label else clause
+    # A label may be the network's name with prose behind it, or what a network is for.
     is_named = label is not None and bool(_read_clause(label[1])[0].family)  # `InfiniBand: data bandwidth ...`
     purpose = label[1] if label else clause
     for_computing = bool(_COMPUTE.search(purpose))
@@ -307,6 +310,8 @@ def _read_clause(clause: str) -> tuple[_Adapters, list[str]]:
 def _with_bare_number(adapters: _Adapters, number: str, rest: Sequence[Token]) -> _Adapters:
     """A number without unit: a count before a name or a noun (`8 NDR adapters`), else Gbit/s after a name
     (`EFA v2 3200`)."""
+    # Servers have at most some tens of adapters, and no adapter is slower than
+    # 10 Gbit/s: the two readings hardly overlap.
     value = float(number.replace(",", ""))
     following = rest[0][0] if rest else ""
     names_adapters = following in _FAMILY_OF_TOKEN or following in (
@@ -337,6 +342,7 @@ def _with_token(adapters: _Adapters, kind: str, match: re.Match[str]) -> _Adapte
         return replace(adapters, per=kind.removeprefix("per_"))
     if kind == "total":
         return replace(adapters, is_total=True)
+    # Makers add up both directions; every rate here is one way.
     if kind == "both_ways" and adapters.gbit_per_s is not None:
         return replace(adapters, gbit_per_s=adapters.gbit_per_s / 2)
     if kind == "adapter":
@@ -406,6 +412,8 @@ def _special(family: str, candidate: str) -> str:
 
 def _joined(described: Sequence[_Adapters]) -> list[_Adapters]:
     """Sets of adapters with fragments (`Omni-Path`, `4 links per node`) put together where they fit."""
+    # Commas divide clauses that belong together as often as networks: a
+    # fragment joins its neighbour if they contradict each other in nothing.
     joined: list[_Adapters] = []
     for adapters in described:
         if joined and _fit_together(joined[-1], adapters):
@@ -463,6 +471,7 @@ def _fabric(described: Sequence[_Adapters]) -> _Adapters | None:
     candidates = [a for a in useful if a.for_computing] or [a for a in useful if not a.for_others]
     if not candidates:
         return None
+    # A network for computing that has no rate goes before Ethernet that has one (`100G Ethernet + InfiniBand`).
     verbs = [a for a in candidates if a.family in _PREFERENCE and a.total_gbit_per_s < 0]
     fastest = max(candidates, key=lambda a: a.total_gbit_per_s)
     if verbs and fastest.family in ("", "Ethernet"):
@@ -481,6 +490,8 @@ def _network(fabric: _Adapters, text: str) -> Network:
         fabric.link_gbit_per_s,
         False,
     )
+    # What is left open follows from what is told: a name gives the rate of its
+    # link, `per` or the lack of a count says whose it is.
     by_word: dict[str, Per] = {"device": "device", "rack": "rack"}
     per = by_word.get(fabric.per, "node")
     if rate is None and fabric.family in _TCPX_NODE_GBIT and count is None:
@@ -511,6 +522,7 @@ def _network(fabric: _Adapters, text: str) -> Network:
 
 def _rate_of_each(fabric: _Adapters, count: int, rate: float, text: str) -> float:
     """The rate of one of several adapters, where words may give that of all together."""
+    # `8x NDR 3200 Gb/s` is the sum of eight links of 400; any other rate above a link's is a mistake (bytes for bits).
     link = fabric.link_gbit_per_s
     if fabric.is_total:
         return rate / count
@@ -529,5 +541,6 @@ def _with_generation(network: Network) -> Network:
         return network
     if network.gbit_per_s is None or (network.adapters is None and network.per == "node"):
         return network
+    # No two generations have the same rate, so that it tells the generation.
     by_rate = {rate: generation for generation, rate in _INFINIBAND_GBIT.items()}
     return replace(network, generation=by_rate.get(round(network.gbit_per_s), ""))

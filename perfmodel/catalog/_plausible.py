@@ -94,6 +94,7 @@ def _checked(key: str, path: str, value: Any, place: str) -> Any:
 
 
 def _figure(key: str, value: Any, limits: Plausible, place: str) -> Any:
+    # Text carries its own unit and is converted; a number is in the unit of the key.
     if isinstance(value, str) and limits.kind:
         try:
             value = parse_quantity(value, limits.kind) / limits.inside
@@ -101,6 +102,7 @@ def _figure(key: str, value: Any, limits: Plausible, place: str) -> Any:
             raise PerfModelError(f"{place}: {key}: {error}") from None
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or limits.holds(value):
         return value
+    # The remedy is the same figure in the units that would have made it plausible.
     likely = [
         f"{key} = {value * factor:.4g} if it is in {unit}"
         for unit, factor in limits.mistaken.items()

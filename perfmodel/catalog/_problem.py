@@ -94,6 +94,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
     Raises:
         PerfModelError: a key that there is not or a value that it cannot have, by name.
     """
+    # Keys at the top are few; one that belongs in a table, or in a launch file, is told where to go.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
             under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
@@ -163,6 +164,7 @@ def _change(data: dict[str, Any], change: str) -> None:
         raise PerfModelError(f"--set {change}: not KEY=VALUE, like job.seq_len=4096")
     if tables == ["layout"] and isinstance(data.get("layout"), str):
         data["layout"] = {field: written(value) for field, value in Layout.values(data["layout"]).items()}
+    # Tables that are not there yet are made, so that a change may add a whole section.
     at: Any = data
     for table in tables:
         at = at.setdefault(table, {})
@@ -202,11 +204,13 @@ def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
     if isinstance(layout, str):
         fields = dict(part.split("=", 1) for part in layout.split(",") if "=" in part)
     schedule = fields.get("schedule", "") if isinstance(fields, dict) else ""
+    # `file:PATH` is the only value of a layout that makes this program read a file.
     kind, colon, name = str(schedule).strip().partition(":")
     if kind.strip().lower() != "file" or not colon:
         return layout
     if folder is None:
         raise PerfModelError(f"{place}: schedule={schedule}: only the command line and job files may name a file")
+    # Resolved, so that neither `..` nor a link leads out of the folder.
     path = (folder / name.strip()).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise PerfModelError(
@@ -302,6 +306,7 @@ def problem_and_layout(
     Raises:
         UnknownNameError, PerfModelError: as `problem`; a layout that is given twice.
     """
+    # Callers mix fields of a layout with words of a problem as keywords (`predict(..., tp=8, seq_len=4096)`).
     layout_fields = {name: stated.pop(name) for name in list(stated) if name in LAYOUT_WORDS}
     layout_fields = {name: value for name, value in layout_fields.items() if value is not None}
     if layout_fields and layout:
@@ -337,6 +342,7 @@ def problem_and_layout(
     framework = named_framework(stated.pop("framework", "generic"))
     devices = stated.pop("devices", None)
     job = stated.pop("job", None)
+    # Fields by name are changes to the framework's job; a `Job` is whole, and nothing of the framework enters it.
     if isinstance(job, Mapping):
         unknown = set(job) - set(JOB_WORDS)
         if unknown:

@@ -50,6 +50,7 @@ class Recipe:
 
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
         """Whether a run of these names is one of the recipe's."""
+        # An empty list of a recipe stands for all: then the run's own name is in it.
         return (
             model in (self.models or (model,))
             and device in (self.devices or (device,))
@@ -132,6 +133,7 @@ class ExchangeRates:
 
     def __post_init__(self) -> None:
         for rates in (self.dispatch_gb_per_s, self.combine_gb_per_s):
+            # More parties share the same links, so that a rate that rises with them is a slip of the pen.
             falls = all(after <= before for before, after in pairwise(rates))
             if len(rates) != len(self.parties) or not falls or list(self.parties) != sorted(set(self.parties)):
                 raise PerfModelError(

@@ -92,6 +92,7 @@ def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
         # strict JSON takes lists for tuples and whole numbers for floats, but no text for numbers
         return _adapter(kind).validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
+        # All errors at once: nobody wants to mend a file one key at a time.
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'entry'}: {_say(e['type'], e['msg'])}" for e in error.errors()
         )
@@ -106,6 +107,7 @@ def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Itera
     """
     from pydantic import ValidationError
 
+    # Each field is checked by itself, since the others are stated elsewhere (by the framework, on the command line).
     kinds, known, values = get_type_hints(kind), tuple(known), {}
     for key, value in data.items():
         if key not in known:

@@ -166,9 +166,11 @@ def cluster_for(
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
     network = read_network(inter_link) if isinstance(inter_link, str) else inter_link
+    # Numbers of the table first, then what the device's own ports are: both change what the words mean.
     network = _on_ports(accelerator, network.with_adapters(nics_per_node, nic_gbit_per_s))
     rack = max(rack_size(intra_link), network.domain)
     _check_links(accelerator, devices_per_node, intra_link, rack)
+    # Gaudi's links inside a node are ports for RoCE too, whose latency they have.
     is_gaudi = accelerator.architecture.startswith("Gaudi")
     inner = _inner_level(
         accelerator,
@@ -224,6 +226,8 @@ def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]
     if first.absent:
         return first, ()
     chosen, secondary = (second, first) if second.detail > first.detail or second.detail == 2 else (first, second)
+    # Two full descriptions of eight devices per node must give the same rate
+    # per device; the source decides which is right.
     contradictions = ()
     if chosen.detail == secondary.detail == 2 and chosen.gbit_per_s_per_device(8) != secondary.gbit_per_s_per_device(8):
         contradictions = (f"inter_link says {first.words!r} and inter_link_as_stated {second.words!r}",)
@@ -271,11 +275,13 @@ def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: 
 def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, rack: int) -> NetworkLevel:
     """The network within a node, a rack of NVLink or a slice of TPUs."""
     text = links.lower()
+    # The innermost level joins a rack of NVLink or a slice of TPUs as it joins a server: all links have one rate.
     size = devices_per_node or DEVICES_PER_NODE
     if _is_rack(accelerator, rack):
         size = max(rack, NVL72_DEVICES) if "nvl72" in accelerator.name.lower() else rack
     elif accelerator.vendor == "Google" and (devices_per_node is None or (not text and size <= LARGEST_TPU_HOST)):
         size = _largest_slice(accelerator) or size
+    # A data sheet's link rate is of the SXM part; the same chip on a card talks to its neighbours over PCIe.
     bandwidth = accelerator.link_bandwidth_bytes_per_s
     if "pcie" in text and "nvlink" not in text:
         bandwidth = min(bandwidth, _host_link_gb_per_s(accelerator, text) * 1e9)
@@ -316,10 +322,12 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
         node: devices that share the adapters of a node.
         domain: devices that the level below joins.
     """
+    # Seventy-two adapters "per node" of an NVL72 are the whole rack's: a tray of four has four to eight.
     if network.per == "node" and network.adapters is not None and network.adapters > 2 * node < domain:
         network = replace(network, per="rack")
     gbit = network.gbit_per_s_per_device(node, domain)
     source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
+    # EFA is no link with a rate of its own: the instance type says how much a node gets, and the device tells the type.
     if gbit is None and network.family == "AWS EFA":
         node_gbit = _EFA_NODE_GBIT.get(accelerator.architecture, 400)
         gbit = node_gbit / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
@@ -327,17 +335,20 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
     elif gbit is None:
         gbit = float(_reference_gbit(accelerator))
         source = REFERENCE_NETWORK
+        # A stated number of adapters counts, though their rate is the reference system's.
         if network.adapters is not None:
             network = replace(network, gbit_per_s=gbit)
             gbit = network.gbit_per_s_per_device(node, domain) or gbit
         elif network.family == "InfiniBand":
             network = replace(network, gbit_per_s=gbit, per="device").with_adapters(None, gbit)
     _check_adapters(accelerator, network, gbit)
+    # The name keeps the network's words, since collectives measured on networks are looked up by it.
     name = network.words if network.family or network.gbit_per_s else "scale-out network"
     shared = next((rates for word, rates in _SHARED.items() if word in name.lower()), (1.0, 0.0, 0.0))
     delivered, contention, rank_latency_s = shared
     return NetworkLevel(
         name=name,
+        # Whole domains, as a level must be a multiple of the one below.
         size=-(-UNBOUNDED // domain) * domain,
         bandwidth_bytes_per_s=gbit * 1e9 / 8 * delivered,
         latency_s=_latency_s(
