@@ -6,8 +6,9 @@ from perfmodel.catalog._devices import device, devices, usable_cores
 from perfmodel.catalog._frameworks import framework, framework_versions, frameworks
 from perfmodel.catalog._models import from_config as model_from_config
 from perfmodel.catalog._models import hub_names, model, model_from_toml, model_with, models
+from perfmodel.catalog._network import NETWORK_WORDS, Network
 from perfmodel.catalog._network_tokens import unread_link_words
-from perfmodel.catalog._network_words import NETWORK_WORDS, Network, read_network
+from perfmodel.catalog._network_words import read_network
 from perfmodel.catalog._problem import (
     JOB_FILE_KEYS,
     JOB_WORDS,

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.catalog._devices import CPU_NAMES, device, device_from_toml
+from perfmodel.catalog._network import NETWORK_WORDS
 from perfmodel.catalog._network_tokens import unread_link_words
-from perfmodel.catalog._network_words import NETWORK_WORDS, read_network
+from perfmodel.catalog._network_words import read_network
 from perfmodel.catalog._plausible import plausible_figures
 from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
 from perfmodel.catalog._words import cluster_for, network_level

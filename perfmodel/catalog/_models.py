@@ -199,7 +199,7 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     plain = {key: one_number(value) for key, value in config.items() if value is not None}
     if isinstance(plain.get("attn_config"), dict):
         plain["attn_config"] = _stated(plain["attn_config"], {})
-    # Where a configuration has both names of a key, the family's own wins over the alias.
+    # Where a configuration has both names of a number, that which the reader knows wins.
     renamed = {aliases[key]: value for key, value in plain.items() if key in aliases}
     return renamed | plain
 

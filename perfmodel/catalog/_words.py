@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.catalog._devices import device
+from perfmodel.catalog._network import NETWORK_WORDS, Network
 from perfmodel.catalog._network_tokens import makers_of_links, rack_size
-from perfmodel.catalog._network_words import NETWORK_WORDS, Network, read_network
+from perfmodel.catalog._network_words import read_network
 from perfmodel.catalog._toml import package_tables
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Device, NetworkLevel
@@ -323,8 +324,8 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
         domain: devices that the level below joins.
     """
     # Seventy-two adapters "per node" of an NVL72 are the whole rack's: a tray of four has four to eight.
-    if network.per == "node" and network.adapters is not None and network.adapters > 2 * node < domain:
-        network = replace(network, per="rack")
+    if network.scope == "node" and network.adapters is not None and network.adapters > 2 * node < domain:
+        network = replace(network, scope="rack")
     gbit = network.gbit_per_s_per_device(node, domain)
     source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
     # EFA is no link with a rate of its own: the instance type says how much a node gets, and the device tells the type.
@@ -340,7 +341,7 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
             network = replace(network, gbit_per_s=gbit)
             gbit = network.gbit_per_s_per_device(node, domain) or gbit
         elif network.family == "InfiniBand":
-            network = replace(network, gbit_per_s=gbit, per="device").with_adapters(None, gbit)
+            network = replace(network, gbit_per_s=gbit, scope="device").with_adapters(None, gbit)
     _check_adapters(accelerator, network, gbit)
     # The name keeps the network's words, since collectives measured on networks are looked up by it.
     name = network.words if network.family or network.gbit_per_s else "scale-out network"

@@ -85,7 +85,7 @@ def test_unit_order_and_punctuation_do_not_matter(count, rate, family, unit, tim
     assert expected.gbit_per_s_per_device(count) == pytest.approx(rate)
     network = read_network(written)
     assert network.gbit_per_s == pytest.approx(rate)
-    assert (network.adapters, network.family, network.per) == (count, expected.family, "node"), written
+    assert (network.adapters, network.family, network.scope) == (count, expected.family, "node"), written
 
 
 @given(
@@ -105,7 +105,7 @@ def test_a_byte_is_eight_bits(rate, name, per):
         family=st.sampled_from(["", "InfiniBand", "RoCE", "AWS EFA", "Ethernet", "Slingshot", "Omni-Path", "RDMA"]),
         adapters=st.one_of(st.none(), st.integers(1, 99)),
         gbit_per_s=st.sampled_from([25.0, 37.5, 66.0, 50.0]),
-        per=st.sampled_from(["node", "device", "rack"]),
+        scope=st.sampled_from(["node", "device", "rack"]),
         domain=st.sampled_from([0, 0, 72]),
     )
 )
@@ -125,7 +125,7 @@ def test_every_published_wording_is_read_back_from_its_words(data_dir):
     for words in wordings:
         network = read_network(words)
         again = read_network(network.words)
-        for field in ("family", "generation", "adapters", "gbit_per_s", "per", "absent"):
+        for field in ("family", "generation", "adapters", "gbit_per_s", "scope", "absent"):
             assert getattr(again, field) == getattr(network, field), words
 
 

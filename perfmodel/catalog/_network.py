@@ -1,0 +1,133 @@
+"""The network between nodes as a record: adapters, their rate, and whose they are."""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+Scope = Literal["node", "device", "rack"]
+NETWORK_WORDS: Final = (
+    "write it like '8x 400 Gb/s InfiniBand NDR per node' (b is bits, B bytes; perfmodel.catalog.read_network)"
+)
+INFINIBAND_GBIT: Final = {
+    "SDR": 10,
+    "DDR": 20,
+    "QDR": 40,
+    "FDR": 56,
+    "EDR": 100,
+    "HDR": 200,
+    "NDR": 400,
+    "XDR": 800,
+    "GDR": 1600,
+}
+"""Gbit/s of a link of four lanes by generation (InfiniBand Trade Association, roadmap)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network between nodes, as far as words tell it."""
+
+    family: str = ""
+    """`InfiniBand`, `RoCE`, `AWS EFA` and so on; empty where no word names one."""
+    generation: str = ""
+    """Of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty where it is not known."""
+    adapters: int | None = None
+    """Of a node, device or rack, see `scope`. None: not told; the rate is then the whole node's, or that of the one
+    adapter of a device."""
+    gbit_per_s: float | None = None
+    """One way, of one adapter (of a whole node where `adapters` is None and `scope` is `node`); None: not told."""
+    scope: Scope = "node"
+    """Whose the adapters and the rate are: shared by a node or a rack, or each device's own."""
+    is_adapter_rate: bool = False
+    """Whether the rate may be that of one of several adapters: one that adapters have, and the words say neither how
+    many there are nor what the rate is per."""
+    absent: bool = False
+    """Whether the words say that there is none: a single node."""
+    domain: int = 0
+    """Devices of the NVLink rack that the words name (`NVL72`); 0 where they name none."""
+    not_understood: tuple[str, ...] = ()
+    """Words that the grammar does not have, none of which was used."""
+
+    @property
+    def name(self) -> str:
+        """Family and generation, as tables of measured collectives name them."""
+        # Its maker writes Slingshot-11, all others put a blank.
+        sign = "-" if self.family == "Slingshot" else " "
+        return f"{self.family}{sign}{self.generation}" if self.generation else self.family
+
+    @property
+    def words(self) -> str:
+        """The network in the words of the grammar; reading them gives this network again."""
+        rack = f"NVL{self.domain}, " if self.domain else ""
+        if self.absent:
+            return f"{rack}none (one node)"
+        if self.gbit_per_s is None:
+            counted = f"{self.adapters}x {self.name}" if self.adapters else self.name
+            return f"{rack}{counted}".strip().removesuffix(",")
+        rate = f"{self.gbit_per_s:.12g} Gb/s"
+        if self.adapters is not None:
+            scope, rate = self.scope, f"{self.adapters}x {rate}"
+        else:
+            scope = "adapter" if self.scope == "device" else self.scope
+        return f"{rack}{rate} {self.name}".rstrip() + ("" if self.is_adapter_rate else f" per {scope}")
+
+    def gbit_per_s_per_device(self, devices_per_node: int, devices_per_rack: int = 0) -> float | None:
+        """Rate that each device gets when all communicate; None where no rate is told.
+
+        Adapters of a node beyond a whole number for each device serve storage.
+
+        Args:
+            devices_per_node: that share the adapters of a node (of a tray, in a rack of NVLink).
+            devices_per_rack: that share what is told per rack.
+        """
+        if self.gbit_per_s is None:
+            return None
+        adapters = 1 if self.adapters is None else self.adapters
+        if self.scope == "device":
+            return adapters * self.gbit_per_s
+        sharing = devices_per_node if self.scope == "node" else devices_per_rack or devices_per_node
+        # 10 adapters for 8 devices: two of them serve storage and management.
+        if adapters > sharing:
+            adapters -= adapters % sharing
+        return adapters * self.gbit_per_s / sharing
+
+    @property
+    def detail(self) -> int:
+        """Detail of the words on its rate: 2 if adapters are counted, 1 if there is a rate, else 0."""
+        if self.gbit_per_s is None:
+            return 0
+        return 1 if self.adapters is None else 2
+
+    def with_adapters(self, count: int | None, gbit_per_s: float | None) -> "Network":
+        """The network with adapters of a node as numbers tell them, which win over words.
+
+        Numbers that repeat the words' own (`3x 100 GbE per card`, 3, 100) mean what the words mean.
+        """
+        repeats = self.gbit_per_s is not None and count in (None, self.adapters)
+        if (count is None and gbit_per_s is None) or (repeats and gbit_per_s in (None, self.gbit_per_s)):
+            return self
+        changed = replace(self, is_adapter_rate=False)
+        counted_per_node = self.adapters is not None and self.scope == "node"
+        if gbit_per_s is None:
+            # A count alone: it divides a rate of the whole node, and leaves that of one adapter as it is. EFA's rate is
+            # that of the instance, however many cards carry it.
+            if self.gbit_per_s is None or self.family == "AWS EFA":
+                return replace(changed, adapters=count, scope="node")
+            is_total = self.scope != "device" and self.adapters is None
+            each = self.gbit_per_s / count if is_total and count else self.gbit_per_s
+            return with_generation(replace(changed, adapters=count, gbit_per_s=each, scope="node"))
+        if count is None:
+            # A rate alone is that of the adapters which the words count, else of each device's own.
+            count = self.adapters
+            scope: Scope = "node" if counted_per_node else "device"
+            return with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_s, scope=scope))
+        return with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_s, scope="node"))
+
+
+def with_generation(network: Network) -> Network:
+    """InfiniBand with the generation whose links have its adapters' rate, where words name none."""
+    if network.family != "InfiniBand" or network.generation:
+        return network
+    if network.gbit_per_s is None or (network.adapters is None and network.scope == "node"):
+        return network
+    # No two generations have the same rate, so that it tells the generation.
+    by_rate = {rate: generation for generation, rate in INFINIBAND_GBIT.items()}
+    return replace(network, generation=by_rate.get(round(network.gbit_per_s), ""))
