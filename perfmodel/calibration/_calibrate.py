@@ -112,11 +112,13 @@ def run_apart(plan: Plan, folder: Path) -> None:
         CalibrationError: with what `run_plan` refused.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        if problem := pool.submit(_run, plan, folder).result():
-            raise CalibrationError(problem)
+        refused = pool.submit(_run, plan, folder).result()
+    if refused:
+        raise CalibrationError(refused)
 
 
 def _run(plan: Plan, folder: Path) -> str:
+    """Run a plan, and return what was refused; empty where nothing was."""
     try:
         run_plan(plan, folder)
     except PerfModelError as error:

@@ -116,7 +116,8 @@ def _spread_over_steps(calls: Sequence[Call]) -> float:
         of_step[call.step].append(call)
     if len(of_step) < 2:
         return 0.05
-    return float(np.std(np.log([_usual_s(step_calls) for step_calls in of_step.values()]), ddof=1) / sqrt(len(of_step)))
+    log_s = np.log([_usual_s(step_calls) for step_calls in of_step.values()])
+    return float(np.std(log_s, ddof=1) / sqrt(len(of_step)))
 
 
 def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
@@ -145,7 +146,8 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         return np.concatenate([np.log(predicted_s / measured_s) / log_sd, x / _LINK_PRIOR])
 
     # Start with one factor for all, their median.
-    fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
+    common_factor = float(np.median(np.log(measured_s / seconds)))
+    fitted = least_squares(residuals, np.full(len(names), common_factor))
 
     # Laplace's approximation: covariance of the parameters from the curvature at the optimum.
     sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
@@ -176,7 +178,10 @@ class _Seen(NamedTuple):
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
     """Collectives by size. Those of unknown size are taken to be the predicted ones of their kind (of any kind, where
     no name tells it), all longer by one factor."""
-    known = [(total, op) for total in sides.events.values() if isinstance(op := total.op, Collective)]
+    known = []
+    for total in sides.events.values():
+        if isinstance(total.op, Collective):
+            known.append((total, total.op))
     predicted = {event_key(op): op for _, op in known}
     per_node = problem.cluster.levels[0].size
     unsized: dict[str, float] = defaultdict(float)
@@ -193,15 +198,22 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
     # are off.
     device_steps = sides.steps * max(len({call.device for call in sides.calls}), 1)
     # Calls of known size: their mean, less certain the more they scatter.
-    for of_key in timed.values():
-        taken_s = np.array([s for _, s in of_key])
+    for op_and_time in timed.values():
+        op = op_and_time[0][0]
+        taken_s = np.array([time_s for _, time_s in op_and_time])
         mean_s = float(taken_s.mean())
         error_s = float(taken_s.std()) / sqrt(len(taken_s))
-        yield _Seen(of_key[0][0], mean_s, len(taken_s) / device_steps, hypot(_LINK_NOISE, error_s / mean_s))
+        yield _Seen(
+            op=op,
+            time_s=mean_s,
+            calls=len(taken_s) / device_steps,
+            log_sd=hypot(_LINK_NOISE, error_s / mean_s),
+        )
     # Calls of unknown size: predicted sizes, longer by the factor of their total time.
     for kind, total_s in unsized.items():
         of_kind = [(total, op) for total, op in known if kind in ("", total.family)]
-        factor = total_s / device_steps / max(sum(total.predicted_s for total, _ in of_kind), 1e-300)
+        predicted_s = sum(total.predicted_s for total, _ in of_kind)
+        factor = total_s / device_steps / max(predicted_s, 1e-300)
         for total, op in of_kind:
             if total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
@@ -234,10 +246,11 @@ def _issuing_s(sides: SideBySide) -> float:
     total = []
     for device in {call.device for call in sides.calls}:
         for step in {call.step for call in sides.calls}:
-            at = np.sort([c.launched_s for c in sides.calls if (c.device, c.step) == (device, step)])
-            between = np.diff(at[np.isfinite(at)])
-            if len(between):
-                total.append(float(between[between <= _HELD_UP * max(np.median(between), 1e-6)].sum()))
+            launched_s = np.sort([c.launched_s for c in sides.calls if (c.device, c.step) == (device, step)])
+            between_s = np.diff(launched_s[np.isfinite(launched_s)])
+            if len(between_s):
+                held_up_s = _HELD_UP * max(np.median(between_s), 1e-6)
+                total.append(float(between_s[between_s <= held_up_s].sum()))
     return float(np.mean(total)) if total else 0.0
 
 
@@ -281,6 +294,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
         moving = sorted((c.start_s, c.end_s) for c in device_calls if c.kind == ActivityKind.COMMUNICATION)
         if not moving:
             continue
+
         # A kernel counts as beside a collective if nine tenths of it are; one that is so in part is left out.
         starts, ends = np.array(moving).T
         alone: dict[tuple, list[float]] = defaultdict(list)
@@ -288,7 +302,8 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
         for call in device_calls:
             if call.kind == ActivityKind.COMPUTE:
                 key = (call.name, call.op)
-                over_s = float(np.clip(np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s), 0, None).sum())
+                overlaps_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s)
+                over_s = float(np.clip(overlaps_s, 0, None).sum())
                 if over_s == 0:
                     alone[key].append(call.time_s)
                 elif over_s >= 0.9 * (call.end_s - call.start_s):

@@ -202,7 +202,8 @@ def _assemble(
         lost: dict[Op, None] = {}
         for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
             # What no collector measures stays predicted; what it takes of the steps is reported.
-            if reason := why_not_measured(op, nodes):
+            reason = why_not_measured(op, nodes)
+            if reason:
                 if op not in unmeasured:
                     lost[op] = None
                 unmeasured[op] = reason

@@ -125,7 +125,8 @@ class Observations:
         self._traced: dict[int, _Traced] = {}
         for group in self.groups:
             for at in group.runs:
-                if (timeline := runs[at].timeline) is not None:
+                timeline = runs[at].timeline
+                if timeline is not None:
                     (layout_batch,) = layout_batches(group.model, [runs[at].layout])
                     self._traced[at] = _traced(runs[at], timeline, prepared(layout_batch.spec))
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])

@@ -1,8 +1,7 @@
 """`perfmodel search`: the best layouts, under which objective and constraints, and why no others."""
 
 import argparse
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
     from perfmodel.planning.layouts import SearchResult
     from perfmodel.planning.training_run import TrainingRun
+    from perfmodel.prediction import Prediction
 
 
 def add_command(commands: Any) -> None:
@@ -71,9 +71,23 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=_execute)
 
 
+@dataclass(frozen=True)
+class _Script:
+    """The launch script that --script asks for; empty where it does not, or where there is none."""
+
+    text: str = ""
+    error: LaunchFileError | None = None
+    """Why the framework can run none of the layouts."""
+
+
 def _execute(arguments: argparse.Namespace) -> int:
+    """Search, show the ranking, and write the files that are asked for.
+
+    Raises:
+        PerfModelError: what stands in the way of every layout.
+        KeyboardInterrupt: the search was interrupted; what it reached is shown before.
+    """
     from perfmodel.planning.layouts import print_search
-    from perfmodel.planning.training_run import run_lines
 
     # A program and a Pareto front are searches of their own.
     if arguments.program:
@@ -89,7 +103,6 @@ def _execute(arguments: argparse.Namespace) -> int:
     result = _searched(arguments)
     report = result.to_dict()
     problem = problem_of(arguments, quiet=True)
-    run_summary = ()
     your_layout = own_layout(arguments)
     change = None if your_layout is None else advice(arguments, problem, your_layout, result)
     if your_layout is not None:
@@ -101,56 +114,33 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     # A framework may be unable to run any of the best layouts. The ranking is shown before that
     # error is raised.
-    script: str | None = None
-    no_script: LaunchFileError | None = None
-    if arguments.script and result.layouts:
-        try:
-            script = _launch_text(arguments, result, arguments.framework, template=None)
-        except LaunchFileError as error:
-            no_script = error
-        else:
-            report["launch_script"] = script
-
-    # With --tokens, every layout and the recommended one get days, money and energy.
-    for row, p in zip(report["layouts"], result.layouts, strict=True):
-        training = run_of(arguments, problem.replace(global_batch=p.global_batch), p)
-        if training:
-            row |= training.to_dict()
-    training = _training_of_recommended(arguments, problem, result) if result.layouts else None
-    if training:
-        report["recommended"] |= training.to_dict()
-        run_summary = run_lines(training)
+    script = _script_of_recommended(arguments, result)
+    if script.text:
+        report["launch_script"] = script.text
+    run_summary = _add_training_runs(arguments, problem, result, report)
 
     # The ranking comes first: nothing that goes wrong with a file may lose it.
     files = _written(arguments, report)
     if arguments.json or (result.complete and not result.impossible) or result.layouts:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
-        show = partial(
-            print_search,
-            new_console(),
-            result,
-            command,
-            run_summary,
-            verbose=arguments.verbose,
-        )
 
-        def show_with_own() -> None:
+        def show() -> None:
             if your_layout is not None:
                 print(your_layout.line)
-            show()
+            print_search(new_console(), result, command, run_summary, verbose=arguments.verbose)
             written(files)
 
-        emit(arguments, report, show_with_own)
+        emit(arguments, report, show)
 
     # Files of an interrupted search's best layout would be mistaken for those of the best.
     if result.complete and result.layouts:
         more = _write_recommended(arguments, result)
         if not arguments.json:
             written(more)
-    if no_script is not None:
-        raise no_script
-    if script is not None and not arguments.json:
-        print(f"launch script:\n\n{script.rstrip()}")
+    if script.error is not None:
+        raise script.error
+    if script.text and not arguments.json:
+        print(f"launch script:\n\n{script.text.rstrip()}")
     if change is not None and not arguments.json:
         print("\n".join(change.lines))
 
@@ -162,12 +152,38 @@ def _execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _training_of_recommended(
-    arguments: argparse.Namespace, problem: Problem, result: "SearchResult"
-) -> "TrainingRun | None":
-    """The whole run with the recommended layout, if `--tokens` asks for it."""
-    best = result.first_to_try
-    return run_of(arguments, problem.replace(global_batch=best.global_batch), best)
+def _script_of_recommended(arguments: argparse.Namespace, result: "SearchResult") -> _Script:
+    """Return the launch script of the best layout that the framework can run, where --script asks for it."""
+    if not arguments.script or not result.layouts:
+        return _Script()
+    try:
+        return _Script(_launch_text(arguments, result, arguments.framework, template=None))
+    except LaunchFileError as error:
+        return _Script(error=error)
+
+
+def _add_training_runs(
+    arguments: argparse.Namespace, problem: Problem, result: "SearchResult", report: dict[str, Any]
+) -> tuple[str, ...]:
+    """Add days, money and energy of a whole run to every layout of a report, where --tokens asks for them.
+
+    Returns:
+        Lines that say these of the recommended layout; none without --tokens.
+    """
+    from perfmodel.planning.training_run import run_lines
+
+    def training_run(prediction: "Prediction") -> "TrainingRun | None":
+        return run_of(arguments, problem.replace(global_batch=prediction.global_batch), prediction)
+
+    for row, prediction in zip(report["layouts"], result.layouts, strict=True):
+        training = training_run(prediction)
+        if training:
+            row |= training.to_dict()
+    recommended = training_run(result.first_to_try) if result.layouts else None
+    if recommended is None:
+        return ()
+    report["recommended"] |= recommended.to_dict()
+    return tuple(run_lines(recommended))
 
 
 def _write_recommended(arguments: argparse.Namespace, result: "SearchResult") -> list[str]:

@@ -209,10 +209,10 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     peak_bytes = np.asarray(predicted["predicted_peak_memory_bytes"], float)
 
     def figures(chosen: np.ndarray) -> dict[str, Any]:
-        t = chosen & usable & ~np.isnan(measured_s)
-        w = chosen & usable & ~np.isnan(measured_bytes)
-        memory = errors(measured_bytes[w], peak_bytes[w])
-        return errors(measured_s[t], time_s[t], lo_s[t], hi_s[t]) | {"memory": memory}
+        timed = chosen & usable & ~np.isnan(measured_s)
+        weighed = chosen & usable & ~np.isnan(measured_bytes)
+        memory = errors(measured_bytes[weighed], peak_bytes[weighed])
+        return errors(measured_s[timed], time_s[timed], lo_s[timed], hi_s[timed]) | {"memory": memory}
 
     # Errors by source, then over all rows: one sweep of 2,000 rows would otherwise drown the
     # other sources.

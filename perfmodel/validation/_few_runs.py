@@ -37,7 +37,7 @@ class Covariances(CovarianceTerms):
     """`SitePrior.doubt`."""
 
 
-def given(
+def others_given_known(
     covariances: Covariances,
     scales: Scales,
     residual: Float[np.ndarray, " runs"],
@@ -73,7 +73,7 @@ class Draw:
     """A source's other runs once some are known."""
 
     residual: Float[np.ndarray, " others"]
-    """Their residuals less what the known runs explain (`given`)."""
+    """Their residuals less what the known runs explain (`others_given_known`)."""
     half: Float[np.ndarray, " others"]
     """Half-widths of their 90 % intervals."""
     unknown: Int[np.ndarray, " others"]
@@ -100,7 +100,7 @@ def draws(
     turns = [np.roll(np.arange(size), -at) for at in range(size)]
 
     def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
-        left_over, half = given(covariances, scales, residual, index[order[:k]], index[order[k:]])
+        left_over, half = others_given_known(covariances, scales, residual, index[order[:k]], index[order[k:]])
         return Draw(left_over, half, order[k:])
 
     for k in FEW:

@@ -98,7 +98,8 @@ class HostActivations(OpenChoice):
         return on_or_off(case.layout.offload_layers > 0)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        assert isinstance(case.model, Transformer)
+        if not isinstance(case.model, Transformer):
+            raise PerfModelError(f"{self.name}: {case.model.name} has no layers whose activations go to the host")
         feed_forward: RecomputeModule = "mlp" if case.model.experts is None else "moe"
         # All layers but one: the last one's backward begins at once.
         on_host = {"recompute": "selective", "offload_layers": case.model.layers - 1}
@@ -125,6 +126,8 @@ class Sharding(OpenChoice):
         return str(case.layout.zero)
 
     def variants(self, case: Case) -> Sequence[Variant]:
+        # Several frameworks refuse ZeRO stages in pipelines that they run without (DeepSpeed
+        # runtime/pipe/engine.py: 2 and 3 are incompatible with pipeline parallelism).
         framework = case.framework
         stages = framework.zero_stages_in_pipelines if case.layout.pp > 1 else framework.zero_stages
         return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]

@@ -120,7 +120,7 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
             everywhere[team] = float(np.mean(parameters[team]["of"][key("", "")]["mean"]))
             _draw(score, without, team, drawn)
             left_out_runs.append(left_out_of(runs, score, without, TEAM, score.teams, team))
-        residual = np.asarray(score.left_out(state)[0])
+        residual = np.asarray(score.left_out(state).residual)
     coverage = LeftOutRuns.joined(left_out_runs)
     few = _with_teams_left_out(score, coverage, drawn, parameters)
     return PopulationFit(parameters, score, state, residual, everywhere, few, coverage)
@@ -159,7 +159,8 @@ def _with_teams_left_out(
 
         # Widths of a team's runs are learned from the other teams too, so that the reported
         # coverage is out of sample.
-        fitted, (doubt, held_given) = fit_coverage(known), _given(drawn, other_teams)
+        fitted = fit_coverage(known)
+        doubt, held_given = _doubt_and_width(drawn, other_teams)
         numbers["common"] |= {
             "coverage": fitted.to_dict(),
             "doubt": doubt,
@@ -184,13 +185,13 @@ def left_out_of(
     Where a framework's facts were looked up with a run's error in view, it counts without them (`SiteRuns.log_undone`):
     they would make it an easy run, and not one of a framework that nobody ever held against runs.
     """
-    residual, shared, (of_site, within, repeats), noise = score.left_out(state, folds)
+    residual, shared, own, noise = score.left_out(state, folds)
     first, second = np.asarray(unpack(state.vector)["scatter"]).tolist()
     nodes = scales((first, second))
     # Predictions add what a run leaves open after the width is fitted (`perfmodel.validation.predict_run`).
-    fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(of_site)) - runs.open_deviation**2
-    scattered = nodes.within[:, None] * np.diag(np.asarray(within))
-    single = nodes.own[:, None] * (np.diag(np.asarray(repeats)) + float(noise))
+    fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(own.fixed)) - runs.open_deviation**2
+    scattered = nodes.within[:, None] * np.diag(np.asarray(own.within))
+    single = nodes.own[:, None] * (np.diag(np.asarray(own.repeats)) + float(noise))
     half = half_width(np.maximum(fixed + scattered + single, 0.0), nodes.weight)
 
     # Swap the run's own log error for that without facts found in view of it; what its site
@@ -256,8 +257,8 @@ def parameters_text(fit: PopulationFit) -> str:
     return "{\n" + ",\n".join(fits) + "\n}\n"
 
 
-def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
-    """The noise inflation of `DOUBTS` with the least error, and the conformal factor of half-widths that goes with it.
+def _doubt_and_width(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
+    """Return the noise inflation of `DOUBTS` with the least error, and the conformal factor of half-widths with it.
 
     The error is the mean relative error of a source's other runs once some are known, plus what it is worse by than
     without known runs. Every source counts the same (`conformal_scale`).
@@ -289,15 +290,18 @@ def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -
 
 def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, Draws]]) -> None:
     """Add to `drawn` the draws of known runs of every source of a team that the state has not seen."""
-    residual, shared, parts, noise = score.left_out(without)
-    of_site, within, repeats = map(np.asarray, parts)
+    left_out = score.left_out(without)
+    residuals = np.asarray(left_out.residual)
+    fixed = np.asarray(left_out.shared) + np.asarray(left_out.own.fixed)
+    within = np.asarray(left_out.own.within)
+    repeats = np.asarray(left_out.own.repeats)
     first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
-    nodes, residuals = scales((first, second)), np.asarray(residual)
+    nodes = scales((first, second))
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
         if score.runs.labels["group"][index[0]] != team:
             continue
         for doubt in DOUBTS:
-            covariances = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), doubt)
+            covariances = Covariances(fixed, within, repeats, float(left_out.noise), doubt)
             drawn[doubt][source] = draws(covariances, nodes, residuals, index[there])
 
 

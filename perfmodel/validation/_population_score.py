@@ -14,7 +14,7 @@ is not misled where the model is wrong of one source, as the marginal likelihood
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -132,28 +132,61 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
     return total
 
 
-def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Covariances of runs by what is their source's own, noise left out: its factors, and what each run leaves open;
-    what settings, events and layouts near one another share; what repeats of a layout do. Arrays of JAX or of NumPy, of
-    which none is compiled for a number of runs of its own."""
+class OwnParts(NamedTuple):
+    """Covariances [runs, runs] of runs by what is their source's own, noise left out.
+
+    They are apart because a source scatters by two scales (`perfmodel.prediction.Scales`), of which each multiplies one
+    part.
+    """
+
+    fixed: Any
+    """From factors of the source and the site, and from what each run leaves open: multiplied by no scale."""
+    within: Any
+    """From settings, events and layouts near one another: multiplied by the scale within the source."""
+    repeats: Any
+    """From repeats of one layout: multiplied by the scale of a run's own."""
+
+
+def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
+    """Return the covariances of runs by what is their source's own.
+
+    Arrays are JAX's or NumPy's as `hyper` is; with NumPy's nothing is compiled for one number of runs.
+    """
     xp = hyper["near"].__array_namespace__()
-    source, site = (runs["levels"][name] for name in ("source", "site"))
+    source = runs["levels"]["source"]
+    site = runs["levels"]["site"]
+    same_source = source[:, None] == source
+    same_site = site[:, None] == site
 
     # Layouts near one another err alike: an exponential kernel over doublings of degrees and
     # sizes. The tiny term keeps the square root differentiable at 0.
     apart = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
     near = hyper["near"] ** 2 * xp.exp(-apart / hyper["length"])
-    of_site = (runs["degrees"] * hyper["degrees"] ** 2) @ runs["degrees"].T
-    of_site += hyper["events"] ** 2 * runs["events"][:, None] * runs["events"]
-    same_source = source[:, None] == source
-    repeats = (runs["layout"][:, None] == runs["layout"]) * hyper["layout"] ** 2
-    within = same_source * near + (site[:, None] == site) * of_site
+
+    # A site adds an unknown amount per unit of each degree (what is unstated, extrapolated) and per
+    # half-width of its events. It is one amount for all runs there, each of which has its share.
+    by_degree = (runs["degrees"] * hyper["degrees"] ** 2) @ runs["degrees"].T
+    by_degree += hyper["events"] ** 2 * runs["events"][:, None] * runs["events"]
+    same_layout = runs["layout"][:, None] == runs["layout"]
     left_open = xp.eye(len(source)) * runs["open_deviation"] ** 2
-    return (
-        factors(hyper, runs, ("source", "site")) + left_open,
-        within,
-        same_source * repeats,
+    return OwnParts(
+        fixed=factors(hyper, runs, ("source", "site")) + left_open,
+        within=same_source * near + same_site * by_degree,
+        repeats=same_source * (same_layout * hyper["layout"] ** 2),
     )
+
+
+class LeftOut(NamedTuple):
+    """Every run as it is predicted without its fold."""
+
+    residual: Any
+    """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
+    shared: Any
+    """Posterior covariance [runs, runs] of what runs share with other sources; 0 between folds."""
+    own: OwnParts
+    """Covariances by what is the sources' own."""
+    noise: Any
+    """Variance of what each run has for itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,41 +212,47 @@ class Score:
         self.teams = team_folds(runs.labels["group"].tolist())
 
         # Draw the known runs once: a score that changes from call to call could not be minimised.
-        rng, self.given = np.random.default_rng(0), {}
+        rng = np.random.default_rng(0)
+        runs_of_source = self.there.sum(axis=1)
+        self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for k in GIVEN:
             drawn = []
-            for n_runs in self.there.sum(axis=1):
+            for n_runs in runs_of_source:
                 drawn.append([rng.permutation(max(n_runs, k))[:k] for _ in range(DRAWS)])
-            self.given[k] = np.array(drawn), self.there.sum(axis=1) > k
+            # A source counts only where runs are left to predict.
+            self.known[k] = np.array(drawn), runs_of_source > k
 
     def start(self) -> State:
         """Nothing known."""
         vector = np.log(np.concatenate([*START.values()]))
         return State(vector, np.ones(len(self.sources)), np.ones(len(self.runs.log)))
 
-    def left_out(self, state: State, folds: Folds | None = None) -> tuple[Any, Any, Any, Any]:
-        """Every run's residual when its fold is left out (that of its teams, where none is given), and by fold the
-        covariance of that by what is shared; the covariances of all by what is their own (`own_parts`); the variance
-        of noise. Blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks)."""
+    def left_out(self, state: State, folds: Folds | None = None) -> LeftOut:
+        """Predict every run without its fold (that of its teams, where no folds are stated).
+
+        All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks).
+        """
         return self._left_out(state.vector, state.scale, state.weight, (folds or self.teams).padded())
 
     @cached_property
-    def _left_out(self) -> Callable[..., tuple[Any, Any, Any, Any]]:
+    def _left_out(self) -> Callable[..., LeftOut]:
         """`left_out` of what a state is made of, compiled."""
         import jax
 
         return jax.jit(self._of_folds)
 
-    def _of_folds(self, vector: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    def _of_folds(self, vector: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> LeftOut:
         import jax
         import jax.numpy as jnp
 
         # Covariance of all runs: factors that other sources share, and each source's own part
         # times its scale. Outliers get more noise (`weight` below 1).
-        hyper, runs = unpack(vector), jax.tree.map(jnp.asarray, self.runs.arrays())
-        parts, noise = own_parts(hyper, runs), hyper["noise"][0] ** 2
+        hyper = unpack(vector)
+        runs = jax.tree.map(jnp.asarray, self.runs.arrays())
+        own = own_parts(hyper, runs)
+        noise = hyper["noise"][0] ** 2
         scale = jnp.asarray(scale)[self.of_source]
-        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
+        scaled = sum(own) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
         inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
         solved = inverse @ self.runs.log
 
@@ -234,7 +273,7 @@ class Score:
         rows, columns = members[:, :, None], members[:, None]
         both = predicted[:, :, None] & predicted[:, None]
         together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
-        return flat, together, parts, noise
+        return LeftOut(residual=flat, shared=together, own=own, noise=noise)
 
     def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
         """Negative log score of the sources that count, with the weak prior of the hyperparameters."""
@@ -242,8 +281,9 @@ class Score:
         import jax.numpy as jnp
         from jax.scipy.special import logsumexp
 
-        residual, shared, (of_site, within, repeats), noise = self.left_out(State(vector, scale, weight))
-        fixed, hyper = shared + of_site, unpack(vector)
+        residual, shared, own, noise = self.left_out(State(vector, scale, weight))
+        fixed = shared + own.fixed
+        hyper = unpack(vector)
         *nodes, heavy = standard_nodes()
 
         # Sources scatter by unknown scales of their own: a quadrature over two log-normal scales,
@@ -253,14 +293,16 @@ class Score:
 
         def unconditional(index: Any, there: Any) -> Any:
             """Mean log score of a source's runs while none of them is known."""
-            fixed_of, within_of, repeats_of = (jnp.diag(part)[index] for part in (fixed, within, repeats))
+            fixed_of = jnp.diag(fixed)[index]
+            within_of = jnp.diag(own.within)[index]
+            repeats_of = jnp.diag(own.repeats)[index]
             variance = fixed_of + scales[0][:, None] * within_of + scales[1][:, None] * (repeats_of + noise)
             log = logsumexp(_log_normal(residual[index], variance) + prior, axis=0)
             return jnp.where(there, log, 0.0).sum() / there.sum()
 
         def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
             """Mean log score of a source's other runs once the drawn ones are known."""
-            covariances = [part[index][:, index] for part in (fixed, within, repeats)]
+            covariances = [part[index][:, index] for part in (fixed, own.within, own.repeats)]
             columns_of_drawn = []
             for run in drawn:
                 columns_of_drawn.append([part[:, run] for part in covariances])
@@ -294,7 +336,7 @@ class Score:
 
         # Score each source as a whole unseen site, and after 1, 3 and 8 of its runs.
         score = jax.vmap(unconditional)(members, there) @ counted
-        for drawn, enough in self.given.values():
+        for drawn, enough in self.known.values():
             each = jax.vmap(jax.vmap(conditional, (None, None, None, 0)))(members, there, enough, drawn)
             score += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
 
@@ -305,10 +347,11 @@ class Score:
 
     def scaled(self, state: State) -> State:
         """Scales of sources given their runs, and weights of runs by how far each lies from the others."""
-        residual, shared, parts, noise = self.left_out(state)
-        residual = np.asarray(residual)
-        shared = np.asarray(shared)
-        own_covariance = np.asarray(sum(parts))
+        left_out = self.left_out(state)
+        residual = np.asarray(left_out.residual)
+        shared = np.asarray(left_out.shared)
+        own_covariance = np.asarray(sum(left_out.own))
+        noise = left_out.noise
         scale, weight = np.ones(len(self.sources)), np.ones(len(residual))
         for source, there in enumerate(self.there):
             index = self.members[source][there]

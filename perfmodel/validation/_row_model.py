@@ -82,8 +82,8 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     # A name of the catalog counts only where every size that the row states agrees with it.
     name, family = text(row, "model"), _family(row)
     named = known_model(name)
-    one_of = any(number(row, n) is not None for n in ("heads", "layers", "params_b"))
-    stated = one_of and number(row, "hidden") is not None
+    states_depth = any(number(row, column) is not None for column in ("heads", "layers", "params_b"))
+    stated = states_depth and number(row, "hidden") is not None
     if named is not None and _same_shape(named, row):
         return RowModel(_further_tokens(named, row))
     if named is None and not stated and number(row, "layers") is None:
@@ -118,8 +118,9 @@ _MOST_OFF_SIZE: Final = 0.05
 def known_model(name: str) -> Model | None:
     """The catalog's model of a name, which may end with the billions of parameters that the model has; None where the
     catalog has none."""
-    if (model := _of_catalog(name)) is not None:
-        return model
+    named = _of_catalog(name)
+    if named is not None:
+        return named
 
     # A size after the name may tell a variant of another size, so that it has to agree with the
     # model's parameters.

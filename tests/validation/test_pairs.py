@@ -5,7 +5,7 @@ import pytest
 from studies.pairs import Choice, pairs_report, reliability
 
 from perfmodel.prediction import Joint, scales
-from perfmodel.validation._few_runs import Covariances, given
+from perfmodel.validation._few_runs import Covariances, others_given_known
 
 
 def drawn(sd: float, said: float, source: str = "lab") -> list[Choice]:
@@ -43,12 +43,12 @@ def test_runs_of_a_site_narrow_the_others_as_a_gaussian_process_does(scatter):
     n = 4
     of = Covariances(np.full((n, n), 0.04), 0.01 * np.eye(n), np.zeros((n, n)), 1e-3)
     known, others, residual = np.array([0, 1]), np.array([2, 3]), np.array([0.02, 0.03, 0.02, 0.0])
-    left, half = given(of, scales(scatter), residual, known, others)
+    left, half = others_given_known(of, scales(scatter), residual, known, others)
     if not any(scatter):
         shift = 0.04 * np.linalg.inv(0.04 + 0.011 * np.eye(2)) @ residual[:2]
         assert left == pytest.approx(residual[2:] - shift.sum(), abs=2e-3)
-        unknown = given(of, scales(scatter), residual, known[:0], others)
+        unknown = others_given_known(of, scales(scatter), residual, known[:0], others)
         assert (np.abs(unknown[0]) < unknown[1]).all()
         return
     far = np.array([0.9, -0.7, 0.0, 0.0])
-    assert given(of, scales(scatter), far, known, others)[1].min() > 1.5 * half.max()
+    assert others_given_known(of, scales(scatter), far, known, others)[1].min() > 1.5 * half.max()

@@ -189,7 +189,8 @@ class Chain:
         """
         ranked = sorted(zip(self.step_s(start := list(start)).tolist(), start, strict=True))
         ends = [descend([partition], self.moved, self.step_s) for _, partition in ranked[:8]]
-        best, value, _ = min(ends, key=lambda found: found[1])
+        first = min(ends, key=lambda end: end.value)
+        best, value = first.best, first.value
         rng = np.random.default_rng(0)
         for _ in range(_KICKS):
             kicked = np.array(best)
@@ -198,8 +199,9 @@ class Chain:
                     kicked[giver] -= 1
                     kicked[taker] += 1
             if np.isfinite(self.step_s([tuple(kicked.tolist())])[0]):
-                other, other_s, _ = descend([tuple(kicked.tolist())], self.moved, self.step_s)
-                best, value = (other, other_s) if other_s < value else (best, value)
+                changed = descend([tuple(kicked.tolist())], self.moved, self.step_s)
+                if changed.value < value:
+                    best, value = changed.best, changed.value
         return best, value
 
 

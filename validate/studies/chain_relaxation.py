@@ -95,8 +95,9 @@ def share_links(
     """The best split of the bandwidth for each of at most 16 partitions, and the makespans."""
     padded = [*partitions, *[partitions[0]] * (_BATCH - len(partitions))]
     modes = [chain.mode_of(partition) for partition in padded]
-    given = {"layers": np.array(padded, float), "mode": np.array(modes, float)}
-    found = relax(chain.relaxation(links=True, stages=False), n_starts=_BATCH, steps=steps, given=given, spread=0.0)
+    per_start = {"layers": np.array(padded, float), "mode": np.array(modes, float)}
+    relaxation = chain.relaxation(links=True, stages=False)
+    found = relax(relaxation, n_starts=_BATCH, steps=steps, per_start=per_start, spread=0.0)
     links = np.array([values["links"] for values, *_ in found.starts])[: len(partitions)]
     return links, makespan_lanes(chain.program, chain.durations_s(partitions, links))
 

@@ -85,16 +85,18 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
         changes.append(Change(f"another framework than {label}", {"any_framework": True}))
 
     # The nearest number of devices, and the nearest batch, for which a layout exists.
-    there = question.problem.cluster.capacity
-    for n in _around(min(question.devices, there + 1), there) if "devices" in named else ():
-        if _possible(_on_devices(question, n)):
-            changes.append(Change(f"{n} devices", {"devices": n}))
-            break
-    near = _around(question.problem.job.global_batch, question.problem.job.global_batch + NEAR)
-    for n in near if "global_batch" in named else ():
-        if _possible(_moved(question, question.of(global_batch=n))):
-            changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
-            break
+    if "devices" in named:
+        capacity = question.problem.cluster.capacity
+        for n in _around(min(question.devices, capacity + 1), capacity):
+            if _possible(_on_devices(question, n)):
+                changes.append(Change(f"{n} devices", {"devices": n}))
+                break
+    if "global_batch" in named:
+        global_batch = question.problem.job.global_batch
+        for n in _around(global_batch, global_batch + NEAR):
+            if _possible(_moved(question, question.of(global_batch=n))):
+                changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
+                break
     return Impossible(str(error), tuple(changes))
 
 
@@ -112,8 +114,14 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     enough = question.step_problem.framework.memory_to_hold(need)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
-    options = ["recompute"] + ["offload"] * (question.problem.cluster.device.host_bandwidth_bytes_per_s is not None)
-    for name in options if question.problem.job.mode == "train" else ():
+
+    # Options that save memory help training alone; copies to the host need a link to it.
+    options = []
+    if question.problem.job.mode == "train":
+        options.append("recompute")
+        if question.problem.cluster.device.host_bandwidth_bytes_per_s is not None:
+            options.append("offload")
+    for name in options:
         if _fits(replace(question, space=with_options(question.space, name, question.problem.cluster))):
             changes.append(Change(f"--options {name}", {"options": name}))
     for k in MULTIPLES:

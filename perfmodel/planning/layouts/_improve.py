@@ -4,6 +4,7 @@ stages and recompute by stage."""
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -91,14 +92,15 @@ def ranking(goal: Goal, predictions: Sequence[Prediction], bounds_s: Sequence[fl
 class Improvement:
     """A layout whose stages were cut anew."""
 
-    given: Layout
+    even: Layout
+    """The layout with even stages that the cuts replace."""
     result: PartitionResult
     how: str
     """Where the cuts come from."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"given": str(self.given), "how": self.how} | self.result.to_dict()
+        return {"given": str(self.even), "how": self.how} | self.result.to_dict()
 
 
 @dataclass(frozen=True)
@@ -217,12 +219,12 @@ def _one_of_each_schedule(
     """Ordered by bounds, but those of different schedules in turn: bounds of some schedules are looser."""
     # Bounds of some schedules are looser than others', so that an order by bound alone would
     # spend all tries on one schedule.
-    turn: Counter[str] = Counter()
+    rank_in_schedule: Counter[str] = Counter()
     ranked = []
-    for value, layout in sorted(promising, key=lambda one: one[0]):
-        ranked.append((turn[layout.schedule], value, layout))
-        turn[layout.schedule] += 1
-    return [(value, layout) for _, value, layout in sorted(ranked, key=lambda one: one[:2])]
+    for value, layout in sorted(promising, key=itemgetter(0)):
+        ranked.append((rank_in_schedule[layout.schedule], value, layout))
+        rank_in_schedule[layout.schedule] += 1
+    return [(value, layout) for _, value, layout in sorted(ranked, key=itemgetter(0, 1))]
 
 
 def _value_at(goal: Goal, similar: Prediction, layout: Layout, step_s: float) -> float:

@@ -187,9 +187,12 @@ class Goal:
 
         # A list price from the catalog tells little by itself: the cost is shown for prices of
         # the user, or for a training run.
-        names |= {"cost"} if priced and (tariff.tokens or not listed) else set()
-        names |= {"energy_j"} if tariff.power_w is not None and tariff.idle_power_w is not None else set()
-        names |= {"train_time_s"} if tariff.tokens is not None else set()
+        if priced and (tariff.tokens or not listed):
+            names.add("cost")
+        if tariff.power_w is not None and tariff.idle_power_w is not None:
+            names.add("energy_j")
+        if tariff.tokens is not None:
+            names.add("train_time_s")
         quantity = self.of([prediction])
         return {name: float(np.ravel(quantity(name).lo)[0]) for name in sorted(names)}
 
@@ -246,14 +249,13 @@ class Score:
 
 def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Busy seconds of a step, mean over pipeline ranks: all durations on compute streams, as `Prediction` has them."""
-    longest_s = np.zeros(len(layouts))
+    busy = np.zeros(len(layouts))
     for batch in layout_batches(problem, layouts):
         for weighted, weight in weighted_programs(batch):
             program = prepared(weighted.spec)
-            longest_s[list(batch.lanes)] += (
-                weight * (durations(problem, weighted) @ program.compute_count) / program.structure.devices
-            )
-    return longest_s
+            all_ranks_s = durations(problem, weighted) @ program.compute_count
+            busy[list(batch.lanes)] += weight * all_ranks_s / program.structure.devices
+    return busy
 
 
 def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Unpack
+from typing import Any, Final, NamedTuple, Unpack
 
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
@@ -54,8 +54,20 @@ class SearchKeywords(JobKeywords, total=False):
     tokens: float | None
 
 
-Context = tuple[Problem, Path | None, Scenario, PricesKernels | None, str]
-"""Arguments of `model_of`; the last is the digest of the calibration's weights."""
+class Context(NamedTuple):
+    """What a step model follows from, in a form that processes can send to one another (`model_of`)."""
+
+    problem: Problem
+    calibration: Path | None
+    """Directory of the weights; None for those that the package has."""
+    scenario: Scenario
+    """In which the machine is another one."""
+    kernels: PricesKernels | None
+    """Prices of kernels instead of the calibration's."""
+    digest: str
+    """Of the calibration's weights."""
+
+
 Space = SearchSpace | Callable[[Problem], SearchSpace]
 """A space, or a function that tells it for a problem."""
 METHODS: Final = ("enumerate", "relax", "auto")
@@ -132,12 +144,12 @@ class Question:
     @property
     def context(self) -> Context:
         """What the step model follows from; picklable."""
-        return (
-            self.problem,
-            self.calibration,
-            self.scenario,
-            self.kernels,
-            self.weights.digest,
+        return Context(
+            problem=self.problem,
+            calibration=self.calibration,
+            scenario=self.scenario,
+            kernels=self.kernels,
+            digest=self.weights.digest,
         )
 
     @cached_property
@@ -251,26 +263,26 @@ def model_of(context: Context) -> StepProblem:
     Raises:
         CalibrationError: the calibration holds other weights than when the search began.
     """
-    return _model(context, weight_files(context[1]))
+    return _model(context, weight_files(context.calibration))
 
 
 def _model(context: Context, weights: WeightFiles) -> StepProblem:
-    problem, calibration, scenario, kernels, digest = context
-
     # Workers open the weights themselves. Other weights there than here would mix two models in
     # one ranking.
-    if weights.digest != digest:
-        raise CalibrationError(f"{calibration}: its weights changed while the search ran; start it again")
-    step_problem = step_problem_of(problem, weights)
+    if weights.digest != context.digest:
+        raise CalibrationError(f"{context.calibration}: its weights changed while the search ran; start it again")
+    step_problem = step_problem_of(context.problem, weights)
+    scenario = context.scenario
+    kernels = context.kernels
     if kernels is None and not scenario.settings:
         return step_problem
 
-    def other() -> StepProblem:
+    def changed() -> StepProblem:
         priced = step_problem if kernels is None else step_problem.repriced(kernels, step_problem.collectives)
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
     # The session remembers prices by step problem, so that equal questions share one.
-    return current_session().problems.get_or_compute((step_problem, scenario, kernels), other)
+    return current_session().problems.get_or_compute((step_problem, scenario, kernels), changed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -329,6 +329,18 @@ def _recommended_of_batches(results: Sequence[SearchResult], objective: Objectiv
     )
 
 
+class _RankedOfBatch(NamedTuple):
+    """A layout of one batch's result, among those of all batches; sorts as it is ranked."""
+
+    value: float
+    """Of the objective, as it is minimised."""
+    step_time_s: float
+    result: int
+    """Which of the results."""
+    place: int
+    """Among the layouts of that result."""
+
+
 def best_of_batches(
     results: Sequence[SearchResult], batches: Sequence[int], objective: Objective, top: int
 ) -> SearchResult:
@@ -336,33 +348,33 @@ def best_of_batches(
 
     Batches after the last one found were not searched.
     """
-    rows = []
-
     # Rank the layouts of all batches together, by value and then by step time.
+    ranked: list[_RankedOfBatch] = []
     for which, result in enumerate(results):
-        for i, layout in enumerate(result.layouts):
-            rows.append((objective.shown(result.values[i]), layout.step_time_s, which, i))
-    rows = sorted(rows)[:top]
+        for place, layout in enumerate(result.layouts):
+            value = objective.shown(result.values[place])
+            ranked.append(_RankedOfBatch(value, layout.step_time_s, which, place))
+    best = sorted(ranked)[:top]
     recommended = _recommended_of_batches(results, objective)
     rejections: Counter[Rejection] = Counter()
     for result in results:
         rejections.update(result.rejections)
 
-    def ranked(name: str) -> tuple:
-        return tuple(getattr(results[which], name)[i] for *_, which, i in rows)
+    def of_best(name: str) -> tuple:
+        return tuple(getattr(results[entry.result], name)[entry.place] for entry in best)
 
     # `shown` is its own inverse, so that it turns shown values back into minimised ones, and the
     # least of these into a shown one.
     bounds = [objective.shown(result.lower_bound) for result in results]
     return replace(
-        results[rows[0][2] if rows else 0],
+        results[best[0].result if best else 0],
         evaluated=sum(result.evaluated for result in results),
         feasible=sum(result.feasible for result in results),
         seconds=sum(result.seconds for result in results),
-        layouts=ranked("layouts"),
-        values=ranked("values"),
-        quantities=ranked("quantities"),
-        bounds_s=ranked("bounds_s"),
+        layouts=of_best("layouts"),
+        values=of_best("values"),
+        quantities=of_best("quantities"),
+        bounds_s=of_best("bounds_s"),
         rejections=dict(rejections.most_common()),
         lower_bound=objective.shown(min(bounds)),
         lower_bound_s=min(result.lower_bound_s for result in results),
@@ -374,5 +386,5 @@ def best_of_batches(
         robustness=None,
         recommended=recommended.recommended if recommended else None,
         recommended_value=recommended.recommended_value if recommended else float("nan"),
-        impossible=None if rows else next((r.impossible for r in reversed(results) if r.impossible), None),
+        impossible=None if best else next((r.impossible for r in reversed(results) if r.impossible), None),
     )

@@ -169,25 +169,12 @@ def search(
     with open_executor(options.workers, options.dask) as executor:
         for question, goal, file in zip(questions, goals, files, strict=True):
             # What the batches before reached spares the evaluation of layouts that cannot be among the best.
-            values = sorted(
-                map(
-                    goal.objective.shown,
-                    chain.from_iterable(result.values for result in results),
-                )
-            )
+            reached = chain.from_iterable(result.values for result in results)
+            values = sorted(goal.objective.shown(value) for value in reached)
             cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
             try:
-                results.append(
-                    _search(
-                        question,
-                        goal,
-                        options,
-                        cutoff,
-                        executor,
-                        file,
-                        progress or (lambda *_: None),
-                    )
-                )
+                result = _search(question, goal, options, cutoff, executor, file, progress or (lambda *_: None))
+                results.append(result)
             except KeyboardInterrupt:
                 # An interrupt in the first batch has nothing to return. Later ones return what
                 # the batches before found.
@@ -211,7 +198,11 @@ def _search(
 ) -> SearchResult:
     """The best layouts of one question, of which those above `cutoff` need not be found."""
     started = time.perf_counter()
-    known = Evaluations.open(file, fingerprint(NUMBERING, question.context, question.space, question.devices))
+
+    # A resume file belongs to one question: to the values that its step times follow from, not to the
+    # names of the fields that hold them.
+    asked = fingerprint(NUMBERING, tuple(question.context), question.space, question.devices)
+    known = Evaluations.open(file, asked)
     rejected: Counter[Rejection] = Counter()
     # A robust order may prefer a layout that is far from first by its median.
     wanted = max(options.top, ROBUST_POOL if options.robust else 0)

@@ -145,9 +145,12 @@ def runs_and_pairs(
     first: int,
 ) -> list[Observation]:
     """A run of each layout, then one of each other beside one of the first."""
-    each = range(loads.shape[1])
-    places = [(i,) for i in each] + [(first, i) for i in each if i != first]
-    return [Observation(KINDS[2 * (len(at) - 1)], at, loads[:, at], noise[:, at]) for at in places]
+    layouts = range(loads.shape[1])
+    singles = [(i,) for i in layouts]
+    pairs = [(first, i) for i in layouts if i != first]
+    observations = [Observation("run", single, loads[:, single], noise[:, single]) for single in singles]
+    observations += [Observation("two runs", pair, loads[:, pair], noise[:, pair]) for pair in pairs]
+    return observations
 
 
 def _loads(

@@ -188,17 +188,17 @@ def partition_stages(
 
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
-        best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda layouts: _step_s(problem, layouts))
+        end = descend(list(dict.fromkeys(start)), moves, lambda layouts: _step_s(problem, layouts))
     except NothingFitsError:
         raise LayoutError(
             f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"
         ) from None
     (given_s,) = _step_s(problem, [partitioned]).tolist()
     return PartitionResult(
-        prediction=explain(problem, best),
+        prediction=explain(problem, end.best),
         given_s=explain(problem, partitioned).step_time_s if np.isfinite(given_s) else None,
         certificate=_certificate(problem, bases, costs),
-        evaluated=evaluated,
+        evaluated=end.evaluated,
         seconds=time.perf_counter() - started,
     )
 

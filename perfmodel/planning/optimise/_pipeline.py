@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, permutations
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -204,15 +204,23 @@ def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable
                 yield tuple(n - (s == a) + (s == b) for s, n in enumerate(partition))
 
 
+@dataclass(frozen=True)
+class Descent(Generic[T]):
+    """Where a descent ended."""
+
+    best: T
+    value: float
+    """Of the best."""
+    evaluated: int
+    """Members that were evaluated on the way, the best among them."""
+
+
 def descend(
     start: Sequence[T],
     moves: Callable[[T], Iterable[T]],
     evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]],
-) -> tuple[T, float, int]:
+) -> Descent[T]:
     """Steepest descent from the best of `start`: all neighbours in one evaluation, until none is better.
-
-    Returns:
-        The best, its value, and how many were evaluated.
 
     Raises:
         NothingFitsError: none of `start` is possible.
@@ -233,7 +241,7 @@ def descend(
         if values[better] >= values[best]:
             break
         best = better
-    return best, values[best], len(values)
+    return Descent(best, values[best], len(values))
 
 
 @dataclass(frozen=True)

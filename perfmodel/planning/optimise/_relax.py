@@ -99,7 +99,7 @@ def relax(
     steps: int = 300,
     seed: int = 0,
     spread: float = 0.5,
-    given: Values | None = None,
+    per_start: Values | None = None,
 ) -> Relaxed:
     """Adam from `n_starts` starts at once with fading noise, temperature and step; then the best after rounding.
 
@@ -109,12 +109,12 @@ def relax(
         steps: of Adam, for all starts together.
         seed: of starts and noise.
         spread: standard deviation of the random starts in free coordinates.
-        given: further values that the durations and limits depend on, held fixed, with a row for every start.
+        per_start: further values that the durations and limits depend on, held fixed, with a row for every start.
     """
     # Descend from all starts at once, then round every end to something that can be built, and
     # evaluate it exactly.
     keys = jax.random.split(jax.random.key(seed))
-    constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
+    constants = {name: jnp.asarray(rows, float) for name, rows in (per_start or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
     free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE)
     rounded = {}

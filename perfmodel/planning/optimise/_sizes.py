@@ -141,10 +141,18 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     equal = (layout.micro_batch,) * spec.micro_batches
     relaxed = [tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts]
     starts = [equal, *relaxed]
-    best, _, evaluated = descend(list(dict.fromkeys(starts)), _moved, step_s)
-    best_s, equal_s = (float(makespan(program, row)) for row in _of_sizes(constants, np.array([best, equal])))
-    size = min(uniform, key=uniform.__getitem__)
-    return MicroBatchResult(best, best_s, equal_s, uniform[size], size, evaluated, time.perf_counter() - began)
+    end = descend(list(dict.fromkeys(starts)), _moved, step_s)
+    best_s, equal_s = (float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal])))
+    best_uniform = min(uniform, key=uniform.__getitem__)
+    return MicroBatchResult(
+        sizes=end.best,
+        step_time_s=best_s,
+        uniform_s=equal_s,
+        best_uniform_s=uniform[best_uniform],
+        best_uniform=best_uniform,
+        evaluated=end.evaluated,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def by_micro_batch(
@@ -242,10 +250,12 @@ class BucketResult:
         """
         # Buckets are in model order and filled from the last layer on, so that the first may be
         # the one that is not full.
-        full = {layers for of_stage in self.buckets for layers in of_stage[1:]}
-        rest = [of_stage[0] for of_stage in self.buckets]
-        size = max(full, default=max(rest))
-        if full <= {size} and max(rest) <= size:
+        filled_last = [of_stage[0] for of_stage in self.buckets]
+        full: set[int] = set()
+        for of_stage in self.buckets:
+            full.update(of_stage[1:])
+        size = max(full, default=max(filled_last))
+        if full <= {size} and max(filled_last) <= size:
             return ""
         return "no framework of the catalog takes buckets of several sizes; they fill all but the last to one size"
 
@@ -275,15 +285,20 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
         raise LayoutError(
             f"layout {layout.label} has no overlapped gradient reductions to group; use dp > 1 and zero < 3"
         )
+
+    # Each number of buckets is a structure of its own, within which layers move; the best of all
+    # numbers is taken.
     groupings = [_Grouping(problem, layout_batch, n) for n in sorted(set(numbers))]
-    ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in groupings]
-    grouping, best, *_ = min(ends, key=lambda end: end[2])
+    ends = [descend([grouping.equal], grouping.moves, grouping.step_s) for grouping in groupings]
+    fastest = min(range(len(ends)), key=lambda which: ends[which].value)
+    grouping = groupings[fastest]
+    best = ends[fastest].best
     assumed = prepared(layout_batch.spec).compiled
     return BucketResult(
         buckets=best,
         step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
         given_s=float(makespan(assumed, durations(problem, layout_batch)[0])),
-        evaluated=sum(end[3] for end in ends),
+        evaluated=sum(end.evaluated for end in ends),
         seconds=time.perf_counter() - began,
     )
 
@@ -292,7 +307,8 @@ class _Grouping:
     """All groupings of a layout's layers into a number of buckets per stage: one structure."""
 
     def __init__(self, problem: StepProblem, layout_batch: LayoutBatch, buckets: int) -> None:
-        self._problem, self._bundle = problem, layout_batch
+        self._problem = problem
+        self._layout_batch = layout_batch
         before, upto, after = by_layer(layout_batch.tables[0].pairs)
 
         # Blocks per stage without the embedding before the first layer and the head after the
@@ -320,5 +336,5 @@ class _Grouping:
 
     def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
         """Seconds of the structure's classes, priced anew for these buckets."""
-        divided = replace(self._bundle, program=self._bundle.program.with_segments(at))
+        divided = replace(self._layout_batch, program=self._layout_batch.program.with_segments(at))
         return durations(self._problem, divided)[0]
