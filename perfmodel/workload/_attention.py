@@ -1,5 +1,7 @@
-"""Attention as a sub-layer: projections; scores, softmax and context, fused or materialised, over one device or
-context-parallel ranks; output projection."""
+"""Attention as a sub-layer: projections, the core, output projection.
+
+The core is scores, softmax and context, fused or materialised, on one device or over context-parallel ranks.
+"""
 
 from dataclasses import replace
 
@@ -42,13 +44,16 @@ def self_attention(
         reduced: False where the result of tensor-parallel ranks stays a sum over these (`perfmodel.spec.Transformer`,
             `parallel_blocks`, which latent attention does not go with).
     """
+    # A server that makes one token at a time works on the compressed cache itself.
     if model.latent_attention is not None:
         if local.job.cached_tokens and local.seq_len == 1:
             return _absorbed_attention(model, local, model.latent_attention)
         return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
+
+    # Queries, keys and values come from one product.
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     projections = _projections(model, local)
-    (_, width), *_ = projections
+    _, width = projections[0]
     return [
         column_linear(
             local,
@@ -101,6 +106,7 @@ def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> l
     """
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
+    # Queries of the decoder, then keys and values of the encoder's output.
     return [
         column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0),
         column_linear(
@@ -134,17 +140,19 @@ def _latent_attention(
     causal: bool,
     window: int,
 ) -> list[Piece]:
-    """Multi-head latent attention as it is trained, keys and values expanded to all heads
-    (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """Multi-head latent attention as it is trained, keys and values expanded to all heads.
 
-    Down projections are replicated over tensor-parallel ranks and run on the rank's part of the
-    sequence; up projections are column-parallel and gather the compressed activations only.
+    DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
     heads, rows = local.heads, local.norm_tokens
     rope, rank = latent.qk_rope_head_dim, latent.kv_lora_rank
     d_qk, d_v = latent.qk_nope_head_dim + rope, latent.v_head_dim
+
+    # Down projections are replicated over tensor-parallel ranks and run on the rank's part of the sequence; up
+    # projections are column-parallel and gather the compressed activations only.
     query = _latent_query(model, local, latent)
-    # keys of all heads with the shared rotary part appended, and values
+
+    # Kept for the core: keys of all heads with the shared rotary part appended, and values.
     expanded = float(local.tokens * heads * (d_qk + d_v) * local.act_bytes)
     return [
         *query,
@@ -179,16 +187,19 @@ def _latent_attention(
 
 
 def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
-    """Latent attention of one new token per sequence over the cache of compressed keys and values, whose expansion is
-    absorbed into queries and results: all heads share one key of rank + rope elements, the first of which are the value
-    (DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C)."""
+    """Latent attention of one new token per sequence over the cache of compressed keys and values.
+
+    Their expansion is absorbed into queries and results (DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C).
+    """
     heads, rows = local.heads, local.tokens
     rope, rank, nope = latent.qk_rope_head_dim, latent.kv_lora_rank, latent.qk_nope_head_dim
 
+    # An up projection of keys, or of values, applied head by head to queries, or to results.
     def absorbed(n: int, k: int) -> Piece:
         op = Gemm(op="bmm", dtype=local.precision.wide_dtype, batch=heads, m=rows, n=n, k=k)
         return Piece(forward=(op,), params=heads * n * k)
 
+    # All heads share one key of rank + rope elements, the first of which are the value.
     core = Attention(
         op="flash_attention",
         dtype=local.precision.wide_dtype,
@@ -214,10 +225,9 @@ def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAtt
 
 
 def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
-    rows, width = (
-        local.norm_tokens,
-        local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim),
-    )
+    """Projection of queries, through a compressed one of their own where the model has it."""
+    rows = local.norm_tokens
+    width = local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     if not latent.q_lora_rank:
         return [column_linear(local, width, local.hidden, kept_output=1.0)]
     return [
@@ -231,6 +241,7 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
 
 
 def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True) -> list[Piece]:
+    """The output projection of `width` elements per token, with its adapters; sinks are a logit per head."""
     beside = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     sinks = [Piece(params=local.heads)] if model.attention_sinks else []
     return [
@@ -253,12 +264,13 @@ def _attention_core(
 ) -> Piece:
     """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
     chunk = window if model.chunked_window and window < seq_kv else 0
-    core = (
-        _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
-        if local.job.flash_attention
-        else _materialised(model, local, d_qk, d_v, seq_kv)
-    )
+    if local.job.flash_attention:
+        core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
+    else:
+        core = _materialised(model, local, d_qk, d_v, seq_kv)
     core = replace(core, saved_bytes=core.saved_bytes + _kept_result_bytes(local, d_v))
+
+    # A server fills its cache with the prompt's keys and values.
     prompt = local.job.mode == "inference" and local.seq_local > 1
     if prompt and local.job.flash_attention and not model.latent_attention:
         core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
@@ -266,13 +278,18 @@ def _attention_core(
 
 
 def _kept_result_bytes(local: ShardSizes, d_v: int) -> float:
-    """Fused attention's gradient needs its result: in 8 bits a copy of its own (Transformer Engine 2,
-    pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`); otherwise the tensor that the output
-    projection keeps, or keeps no more where its weight is frozen."""
+    """Bytes of its result that fused attention keeps for its gradient, beyond what the output projection keeps."""
     elements = float(local.tokens) * local.heads * d_v
     if not local.job.flash_attention:
         return 0.0
-    return elements if local.job.fp8_attention else elements * local.act_bytes * local.precision.frozen
+
+    # In 8 bits a copy of its own (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
+    # `FusedAttnFunc`).
+    if local.job.fp8_attention:
+        return elements
+
+    # Otherwise the tensor that the output projection keeps, or keeps no more where its weight is frozen.
+    return elements * local.act_bytes * local.precision.frozen
 
 
 def _cached(local: ShardSizes, kv_heads: int, dims: int) -> KernelOp:
@@ -289,8 +306,8 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     batch = local.sequences * local.heads
     rows = batch * local.seq_local
 
+    # Heads whose rows do not start where tensor cores read are multiplied without them.
     def product(n: int, k: int, head: int) -> Gemm:
-        # Heads whose rows do not start where tensor cores read are multiplied without them.
         aligned = head * local.act_bytes % TENSOR_CORE_BYTES == 0
         return Gemm(
             op="bmm",
@@ -302,6 +319,8 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
         )
 
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
+
+    # Between the products: scale, mask and softmax in one kernel or apart, then dropout.
     wide = "wide_softmax" in local.job.eager_kernels and local.act_bytes == 2
     fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
     names = ["scale_mask_softmax"] if fused else ["softmax"]
@@ -314,6 +333,14 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
         between = joined(_scaled_and_masked(model, local, rows, seq_kv), between)
     if model.attention_softcap:
         between = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), between)
+
+    # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32 softmax; the
+    # capped score.
+    bytes_per_score = 2 * local.act_bytes + 1 if model.dropout else local.act_bytes
+    if wide:
+        bytes_per_score += 4
+    if model.attention_softcap:
+        bytes_per_score += local.act_bytes
     return Piece(
         forward=(scores, *between.forward, context),
         backward_input=(
@@ -321,19 +348,16 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
             *between.backward_input,
             replace(scores, pass_="bwd"),
         ),
-        saved_bytes=float(rows)
-        * seq_kv
-        * (
-            (2 * local.act_bytes + 1 if model.dropout else local.act_bytes)
-            + (4 if wide else 0)
-            + (local.act_bytes if model.attention_softcap else 0)
-        ),
+        saved_bytes=float(rows) * seq_kv * bytes_per_score,
     )
 
 
 def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
-    """Mask and softmax of 16-bit scores in fp32, between a cast each way; the product before has the scale (Fast-LLM
-    layers/attention/attention.py `_attn_backup`). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum."""
+    """Mask and softmax of 16-bit scores in fp32, between a cast each way.
+
+    The product before has the scale (Fast-LLM layers/attention/attention.py `_attn_backup`).
+    """
+    # A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum.
     precision = local.precision
     cast = memory(precision, "add", rows, keys, 2)
     wide = replace(precision, act_dtype="fp32", act_bytes=4)
@@ -347,7 +371,7 @@ def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int
 
 
 def _without_softmax(between: Piece) -> Piece:
-    """The rest of what is done to scores, such as their dropout."""
+    """What is done to scores after their softmax, such as dropout."""
     return replace(between, forward=between.forward[1:], backward_input=between.backward_input[:-1])
 
 
@@ -410,6 +434,8 @@ def _fused(
         window=window if window < seq_kv else 0,
     )
     part = context_parallel(local, full_attention)
+
+    # 8-bit attention takes and gives narrow tensors: casts before and after it, both ways.
     tokens = local.sequences * local.seq_local
     operands = cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v))
     results = cast_for_attention(local, tokens, local.heads * d_v)
@@ -430,6 +456,8 @@ def _fused(
 def attention_weights(model: Transformer) -> int:
     """Elements of the projections of one attention."""
     h, a, d = model.hidden, model.heads, model.head_dim
+
+    # Latent attention: down and up projections of queries, then of keys and values, then the output's.
     latent = model.latent_attention
     if latent:
         d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
@@ -438,4 +466,6 @@ def attention_weights(model: Transformer) -> int:
         key_value = h * (rank + latent.qk_rope_head_dim)
         key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
         return query + key_value + a * latent.v_head_dim * h
+
+    # Queries, output and where there is one the gate have all heads; keys and values fewer.
     return h * d * ((3 if model.attention_gate else 2) * a + 2 * model.kv_heads)

@@ -29,13 +29,14 @@ class Shard:
     ep_overlap: bool = False
 
     def __post_init__(self) -> None:
-        for name, degree in {
+        degrees = {
             "tp": self.tp,
             "cp": self.cp,
             "ep": self.ep,
             "etp": self.expert_tp,
             "micro_batch": self.micro_batch,
-        }.items():
+        }
+        for name, degree in degrees.items():
             if degree < 1:
                 raise LayoutError(f"shard: {name} must be at least 1, got {degree}")
 
@@ -64,30 +65,33 @@ class ExpertChoice(NamedTuple):
     topk: int
     """Experts that each token chooses."""
     groups: int = 1
+    """Groups that the experts are divided into."""
     groups_kept: int = 1
-    """Groups of experts, and how many of them a token may choose from."""
+    """Groups that a token may choose its experts from."""
 
     def reached(self, parts: int) -> float:
         """Mean number of `parts` with equally many experts each that hold one of a token's experts or more.
 
-        A part holds j of the kept groups with the chance of so many white balls in a draw without replacement, and is
-        then missed by all choices with (1 - j / kept)^topk, choices taken to be independent (non-empty bins; Johnson
-        and Kotz, "Urn Models", 1977, section 3.2). Where a group is spread over parts, a kept one reaches its own.
+        Choices are taken to be independent, so these are non-empty bins (Johnson and Kotz, "Urn Models", 1977,
+        section 3.2).
         """
+        # Groups that are spread over parts: the choices fall on the parts of the groups kept.
         if self.groups <= parts:
-            within = parts * self.groups_kept / self.groups
-            return within * (1 - (1 - 1 / max(1.0, within)) ** self.topk)
-        groups_per_part, rest = divmod(self.groups, parts)
+            parts_kept = parts * self.groups_kept / self.groups
+            return parts_kept * (1 - (1 - 1 / max(1.0, parts_kept)) ** self.topk)
+
         # Groups that do not fall on parts limit nothing.
+        groups_per_part, rest = divmod(self.groups, parts)
         if rest:
             return ExpertChoice(self.topk).reached(parts)
-        missed = sum(
-            comb(groups_per_part, j)
-            * comb(self.groups - groups_per_part, self.groups_kept - j)
-            * (1 - j / self.groups_kept) ** self.topk
-            for j in range(min(groups_per_part, self.groups_kept) + 1)
-        )
-        return parts * (1 - missed / comb(self.groups, self.groups_kept))
+
+        # Several groups per part. It holds j of the kept ones with the chance of so many white balls in a draw
+        # without replacement, and is then missed by all choices with (1 - j / kept)^topk.
+        missed = []
+        for j in range(min(groups_per_part, self.groups_kept) + 1):
+            draws = comb(groups_per_part, j) * comb(self.groups - groups_per_part, self.groups_kept - j)
+            missed.append(draws * (1 - j / self.groups_kept) ** self.topk)
+        return parts * (1 - sum(missed) / comb(self.groups, self.groups_kept))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,9 @@ class BlockOps:
     is_layer: bool = True
     """Whether a pipeline may be cut before and after it; embeddings and heads ride along with a neighbouring layer."""
     backward_input: Kernels = ()
+    """Gradients of inputs, and all element-wise backward kernels."""
     backward_weight: Kernels = ()
+    """Gradients of weights."""
     recompute_selective: Kernels = ()
     """Forward work repeated in backward under selective recompute."""
     recompute_full: Kernels = ()
@@ -145,7 +151,9 @@ class BlockOps:
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
     recompute_selective_comm: tuple[Comm, ...] = ()
+    """Collectives that go with `recompute_selective`."""
     recompute_full_comm: tuple[Comm, ...] = ()
+    """Collectives that go with `recompute_full`."""
     params: int = 0
     """Parameters that this device holds of this block (experts included, `tied_params` excluded)."""
     expert_params: int = 0

@@ -43,9 +43,11 @@ def linear(
         kept_output: share of Y's bytes that is kept too, for a later piece that needs it.
         narrow_input, narrow_gradient: whatever makes X, or dY, already writes it in the type of the products.
     """
+    # Kept for the weight gradient, which needs only the quantised input where it is not quantised again.
     dtype = precision.dtype
-    # the weight gradient needs only the quantised input, where it is not quantised again
     input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
+
+    # Kernels around the products: a weight that is stored narrow is widened, operands are quantised.
     weight = (*widened(precision, n, k), *quantised_again(precision, n, k))
     input_casts = () if narrow_input else quantised(precision, m, k)
     gradient_casts = () if narrow_gradient else quantised(precision, m, n, gradient=True)
@@ -94,6 +96,7 @@ def column_linear(
         narrow_gradient: as of `linear`.
         communicates: False where another product of the same input gathers it, and reduces the sum of both gradients.
     """
+    # What is gathered may be quantised before; gradients are reduced in 16 bits.
     rows = local.tokens if tokens is None else tokens
     n_bytes = float(rows) * k * local.act_bytes
     gathered = n_bytes if shares_input else float(rows) * k * gathered_bytes(local.precision)
@@ -104,7 +107,7 @@ def column_linear(
             forward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
             again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
             scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
-            # a frozen weight's gradient, which the input is gathered for, is not computed
+            # Backward gathers the input for the weight gradient alone, which a frozen weight does not have.
             backward = (scatter,) if local.job.keep_gathered or local.job.frozen else (again, scatter)
         else:
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
@@ -171,17 +174,17 @@ def adapters(
 ) -> list[Piece]:
     """The adapters beside a frozen product of `k` columns, or beside parts of it, of those that the job asks for.
 
-    Without dropout they share their input, which the first of them keeps.
-
     Args:
         products: names of the product and its parts, with their outputs on this device.
         row_parallel: the frozen product is.
     """
-    asked = [n for name, n in products if local.adapts(name)]
-    pieces = [_adapter(local, n, k, row_parallel=row_parallel) for n in asked]
+    adapted_outputs = [n for name, n in products if local.adapts(name)]
+    pieces = [_adapter(local, n, k, row_parallel=row_parallel) for n in adapted_outputs]
     if local.job.adapter_dropout:
         return pieces
-    return [replace(piece, saved_bytes=piece.saved_bytes if i == 0 else 0.0) for i, piece in enumerate(pieces)]
+
+    # Without dropout they share their input, which the first of them keeps.
+    return [*pieces[:1], *(replace(piece, saved_bytes=0.0) for piece in pieces[1:])]
 
 
 def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
@@ -192,19 +195,17 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     Hugging Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They compute next to nothing, but pass over whole
     activations time and again: two fifths of what a layer's products read and write.
 
-    Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends) hold columns of B. Beside
-    a column-parallel product they hold columns of A too, whose results are gathered; beside a row-parallel one rows of
-    A, whose results are summed. Backward sums what comes out of B. Results of a row-parallel product are then gathered
-    whole, of which sequence parallelism keeps a part of the rows and gathers their gradient, or are exchanged, columns
-    for rows (`Job.adapter_all_to_all`).
-
     Args:
-        n, k: of the frozen product on this device.
-        row_parallel: the frozen product is.
+        n, k: outputs and inputs of the frozen product on this device.
+        row_parallel: whether the frozen product is row-parallel.
     """
     rank, rows, tp = local.job.adapter_rank, local.tokens, local.tp
     precision = local.precision
     drops = local.job.adapter_dropout
+
+    # Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends) hold columns of B.
+    # Beside a column-parallel product they hold columns of A too, whose results are gathered; beside a
+    # row-parallel one rows of A, whose results are summed. Backward sums what comes out of B.
     out = local.norm_tokens if row_parallel else rows
     columns = n // tp if row_parallel else n
     inner = rank if row_parallel else -(-rank // tp)
@@ -220,10 +221,15 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     added = () if fused else (memory(precision, "add", out, n, 2),)
     gradients_added = () if fused else (memory(precision, "add", rows, k, 2),)
 
+    # Results of a row-parallel product are gathered whole, of which sequence parallelism keeps a part of the rows
+    # and gathers their gradient, or are exchanged, columns for rows (`Job.adapter_all_to_all`).
     there, back, moved, moved_back = _adapter_result(local, n) if row_parallel else ((), (), (), ())
     sent, summed = _adapter_sums(local, k, row_parallel=row_parallel)
+
+    dropout = (memory(precision, "dropout", rows, k),) if drops else ()
+    dropout_backward = (memory(precision, "dropout", rows, k, backward=True),) if drops else ()
     forward = (
-        *((memory(precision, "dropout", rows, k),) if drops else ()),
+        *dropout,
         product(rows, inner, k, "fwd"),
         product(rows, columns, rank, "fwd"),
         *moved,
@@ -237,32 +243,37 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
         product(columns, rank, rows, "wgrad"),
         product(rows, k, inner, "dgrad"),
         product(inner, k, rows, "wgrad"),
-        *((memory(precision, "dropout", rows, k, backward=True),) if drops else ()),
+        *dropout_backward,
         *gradients_added,
     )
-    kept_bytes = float(rows) * k * (local.act_bytes + drops)  # the input as it was dropped from, and the mask
+
+    # Kept are the input as it was dropped from, and the mask of one byte.
+    saved_bytes = float(rows) * k * (local.act_bytes + drops)
     return Piece(
         forward=forward,
         backward_input=backward,
         forward_comm=(*sent, *there),
         backward_comm=(*back, *summed),
-        saved_bytes=kept_bytes,
+        saved_bytes=saved_bytes,
         params=inner * k + rank * columns,
     )
 
 
 def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
-    """Collectives of an adapter's rows of its rank, forward and backward; without sequence parallelism the gradient of
-    a whole input of `k` columns is summed as that of the frozen product beside it."""
+    """Collectives of what lies between an adapter's two products, forward and backward."""
     if local.tp == 1:
         return (), ()
     n_bytes = float(local.tokens) * local.job.adapter_rank * local.act_bytes
     kind = "all_reduce" if row_parallel else "all_gather"
     sent = Comm(collective=kind, bytes=n_bytes, group="tp", follows=True)
-    # beside the gradient of B (Megatron-Core tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication)
+
+    # Beside the gradient of B (Megatron-Core tensor_parallel/layers.py
+    # LinearWithGradAccumulationAndAsyncCommunication).
     summed = Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True)
     if row_parallel or local.sequence_parallel:
         return (sent,), (summed,)
+
+    # Without sequence parallelism the gradient of the whole input is summed as that of the frozen product.
     summed_input = Comm(
         collective="all_reduce",
         bytes=float(local.tokens) * k * local.act_bytes,
@@ -275,8 +286,11 @@ def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tup
 def _adapter_result(
     local: ShardSizes, n: int
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...], tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """What brings the result of a row-parallel product's adapter, of `n` columns, to where it is added: collectives
-    forward and backward, and kernels that join and cut their parts forward and backward."""
+    """What brings the result of a row-parallel product's adapter, of `n` columns, to where it is added.
+
+    Returns:
+        Collectives forward, collectives backward, kernels that join and cut their parts forward, and backward.
+    """
     if local.tp == 1:
         return (), (), (), ()
 

@@ -18,12 +18,13 @@ class Precision:
     """Element types of a job's kernels."""
 
     dtype: str
-    """Of matrix products."""
+    """Element type of matrix products."""
     recipe: str
     """How operands of 8 and 4 bits are scaled (`Job.fp8_recipe`)."""
     act_dtype: str
-    """Of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
+    """Element type of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
     act_bytes: int
+    """Bytes of an element of it."""
     accumulate: bool
     """Weight gradients are added to an fp32 buffer by the product itself."""
     frozen: bool = False
@@ -33,8 +34,9 @@ class Precision:
 
     @property
     def wide_dtype(self) -> str:
-        """Element type of products that are never quantised: that of the activations, which in a TF32 job are fp32
-        tensors that every product rounds to TF32 (torch `allow_tf32`, which covers batched products too)."""
+        """Element type of products that are never quantised, that of the activations."""
+        # In a TF32 job activations are fp32 tensors that every product rounds to TF32 (torch `allow_tf32`, which
+        # covers batched products too).
         return self.dtype if self.dtype == "tf32" else self.act_dtype
 
     @classmethod
@@ -65,7 +67,8 @@ class ShardSizes:
     seq_local: int
     """Tokens of one sequence on this device (seq_len / cp)."""
     tokens: int
-    """Of a micro-batch on this device (sequences * seq_local): rows of the products inside tensor-parallel regions."""
+    """Tokens of a micro-batch on this device (sequences * seq_local), the rows of products inside tensor-parallel
+    regions."""
     norm_tokens: int
     """Rows outside tensor-parallel regions: `tokens`, or a tp-th of it with sequence parallelism."""
     hidden: int
@@ -88,9 +91,13 @@ class ShardSizes:
         """Sizes for products that the job may keep wider than others (`Job.wide_modules`)."""
         if module not in self.job.wide_modules:
             return self
-        if module == "mamba_output" and self.precision.dtype == "fp4":
+        if module != "mamba_output":
+            return self.unquantised
+
+        # Mamba's output projection is kept in 8 bits in an fp4 job; in an fp8 job it is no wider than others.
+        if self.precision.dtype == "fp4":
             return replace(self, precision=replace(self.precision, dtype="fp8", recipe="mxfp8"))
-        return self if module == "mamba_output" else self.unquantised
+        return self
 
     @property
     def act_bytes(self) -> int:
@@ -154,6 +161,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     Raises:
         LayoutError: if heads, kv_heads, ffn_hidden or the sequence do not divide; names the remedy.
     """
+    # Heads and feed-forward over tensor-parallel ranks. Latent attention expands keys and values to all heads.
     tp, cp = shard.tp, shard.cp
     kv = model.kv_heads if model.latent_attention is None else model.heads
     divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
@@ -165,6 +173,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
         "tp",
         tp,
     )
+
+    # Ulysses exchanges sequence for heads, so that these are divided once more.
     if shard.cp_kind == "ulysses":
         heads = model.heads // tp
         divide(
@@ -186,8 +196,10 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
             f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it",
             Reason.KV_HEADS,
         )
-    # load-balanced causal context parallelism gives each rank two chunks of the sequence
-    chunks = 2 * cp if cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses" else cp
+
+    # The sequence over context-parallel ranks: load-balanced under a causal mask, each has two chunks of it.
+    balanced = cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
+    chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
     for parts, what in (
         (cp, "cp"),
@@ -204,6 +216,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
             f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1",
             Reason.UNFUSED_CONTEXT,
         )
+
+    # Documents of varied lengths: attention is priced on equal sequences, everything else on their tokens.
     sequences, tokens = shard.micro_batch, shard.micro_batch * seq_len // cp
     if job.varied_lengths:
         sequences, seq_len = _equal_sequences(job, shard.micro_batch, chunks)
@@ -226,12 +240,12 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
 
 
 def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]:
-    """Number and length of equal sequences that a micro-batch of varied lengths takes as long as in attention: their
-    lengths' squares add up to the same, and, up to rounding, so do their lengths.
+    """Number and length of equal sequences that take as long in attention as a micro-batch of varied lengths.
 
     Args:
         chunks: parts that context parallelism divides a sequence into.
     """
+    # Their lengths' squares add up to the same, and, up to rounding, so do their lengths.
     tokens = micro_batch * job.tokens_per_sequence
     squares = tokens * job.attended_tokens
     sequences = max(1, round(tokens / job.attended_tokens))

@@ -35,29 +35,32 @@ class Piece:
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
     recomputed_work: tuple[RecomputedWork, ...] = ()
-    """Under selective recompute, by module."""
+    """What selective recompute repeats of the piece, by module."""
     params: int = 0
+    """Parameters that this device holds of the piece."""
     expert_params: int = 0
     """The part of `params` in routed experts."""
     saved_bytes: float = 0.0
+    """What the piece leaves behind for its backward."""
     input_bytes: float = 0.0
-    """The part of it that the piece before made."""
+    """The part of `saved_bytes` that the piece before made."""
 
 
 _PARTS_OF_MODULES: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
     "moe": frozenset({"moe_act", "shared_experts"}),
     "mlp": frozenset({"mlp_act"}),
 }
-"""Modules that others repeat with themselves."""
+"""Modules that are part of others, and so repeated with these."""
 
 
 def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
-    """Pieces that are repeated where `module` is recomputed.
+    """Mark pieces as repeated where `module` is recomputed.
 
     They then keep nothing but the input of the first, or free `frees` bytes each.
     """
     if not frees:
-        frees = [piece.saved_bytes - (0 if i else piece.input_bytes) for i, piece in enumerate(pieces)]
+        frees = [piece.saved_bytes for piece in pieces]
+        frees[0] -= pieces[0].input_bytes
     marked = []
     for piece, freed_bytes in zip(pieces, frees, strict=True):
         work = RecomputedWork(
@@ -71,7 +74,7 @@ def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence
 
 
 def joined(first: Piece, second: Piece) -> Piece:
-    """Two pieces as one, of inputs that are kept apart."""
+    """Two pieces as one, of inputs that are kept apart; backward runs the second before the first."""
     return Piece(
         forward=first.forward + second.forward,
         backward_input=second.backward_input + first.backward_input,
@@ -103,47 +106,54 @@ def assemble(
     """Join pieces in forward order into a block; backward runs through them in reverse.
 
     Args:
+        name: as shown to people.
+        pieces: in forward order.
         train: False leaves out everything but the forward pass.
         is_layer: see `BlockOps`.
         input_bytes: what full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
+        workspace_bytes, boundary_bytes, boundary_comm, tied_params: see `BlockOps`.
         stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
         modules: what selective recompute repeats.
     """
-    forward = _kernels(p.forward for p in pieces)
-    forward_comm = _comms(p.forward_comm for p in pieces)
+    # Backward retraces the pieces; in inference there is none.
+    backwards = list(reversed(pieces)) if train else []
 
-    # A module that is part of another chosen one is repeated with that.
+    # Selective recompute: a module that is part of another chosen one is repeated with that.
     chosen = set(modules)
     for module, parts in _PARTS_OF_MODULES.items():
         if module in modules:
             chosen -= parts
-    again: list[RecomputedWork] = []
-    if train:
-        for piece in pieces:
-            again += [work for work in piece.recomputed_work if work.module in chosen]
-    recomputed = train and input_bytes is not None
-    repeated = pieces[: _last_product(pieces)] if stops_recompute else pieces
-    saved = sum(p.saved_bytes for p in pieces) if train else 0.0
+    selective: list[RecomputedWork] = []
+    for piece in pieces if train else ():
+        selective += [work for work in piece.recomputed_work if work.module in chosen]
+
+    # Full recompute: the whole forward again, from the block's input on.
+    recomputes = train and input_bytes is not None
+    repeated: Sequence[Piece] = pieces if recomputes else ()
+    if stops_recompute:
+        repeated = repeated[: _last_product(pieces)]
+
+    saved_bytes = sum(piece.saved_bytes for piece in pieces) if train else 0.0
     return BlockOps(
         name=name,
         is_layer=is_layer,
-        forward=forward,
-        backward_input=_kernels(p.backward_input for p in reversed(pieces)) if train else (),
-        backward_weight=_kernels(p.backward_weight for p in reversed(pieces)) if train else (),
-        recompute_selective=_kernels(work.forward for work in again),
-        recompute_full=_kernels(p.forward for p in repeated) if recomputed else (),
-        forward_comm=forward_comm,
-        backward_comm=_comms(p.backward_comm for p in reversed(pieces)) if train else (),
-        recompute_selective_comm=_comms(work.forward_comm for work in again),
-        recompute_full_comm=_comms(p.forward_comm for p in repeated) if recomputed else (),
-        params=sum(p.params for p in pieces),
-        expert_params=sum(p.expert_params for p in pieces),
+        forward=_kernels(piece.forward for piece in pieces),
+        backward_input=_kernels(piece.backward_input for piece in backwards),
+        backward_weight=_kernels(piece.backward_weight for piece in backwards),
+        recompute_selective=_kernels(work.forward for work in selective),
+        recompute_full=_kernels(piece.forward for piece in repeated),
+        forward_comm=_comms(piece.forward_comm for piece in pieces),
+        backward_comm=_comms(piece.backward_comm for piece in backwards),
+        recompute_selective_comm=_comms(work.forward_comm for work in selective),
+        recompute_full_comm=_comms(piece.forward_comm for piece in repeated),
+        params=sum(piece.params for piece in pieces),
+        expert_params=sum(piece.expert_params for piece in pieces),
         tied_params=tied_params,
         activation_bytes=ActivationBytes(
-            none=saved,
-            selective=saved - sum(work.freed_bytes for work in again),
-            full=input_bytes if recomputed and input_bytes is not None else saved,
+            none=saved_bytes,
+            selective=saved_bytes - sum(work.freed_bytes for work in selective),
+            full=input_bytes if train and input_bytes is not None else saved_bytes,
         ),
         workspace_bytes=workspace_bytes,
         boundary_bytes=boundary_bytes,
@@ -191,19 +201,19 @@ def pointwise(
     saved_bytes: float = 0.0,
 ) -> Piece:
     """Element-wise kernels `(name, inputs)` over one tensor, each with one backward kernel."""
+    forward = [memory(precision, op, rows, hidden, n_inputs) for op, n_inputs in ops]
+    backward = [memory(precision, op, rows, hidden, n_inputs, backward=True) for op, n_inputs in reversed(ops)]
     return Piece(
-        forward=tuple(memory(precision, op, rows, hidden, n) for op, n in ops),
-        backward_input=tuple(memory(precision, op, rows, hidden, n, backward=True) for op, n in reversed(ops)),
+        forward=tuple(forward),
+        backward_input=tuple(backward),
         params=params,
         saved_bytes=saved_bytes,
     )
 
 
 def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int) -> BlockOps:
-    """The block with kernels that add its 16-bit gradients to fp32 ones, one for each of so many weights.
-
-    A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32 addition.
-    """
+    """The block with kernels that add its 16-bit gradients to fp32 ones, one for each of so many weights."""
+    # A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32 addition.
     params = block.params + block.tied_params
     rows = round(params * 10 / 12 / hidden / tensors)
     if not rows:
@@ -213,16 +223,16 @@ def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int
 
 
 def _kernels(parts: Iterable[tuple[KernelOp, ...]]) -> Kernels:
-    """Flatten, counting equal kernels that follow one another."""
-    out: list[tuple[KernelOp, int]] = []
-    for part in parts:
-        for op in part:
-            if out and out[-1][0] == op:
-                out[-1] = (op, out[-1][1] + 1)
-            else:
-                out.append((op, 1))
-    return tuple(out)
+    """Kernels of all parts in order, equal ones that follow one another counted."""
+    counted: list[tuple[KernelOp, int]] = []
+    for op in chain.from_iterable(parts):
+        if counted and counted[-1][0] == op:
+            counted[-1] = (op, counted[-1][1] + 1)
+        else:
+            counted.append((op, 1))
+    return tuple(counted)
 
 
 def _comms(parts: Iterable[tuple[Comm, ...]]) -> tuple[Comm, ...]:
+    """Collectives of all parts in order."""
     return tuple(chain.from_iterable(parts))

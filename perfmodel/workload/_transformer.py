@@ -36,24 +36,37 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     if not (job.adds_half_gradients and job.mode == "train"):
         return blocks
 
-    def weights(block: BlockOps) -> int:
-        layer = WEIGHTS_OF_A_LAYER - (model.parallel_blocks == "one_norm")
-        return layer if block.is_layer else 1
-
-    return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in blocks)
+    # 16-bit gradients are added to fp32 ones by kernels of their own, one for each weight. An embedding or a
+    # head is a single weight.
+    precision = Precision.of(job)
+    weights_of_layer = WEIGHTS_OF_A_LAYER - (model.parallel_blocks == "one_norm")
+    with_additions = []
+    for block, repeats in blocks:
+        tensors = weights_of_layer if block.is_layer else 1
+        with_additions.append((accumulated(block, precision, model.hidden, tensors), repeats))
+    return tuple(with_additions)
 
 
 def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
+    """Blocks of the model, without what is done to their gradients after they are computed."""
     if model.experts is None and (shard.ep > 1 or shard.expert_tp != shard.tp):
         raise LayoutError(f"{model.name} has no experts; use ep=1 and leave etp out", Reason.UNSPLIT, "ep")
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
+
+    # Recipes of narrow types may leave the last layers in 16 bits; in a job of 16 bits all are alike.
     local = local_sizes(model, job, shard, job.seq_len)
-    wide = job.wide_last_layers if local != local.unquantised else 0  # else all are alike
-    narrow = len(model.stack) - wide
-    stack = [(word, at >= narrow) for at, word in enumerate(model.stack)]
-    layers = {kind: _layer_of(model, local.unquantised if kind[1] else local, kind[0]) for kind in set(stack)}
-    body = [(layers[kind], len(list(alike))) for kind, alike in groupby(stack)]
+    n_wide = job.wide_last_layers if local != local.unquantised else 0
+    first_wide = len(model.stack) - n_wide
+    stack = [(word, position >= first_wide) for position, word in enumerate(model.stack)]
+
+    # Each kind of layer is worked out once, however often it stands in the stack.
+    layers = {}
+    for word, is_wide in set(stack):
+        layers[word, is_wide] = _layer_of(model, local.unquantised if is_wide else local, word)
+    body = []
+    for kind, equal_layers in groupby(stack):
+        body.append((layers[kind], len(list(equal_layers))))
     return (
         (_embedding("embedding", model, local), 1),
         *body,
@@ -64,6 +77,7 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
 def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
     """A layer of the sub-layers that a word of `MIXERS` stands for."""
+    # The widest activation inside, which backward holds at once as input and as output gradient.
     widest = local.tokens * local.hidden
     if set(word) & set("-*W"):
         widest = max(widest, local.tokens * local.ffn)
@@ -78,13 +92,8 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
         widest = max(widest, local.tokens * 2 * model.delta_net.values // local.tp)
     elif "C" in word:
         widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
-    pieces = _sub_layers(model, local, word)
-    return _layer(
-        f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer",
-        local,
-        pieces,
-        widest=widest,
-    )
+    names = [name for letter, name in _NAMES.items() if letter in word]
+    return _layer(f"{names[0]}_layer", local, _sub_layers(model, local, word), widest=widest)
 
 
 _NAMES: Final = {
@@ -116,6 +125,7 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
 
 
 def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
+    """What a letter of `MIXERS` stands for, without norms and residual addition."""
     if letter == "M" and model.mamba:
         return mamba_mixer(model, local, model.mamba)
     if letter == "S" and model.selective_scan:
@@ -132,26 +142,30 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
 
 
 def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
+    """Self-attention, under a sliding window where the letter says so."""
     window = model.window if letter == "W" else 0
     return self_attention(model, local.of("attention"), causal=model.causal, window=window, reduced=reduced)
 
 
 def _further_tokens(model: Transformer, local: ShardSizes) -> Blocks:
-    """Modules for further tokens; where all have the weights of the first, these count once."""
+    """Modules of multi-token prediction."""
     if not model.mtp_layers:
         return ()
     module = _further_token(model, local)
     if not model.mtp_repeated or model.mtp_layers == 1:
         return ((module, model.mtp_layers),)
-    return (
-        (module, 1),
-        (replace(module, params=0, expert_params=0, tied_params=0), model.mtp_layers - 1),
-    )
+
+    # Where all have the weights of the first, these count once.
+    repeated = replace(module, params=0, expert_params=0, tied_params=0)
+    return ((module, 1), (repeated, model.mtp_layers - 1))
 
 
 def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
-    """A module that predicts one token further: the token's embedding and the layers' output, each normalised, made
-    one by a product; a layer; the head. It stands with the head, whose table and the embedding's it uses."""
+    """A module that predicts one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+    The token's embedding and the layers' output, each normalised, are made one by a product; a layer and the head
+    follow. It stands with the head, whose table and the embedding's it uses.
+    """
     local = local.of("further_tokens")
     layer = _sub_layers(model, local, model.mtp_stack[0])
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
@@ -185,6 +199,7 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
             pieces += sub_layer(model, local, mixer)
         return pieces
 
+    # Every stage of the decoder passes the encoder's output on to the next, for its cross-attention.
     encoder_layer = layer(encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder))
     decoder_layer = layer(
         decoder,
@@ -211,6 +226,8 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
     if encoder:
         pieces = [norm(model, encoder), Piece(saved_bytes=encoder.norm_bytes), *pieces]
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
+
+    # A frozen table has no gradient, though the layers after it have.
     frozen = local.job.frozen_embedding
     if frozen:
         pieces = [replace(piece, backward_weight=()) for piece in pieces]
@@ -228,6 +245,7 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
 
 
 def _head(model: Transformer, local: ShardSizes) -> BlockOps:
+    """The output block, which is not recomputed."""
     return assemble(
         "head",
         head_pieces(model, local),
@@ -246,8 +264,11 @@ def _layer(
     passed_on_bytes: float = 0.0,
     widest: int = 0,
 ) -> BlockOps:
-    """A recomputable layer; its workspace holds gradients of the hidden state, and of input and output
-    of the widest activation (`widest` elements, or the dense feed-forward's)."""
+    """A layer that may be recomputed.
+
+    Its workspace holds gradients of the hidden state, and of input and output of the widest activation (`widest`
+    elements, or the dense feed-forward's).
+    """
     boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
     elements = widest or local.tokens * max(local.ffn, local.hidden)
     return assemble(
@@ -282,6 +303,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
     Args:
         own_input: False where attention has the same input, and gathers and keeps it.
     """
+    # Adapters may stand beside the product of gate and value, or beside either.
     width = local.ffn * (2 if model.gated_ffn else 1)
     first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
     if model.gated_ffn:
@@ -303,9 +325,10 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         *adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True),
         row_linear(local, local.hidden, local.ffn, bias=model.bias, narrow_input=narrow),
     ]
+
+    # Recompute may end before the last product, whose output nothing of the backward needs.
     *inner_pieces, last = recomputed("mlp", pieces)
     if local.job.stops_recompute:
-        # Recompute ends before the last product, whose output nothing of the backward needs.
         work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
         last = replace(last, recomputed_work=tuple(work))
     return [*inner_pieces, last]
