@@ -323,7 +323,7 @@ def _exchange_numbers(
     """Numbers of the collectives that exchange so many parameters' weights or gradients."""
     cluster = setting.cluster
     # Groups that lie alike on the network exchange alike, so they share events.
-    on_network = tuple(ranks.on_network(cluster) for ranks in (place.whole, place.shards, place.copies))
+    on_network = tuple(ranks.on_network(cluster) for ranks in (place.replicas, place.shards, place.copies))
     make = partial(exchange, kind, place=place, job=setting.job, cluster=cluster)
     return events.numbers((kind, on_network), params, make)
 

@@ -1,6 +1,10 @@
-"""Memory of pipeline ranks: static state, activations in flight, transient buffers. Arrays broadcast over layouts."""
+"""Memory of pipeline ranks: static state, activations in flight, transient buffers.
 
-from collections.abc import Sequence
+Everything is counted in blocks that ranks hold, times bytes per block. The leading axes of all arrays are layouts and
+broadcast against each other, so that one call covers a whole grid; the arithmetic is NumPy's or JAX's.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
@@ -24,6 +28,7 @@ from perfmodel.prediction._zero import (
 from perfmodel.spec import Framework, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
+"""Categories of memory, in the order of the fields of `MemoryBatch`."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,15 @@ class MemoryBatch:
     """Bytes per layout and pipeline rank, by category; the parts broadcast."""
 
     weights: Float[Any, "*#layouts ranks"]
+    """All versions of the weights, and copies in other types."""
     gradients: Float[Any, "*#layouts ranks"]
+    """Gradients that micro-batches add to."""
     optimizer: Float[Any, "*#layouts ranks"]
+    """States of the optimizer, with master weights."""
     activations: Float[Any, "*#layouts ranks"]
+    """Saved for backward, of all micro-batches in flight."""
     buffers: Float[Any, "*#layouts ranks"]
+    """Transient workspace, communication buckets, gathered weights, context of the framework."""
 
     @cached_property
     def total(self) -> Float[Any, "*layouts ranks"]:
@@ -48,8 +58,11 @@ class MemoryBatch:
     @property
     def largest(self) -> Int[np.ndarray, "*layouts"]:
         """The category (its place in `CATEGORIES`) that takes most of each layout's fullest rank."""
-        of_category = (np.broadcast_to(getattr(self, name), self.total.shape) for name in CATEGORIES)
-        return np.stack([np.take_along_axis(part, self._fullest, -1)[..., 0] for part in of_category]).argmax(axis=0)
+        on_fullest_rank = []
+        for name in CATEGORIES:
+            of_category = np.broadcast_to(getattr(self, name), self.total.shape)
+            on_fullest_rank.append(np.take_along_axis(of_category, self._fullest, -1)[..., 0])
+        return np.stack(on_fullest_rank).argmax(axis=0)
 
     @property
     def peak(self) -> Float[np.ndarray, "*layouts"]:
@@ -59,16 +72,18 @@ class MemoryBatch:
 
 @dataclass(frozen=True, eq=False)
 class RankBlocks:
-    """What pipeline ranks hold, in blocks."""
+    """Weights and activations of pipeline ranks, counted in blocks."""
 
     held: Float[Any, "*layouts ranks blocks"]
+    """Blocks whose weights a rank holds."""
     versions: Float[np.ndarray, "*layouts ranks"]
     """Copies of the weights."""
     alive: Float[Any, "*layouts ranks blocks"]
     """Blocks times micro-batches alive at the peak."""
     alive_full: Float[Any, "*layouts ranks blocks"]
-    """Those of them that are recomputed in full whatever the layout says of the others."""
+    """Those of `alive` that are recomputed in full, whatever the layout says of the others."""
     held_full: Float[Any, "*layouts ranks blocks"]
+    """Those of `held` that are recomputed in full."""
     replicas: Int[np.ndarray, "*layouts ranks"]
     """Ranks of the pipeline that hold the same stages."""
 
@@ -79,7 +94,13 @@ class RankBlocks:
         full: Float[Any, "*choices stages blocks"],
         live: LiveState,
     ) -> "RankBlocks":
-        """Ranks whose stages hold the blocks counted, `full` of them recomputed in full (in several choices)."""
+        """Count the blocks of ranks.
+
+        Args:
+            counts: blocks of every stage.
+            full: blocks of them that are recomputed in full, in several choices.
+            live: stages of every rank, and micro-batches that it keeps alive.
+        """
         micro_batches = live.activations[..., None]
         on_rank, in_full = counts[live.stage], full[..., live.stage, :]
         return cls(
@@ -97,18 +118,21 @@ class BlockBytes:
     """Parameters and bytes of every block on one device."""
 
     dense: Float[np.ndarray, "*layouts blocks"]
+    """Parameters outside routed experts."""
     expert: Float[np.ndarray, "*layouts blocks"]
+    """Parameters of routed experts."""
     frozen: Float[np.ndarray, "*layouts blocks"]
-    """The part of `dense` that has no gradients."""
+    """Parameters of `dense` that have no gradients."""
     layers: Bool[np.ndarray, "*layouts blocks"]
+    """Whether a block is a layer."""
     kept: Float[np.ndarray, "*layouts blocks"]
     """Activations left behind per micro-batch under the layout's recompute."""
     least: Float[np.ndarray, "*layouts blocks"]
-    """The same where the block is recomputed in full."""
+    """Activations left behind per micro-batch where the block is recomputed in full."""
     transient: Float[np.ndarray, "*layouts blocks"]
-    """While the block runs: its workspace, and what is materialised again while it is recomputed."""
+    """Bytes while the block runs: its workspace, and what is materialised again while it is recomputed."""
     transient_full: Float[np.ndarray, "*layouts blocks"]
-    """The same where the block is recomputed in full."""
+    """`transient` where the block is recomputed in full."""
     dummy_gradients: Float[np.ndarray, "*layouts"]
     """See `dummy_gradient_bytes`."""
 
@@ -121,7 +145,12 @@ class BlockBytes:
         job: Job,
         framework: Framework,
     ) -> "BlockBytes":
-        """Blocks of shards, an axis of their own, under modes of recompute (`RECOMPUTE_MODES`) along further axes."""
+        """Collect the blocks of shards along the first axis.
+
+        Args:
+            modes: places in `RECOMPUTE_MODES`, along further axes.
+            pipelined: whether the pipeline has several stages.
+        """
 
         def spread(values: Sequence[np.ndarray]) -> np.ndarray:
             stacked = np.stack(values)
@@ -129,8 +158,10 @@ class BlockBytes:
 
         saved = spread([shard.activation_bytes for shard in shards])
         kept = np.take_along_axis(saved, modes[..., None, None], axis=-1)[..., 0]
+        # The first mode recomputes nothing, the last one everything.
         whole, least = saved[..., 0], saved[..., -1]
         workspace = spread([shard.workspace_bytes for shard in shards])
+        # Recomputed activations come back while a block's backward runs. Without backward, forward holds all of them.
         return cls(
             dense=spread([shard.dense_params(pipelined) for shard in shards]),
             expert=spread([shard.expert_params for shard in shards]),
@@ -146,7 +177,7 @@ class BlockBytes:
     def saved(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
-        """Activation bytes of so many blocks, `full` of them recomputed in full."""
+        """Activation bytes of so many blocks times micro-batches, `full` of them recomputed in full."""
         return _dot(blocks, self.kept) - _dot(full, self.kept - self.least)
 
 
@@ -155,10 +186,11 @@ class Sharding:
     """How model states lie on ranks; an axis of one stands for the ranks."""
 
     zero: Int[np.ndarray, "*layouts 1"]
+    """See `Layout.zero`."""
     dense: Int[np.ndarray, "*layouts 1"]
-    """Ranks that parameters outside routed experts are sharded over, as `Layout.zero` says."""
+    """Ranks over which states of parameters outside routed experts are sharded."""
     expert: Int[np.ndarray, "*layouts 1"]
-    """The same inside them."""
+    """Ranks over which states of routed experts are sharded."""
     reduced: Bool[np.ndarray, "*layouts 1"]
     """Whether several ranks hold the same parameters."""
     ahead: Int[np.ndarray, "*layouts 1"]
@@ -174,94 +206,122 @@ class Sharding:
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Sharding":
-        """Of layouts, one after another."""
-        rows = [
-            (lay.zero, lay.dp * lay.cp // lay.replicate, lay.edp // lay.replicate, lay.replicated, lay.prefetch,
-             get_args(StateOffload).index(lay.offload_states), communicators(lay), lay.pp > 1,
-             lay.offload_layers)
-            for lay in layouts
-        ]  # fmt: skip
-        zero, dense, expert, reduced, ahead, on_host, joined, pipelined, offloaded = np.array(rows).T[..., None]
-        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined, pipelined > 0, offloaded)
+        """Collect the sharding of layouts, one after another."""
+        places_of_states = get_args(StateOffload)
+
+        def column(values: Iterable[int]) -> Int[np.ndarray, "layouts 1"]:
+            return np.array(list(values))[:, None]
+
+        return cls(
+            zero=column(layout.zero for layout in layouts),
+            dense=column(layout.dp * layout.cp // layout.replicate for layout in layouts),
+            expert=column(layout.edp // layout.replicate for layout in layouts),
+            reduced=column(layout.replicated for layout in layouts) > 0,
+            ahead=column(layout.prefetch for layout in layouts),
+            on_host=column(places_of_states.index(layout.offload_states) for layout in layouts),
+            communicators=column(communicators(layout) for layout in layouts),
+            pipelined=column(layout.pp > 1 for layout in layouts) > 0,
+            offloaded=column(layout.offload_layers for layout in layouts),
+        )
 
     def spread(
         self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
     ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-        """So many parameters sharded, and whole."""
+        """Parameters per rank where they are sharded, and where they are not."""
         return dense / self.dense + expert / self.expert, dense + expert
 
 
 def communicators(layout: Layout) -> int:
-    """Groups of several ranks that a rank communicates in: all ranks, data, model, tensor and pipeline parallel."""
-    return sum(n > 1 for n in (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp))
+    """Number of groups of several ranks that a rank communicates in."""
+    # All ranks; data, model, tensor and pipeline parallel ones.
+    sizes = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
+    return sum(size > 1 for size in sizes)
 
 
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
-    """Memory of pipeline ranks; axes of layouts broadcast against one another; the array namespace is
-    that of `ranks.held`."""
-    xp, job, framework = ranks.held.__array_namespace__(), setting.job, setting.framework
-    dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
+    """Memory of pipeline ranks.
 
-    held = updated = sharding.spread(dense, expert)
+    Axes of layouts broadcast against one another; the array namespace is that of `ranks.held`.
+    """
+    xp, job, framework = ranks.held.__array_namespace__(), setting.job, setting.framework
+    trained, trains = is_trained(job), job.mode == "train"
+    weight_bytes = held_dtype_bytes(job)
+
+    # Parameters of a rank by what is kept of them: updated ones have gradients and optimizer states; stored ones count
+    # narrow weights of layers (`Job.base_weights`) as so many weights of the products' type as take the same bytes.
+    # Each is a pair: where parameters are sharded, and where they are not.
+    dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
+    stored = updated = sharding.spread(dense, expert)
     if blocks.frozen.any():
         updated = sharding.spread(dense - _dot(ranks.held, blocks.frozen), expert)
-    layer_share = xp.where(blocks.layers, layer_weight_share(job), 1.0) if job.base_weights else 1.0
-    stored = held
+    layer_share = 1.0
     if job.base_weights:
-        stored = sharding.spread(
-            _dot(ranks.held, blocks.dense * layer_share), _dot(ranks.held, blocks.expert * layer_share)
-        )
+        layer_share = xp.where(blocks.layers, layer_weight_share(job), 1.0)
+        stored_dense = _dot(ranks.held, blocks.dense * layer_share)
+        stored_expert = _dot(ranks.held, blocks.expert * layer_share)
+        stored = sharding.spread(stored_dense, stored_expert)
+
+    # Optimizer states are sharded from ZeRO 1 on.
     optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *updated)
-    if more := other_optimizer_bytes_per_param(job):
-        others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
-        optimizer = optimizer + more * xp.where(sharding.zero >= 1, *sharding.spread(_dot(ranks.held, others)))
-    weight, trained = held_dtype_bytes(job), is_trained(job)
+    more_outside_layers = other_optimizer_bytes_per_param(job)
+    if more_outside_layers:
+        outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
+        spread_outside_layers = sharding.spread(_dot(ranks.held, outside_layers))
+        optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
+    optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trained)
+
+    # Gradients. Where the host updates, reduced ones leave at once; what is not sharded is kept until the step ends.
     sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
     gradients = gradient_dtype_bytes(job) * xp.where(sharded, *updated) * trained
-    # reduced gradients leave at once; what is not sharded is kept until the step ends
     gradients = xp.where((sharding.on_host > 0) & (sharded | ~sharding.reduced), 0.0, gradients)
+
+    # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated
+    # whole, whatever fills them. Data-parallel wrappers keep a copy of all gradients in their buckets.
     reduced = sharding.reduced & trained
     buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.bucket_bytes, gradients), 0.0)
     if job.bucket_bytes is not None:
-        # Buckets of a size that is asked for are allocated whole, whatever fills them.
         buffers = xp.where((sharding.zero >= 1) & reduced, job.bucket_bytes, buffers)
     buffers = buffers + framework.communicator_bytes * sharding.communicators
     if framework.ddp_buckets:
-        buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
+        buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight_bytes * updated[1], 0.0)
+
+    # Weights that ZeRO 3 has gathered.
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
-        gathered = gathered_params(
-            (blocks.dense + blocks.expert) * layer_share, blocks.layers, ranks.held, sharding.ahead
-        )
+        params = (blocks.dense + blocks.expert) * layer_share
+        gathered = gathered_params(params, blocks.layers, ranks.held, sharding.ahead)
         if framework.live_params:
+            # Weights stay gathered after their use, as long as no more than so many parameters are.
             live = xp.minimum(framework.live_params, dense + expert)
             gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, live))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
             is_bucketed = (sharding.zero == 3) & reduced & (job.bucket_bytes is None)
             buffers = buffers + xp.where(is_bucketed, framework.bucket_bytes / 2, 0.0)
-        buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
+        buffers = buffers + xp.where(gathers, weight_bytes * gathered, 0.0)
+
+    # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
     saved, moving = blocks.saved(ranks.alive, ranks.alive_full), 0.0
-    if job.mode == "train" and sharding.offloaded.any():
-        gone, moving = copied_bytes(ranks.held, blocks, sharding.offloaded)
-        saved = saved - gone + moving
-    transient = _transient(ranks, blocks, moving, trains=job.mode == "train")
-    weights = xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
+    if trains and sharding.offloaded.any():
+        on_host, moving = copied_bytes(ranks.held, blocks, sharding.offloaded)
+        saved = saved - on_host + moving
+    transient = _transient(ranks, blocks, moving, trains=trains)
+
+    # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
+    weights = xp.where(sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
     if job.secondary_shards > 1:
-        weights = weights + xp.where(sharding.zero >= 3, weight * stored[1] / job.secondary_shards, 0.0)
+        weights = weights + xp.where(sharding.zero >= 3, weight_bytes * stored[1] / job.secondary_shards, 0.0)
     if has_fp8_copies(job, framework):
-        weights = weights + framework.fp8_copy_bytes * _dot(ranks.held, (blocks.dense + blocks.expert) * blocks.layers)
+        params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
+        weights = weights + framework.fp8_copy_bytes * _dot(ranks.held, params_of_layers)
+
+    # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if framework.step_bytes_per_param and trained:
-        # The step runs when activations and gathered weights are gone: only what it takes beyond these counts.
         in_step = step_bytes(updated, sharding, framework) - saved
         buffers = xp.maximum(buffers + transient, in_step) + framework.context_bytes
     else:
-        buffers = buffers + (transient + framework.context_bytes)  # many layouts: joined last
-    parts = (
-        weights, gradients,
-        xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
-        saved * (job.mode == "train"), buffers,
-    )  # fmt: skip
-    return MemoryBatch(*parts)
+        # `transient` has all axes of a grid: it is added last.
+        buffers = buffers + (transient + framework.context_bytes)
+    return MemoryBatch(weights, gradients, optimizer, saved * trains, buffers)
 
 
 def has_fp8_copies(job: Job, framework: Framework) -> bool:
@@ -280,7 +340,7 @@ def step_bytes(
     """Bytes that the optimizer's step allocates on the device beside its states.
 
     Args:
-        updated: parameters of a rank that have optimizer states, sharded and whole.
+        updated: parameters of a rank that have optimizer states, where they are sharded and where they are not.
     """
     xp = updated[0].__array_namespace__()
     params = xp.where(sharding.zero >= 1, *updated)
@@ -294,8 +354,16 @@ def gathered_params(
     held: Float[Any, "*layouts ranks blocks"],
     ahead: Int[np.ndarray, "*layouts 1"],
 ) -> Float[Any, "*layouts ranks"]:
-    """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
-    layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and those prefetched."""
+    """Parameters that ZeRO 3 holds unsharded at once.
+
+    Args:
+        params: of every block.
+        layers: which blocks are layers.
+        held: how many of each block every rank holds.
+        ahead: layers that are gathered ahead.
+    """
+    # The layer in use and those prefetched, if the rank has as many. What is outside of layers torch's `fully_shard`
+    # keeps from forward to backward.
     xp = held.__array_namespace__()
     layer = _largest(xp.where(layers, params, 0.0), held > 0)
     at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(held, layers.astype(float))))
@@ -306,16 +374,22 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     """Bytes of a gradient of every distinct weight shape of the layers, where the framework keeps such dummies."""
     if not framework.cached_weight_gradients or not is_trained(job):
         return 0.0
-    layers = [block for block, is_one in zip(shard.blocks, shard.layers.tolist(), strict=True) if is_one]
-    shapes = {shape for block in layers for of in (False, True) for shape in block.weight_shapes(experts=of)}
+    shapes: set[tuple[int, int]] = set()
+    for block in shard.blocks:
+        if block.is_layer:
+            shapes.update(block.weight_shapes(experts=False), block.weight_shapes(experts=True))
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 
 def copied_bytes(
     held: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
 ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-    """Activations of the first layers of ranks that hold so many of each block, which wait in host memory, and the
-    largest of these layers alone, which is on its way to or from there while layers run (`_layer_copies`)."""
+    """Activation bytes that wait in host memory, and those of one layer on its way to or from there (`_layer_copies`).
+
+    Args:
+        held: how many of each block every rank holds.
+        offloaded: layers, the first ones, whose activations wait there.
+    """
     xp = held.__array_namespace__()
     layers = xp.where(blocks.layers[..., None, :], held, 0.0)
     before = xp.cumsum(layers, axis=-1) - layers
@@ -326,26 +400,33 @@ def copied_bytes(
 def _transient(
     ranks: RankBlocks, blocks: BlockBytes, moving: Float[Any, "*layouts ranks"] | float, *, trains: bool
 ) -> Float[Any, "*layouts ranks"]:
-    """The largest block while it runs, on each rank, and dummy gradients beside it. While a layer's backward runs, what
-    the blocks behind all layers (the head) kept of its micro-batch is gone; while these run, no layer is on its way
-    (`moving`) to or from the host."""
+    """Bytes of the largest block while it runs, on each rank, and dummy gradients beside it.
+
+    Args:
+        moving: bytes of a layer's activations on their way to or from the host.
+    """
     xp = ranks.held_full.__array_namespace__()
+    # The head, and whatever else stands behind all layers, runs its backward first: while a layer's runs, what the head
+    # kept of its micro-batch is gone, and while the head runs, no layer is on its way to or from the host.
     behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
     gone = _dot(xp.minimum(ranks.alive, ranks.held), blocks.kept * behind) * trains
     of_head = xp.maximum(_largest(blocks.transient * behind, ranks.held > 0) - moving, 0.0)
-    largest = _largest(blocks.transient * ~behind, ranks.held > 0)
+    of_layer = _largest(blocks.transient * ~behind, ranks.held > 0)
+    # JAX's traced arrays cannot be asked whether any block is recomputed in full.
     if xp is not np or ranks.held_full.any():
-        largest = xp.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
-    return xp.maximum(of_head, largest - gone) + blocks.dummy_gradients[..., None]
+        of_layer = xp.maximum(of_layer, _largest(blocks.transient_full, ranks.held_full > 0))
+    return xp.maximum(of_head, of_layer - gone) + blocks.dummy_gradients[..., None]
 
 
 def _dot(
     on_ranks: Float[Any, "*layouts ranks blocks"], of_blocks: Float[np.ndarray, "*layouts blocks"]
 ) -> Float[Any, "*layouts ranks"]:
+    """Sum of a quantity over the blocks of every rank."""
     return on_ranks.__array_namespace__().einsum("...rb,...b->...r", on_ranks, of_blocks)
 
 
 def _largest(
     of_blocks: Float[np.ndarray, "*layouts blocks"], on_ranks: Bool[Any, "*layouts ranks blocks"]
 ) -> Float[Any, "*layouts ranks"]:
+    """Largest quantity among the blocks of every rank."""
     return on_ranks.__array_namespace__().where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)

@@ -7,7 +7,7 @@ session; everything that follows from it (what ranks keep alive, blocks of class
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
-from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerStage
 from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
@@ -92,9 +92,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     )
 
 
-def _overlapped_reduction(
-    replicas: int, micro_batches: int, *, gathers: bool
-) -> Literal["overlap", "eager_opt", "end"]:
+def _overlapped_reduction(replicas: int, micro_batches: int, *, gathers: bool) -> GradReduce:
     """How gradients are reduced where their reduction overlaps with passes (`ProgramSpec.grad_reduce`).
 
     Args:

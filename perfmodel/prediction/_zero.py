@@ -40,21 +40,25 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
 
 Exchange = Literal["all_reduce", "reduce_scatter", "all_reduce_copies", "all_gather"]
-"""Of gradients, of gradients to where each is kept or applied, of these over the copies of a shard, of weights."""
+"""Exchanges of model states: gradients summed on all ranks; gradients summed where each is kept or applied; these sums
+summed over the copies of a shard; weights gathered."""
 STATES: Final[tuple[Group, ...]] = ("dp", "expert_dp")
-"""Ranks that parameters outside and inside routed experts are replicated over."""
+"""Process groups over which parameters outside and inside routed experts are replicated."""
 
 
 class StateLayout(NamedTuple):
-    """How a layout's model states lie, as `Layout` has it."""
+    """How a layout's model states lie."""
 
     zero: int
+    """See `Layout.zero`."""
     replicate: int
+    """See `Layout.replicate`."""
     offload_states: StateOffload
+    """See `Layout.offload_states`."""
 
     @classmethod
     def of(cls, layout: Layout) -> "StateLayout":
-        """Of a layout."""
+        """Take the fields of a layout that say how its states lie."""
         return cls(layout.zero, layout.replicate, layout.offload_states)
 
     @property
@@ -65,19 +69,26 @@ class StateLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Ranks that hold the same parameters."""
+    """Where the ranks lie that hold the same parameters."""
 
-    whole: Placement
+    replicas: Placement
+    """All of them."""
     shards: Placement
-    """Those that states are sharded over, the nearest ones."""
+    """The nearest ones, over which states are sharded."""
     copies: Placement
-    """Those with the same shard."""
+    """Ranks that hold the same shard, one in every sharding group."""
 
     @classmethod
     def of(cls, group: Group, ranks: Layout, replicate: int, replicas: int) -> "StatePlace":
-        """A data-parallel group, in `replicate` sharding groups, on all pipeline ranks with `replicas` of the stage."""
-        whole = Placement.of(group, ranks).times(replicas, ranks)
-        return cls(whole, *whole.split(whole.size // replicate))
+        """Place the ranks of a data-parallel group.
+
+        Args:
+            ranks: how ranks are numbered.
+            replicate: sharding groups that the ranks form.
+            replicas: pipeline ranks that hold the same stage, which join the group.
+        """
+        everywhere = Placement.of(group, ranks).times(replicas, ranks)
+        return cls(everywhere, *everywhere.split(everywhere.size // replicate))
 
 
 def stored_dtype_bytes(job: Job) -> int:
@@ -86,18 +97,21 @@ def stored_dtype_bytes(job: Job) -> int:
 
 
 def held_dtype_bytes(job: Job) -> int:
-    """Bytes per weight in device memory. Frozen weights of fp8 products need no other copy (`fp8_params` of NeMo's
-    LoRA): the transposed one that input gradients read before Blackwell is made anew in every backward
-    (`disable_parameter_transpose_cache`, which NVIDIA's LoRA sets: mlcommons/training_results_v4.0
-    NVIDIA/benchmarks/llama2_70b_lora/implementations/nemo/conf/megatron_gpt_peft_tuning_config.yaml, and NeMo 2
-    scripts/performance/llm/finetune_*.py)."""
+    """Bytes per weight in device memory."""
+    # Frozen weights of fp8 products need no other copy (`fp8_params` of NeMo's LoRA): the transposed one that input
+    # gradients read before Blackwell is made anew in every backward (`disable_parameter_transpose_cache`, which
+    # NVIDIA's LoRA sets: mlcommons/training_results_v4.0
+    # NVIDIA/benchmarks/llama2_70b_lora/implementations/nemo/conf/megatron_gpt_peft_tuning_config.yaml, and NeMo 2
+    # scripts/performance/llm/finetune_*.py).
     return 1 if job.frozen and job.dtype == "fp8" else stored_dtype_bytes(job)
 
 
 def layer_weight_share(job: Job) -> float:
-    """Bytes of a layer's weight over those of one that is stored in the products' type (`Job.base_weights`). Their
-    norms and adapters, which are next to none of them, count as narrow too."""
-    return BASE_WEIGHT_BYTES[job.base_weights] / stored_dtype_bytes(job) if job.base_weights else 1.0
+    """Bytes of a layer's weight over those of one that is stored in the products' type (`Job.base_weights`)."""
+    if not job.base_weights:
+        return 1.0
+    # Norms and adapters, which are next to none of a layer's parameters, count as narrow too.
+    return BASE_WEIGHT_BYTES[job.base_weights] / stored_dtype_bytes(job)
 
 
 def gradient_dtype_bytes(job: Job) -> int:
@@ -106,17 +120,20 @@ def gradient_dtype_bytes(job: Job) -> int:
 
 
 def optimizer_bytes_per_param(job: Job) -> float:
-    """The optimizer's states (of Adam two fp32 moments), an fp32 master copy where weights are narrower (ZeRO, section
-    3.1), and the average of the weights where one is kept."""
+    """Bytes of the optimizer's states per parameter of a layer."""
+    # Adam has two fp32 moments. Narrower weights have an fp32 master copy (ZeRO, section 3.1). An average of the
+    # weights is kept in fp32.
     kind = OPTIMIZERS[job.optimizer]
     master_bytes = 4.0 if kind.master and dtype_bytes(job.dtype) < 4 else 0.0
     return kind.state_bytes + master_bytes + (4.0 if job.weight_average else 0.0)
 
 
 def other_optimizer_bytes_per_param(job: Job) -> float:
-    """What states take more outside layers, where another optimizer updates embeddings and head."""
+    """Bytes that states take more per parameter outside layers, where another optimizer updates embeddings and head."""
     kind = OPTIMIZERS[job.optimizer]
-    return 0.0 if kind.other_state_bytes is None else kind.other_state_bytes - kind.state_bytes
+    if kind.other_state_bytes is None:
+        return 0.0
+    return kind.other_state_bytes - kind.state_bytes
 
 
 def is_trained(job: Job) -> bool:
@@ -125,67 +142,83 @@ def is_trained(job: Job) -> bool:
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:
-    """Weights and optimizer states of a whole model, each once: what training goes on from. 0 where nothing is trained
-    but adapters."""
+    """Bytes of weights and optimizer states of a whole model, each once: what training resumes from.
+
+    0 where nothing is trained but adapters.
+    """
+    if not is_trained(job):
+        return 0.0
     per_param = stored_dtype_bytes(job) + optimizer_bytes_per_param(job)
-    return parameter_count(model) * per_param if is_trained(job) else 0.0
+    return parameter_count(model) * per_param
 
 
 def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
-    """Whether the gradients that micro-batches add to lie sharded, so that each backward reduces its own; of one
-    layout, or an array of them.
+    """Whether the gradients that micro-batches add to lie sharded, so that each backward reduces its own.
 
-    Not where a pipeline's ranks hold replicas of its stages, which would wait for each other after every backward: they
-    add up whole gradients and reduce them once (as torch's pipelines do, `backward_maybe_with_nosync`).
+    Args:
+        zero: ZeRO stage of a layout, or an array of those of several layouts, as all arguments but `job`.
+        pipelined: whether the pipeline has several stages.
+        replicas: pipeline ranks that hold the same stage.
     """
-    whole = pipelined & job.whole_gradients_in_pipelines
-    return ((zero == 3) | ((zero == 2) & np.logical_not(whole))) & (np.asarray(replicas) <= 1)
+    # Not where a pipeline's ranks hold replicas of its stages, which would wait for each other after every backward:
+    # they add up whole gradients and reduce them once (as torch's pipelines do, `backward_maybe_with_nosync`).
+    added_up_whole = pipelined & job.whole_gradients_in_pipelines
+    return ((zero == 3) | ((zero == 2) & np.logical_not(added_up_whole))) & (np.asarray(replicas) <= 1)
 
 
 def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
-    """Whether each backward reduces its own gradients: where they lie sharded, or a job says so
-    (`Job.reduce_every_micro_batch`); of one layout, or an array of them. Replicas of a pipeline's stages never do."""
-    told = job.reduce_every_micro_batch & (np.asarray(replicas) <= 1)
-    return shards_gradients(zero, pipelined, replicas, job) | told
+    """Whether each backward reduces its own gradients: where they lie sharded, or the job asks for it
+    (`Job.reduce_every_micro_batch`).
+
+    Args:
+        zero, pipelined, replicas: see `shards_gradients`.
+    """
+    asked_for = job.reduce_every_micro_batch & (np.asarray(replicas) <= 1)
+    return shards_gradients(zero, pipelined, replicas, job) | asked_for
 
 
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
     """How gradients are reduced: on all ranks, or each part where it is kept or applied."""
-    everywhere = zero == 0 or (zero == 1 and job.all_reduce_gradients)
-    return ("all_reduce",) if everywhere else ("reduce_scatter", "all_reduce_copies")
+    on_all_ranks = zero == 0 or (zero == 1 and job.all_reduce_gradients)
+    return ("all_reduce",) if on_all_ranks else ("reduce_scatter", "all_reduce_copies")
 
 
 def exchanges(zero: int, job: Job) -> tuple[Exchange, ...]:
-    """What a step exchanges: gradients if there are any; weights after sharded updates, or where kept sharded."""
+    """Exchanges of a step: gradients if there are any; weights after sharded updates, or where kept sharded."""
     reduced = reductions(zero, job) if is_trained(job) else ()
-    return (*reduced, "all_gather") if zero == 3 or (zero and is_trained(job)) else reduced
+    if zero == 3 or (zero and is_trained(job)):
+        return (*reduced, "all_gather")
+    return reduced
 
 
 def exchange(kind: Exchange, params: float, place: StatePlace, job: Job, cluster: Cluster) -> Collective | None:
     """The collective that exchanges so many parameters' weights or gradients; None on one rank."""
-    over = {"all_reduce": place.whole, "all_reduce_copies": place.copies}.get(kind, place.shards)
-    if over.size == 1:
+    group = {"all_reduce": place.replicas, "all_reduce_copies": place.copies}.get(kind, place.shards)
+    if group.size == 1:
         return None
     if kind == "all_gather":
-        return over.collective(kind, params * stored_dtype_bytes(job), job.dtype, cluster)
+        return group.collective(kind, params * stored_dtype_bytes(job), job.dtype, cluster)
     n_bytes = params * dtype_bytes(job.grad_dtype)
     if kind == "all_reduce_copies":
-        return over.collective("all_reduce", n_bytes / place.shards.size, job.grad_dtype, cluster)
-    return over.collective(kind, n_bytes, job.grad_dtype, cluster)
+        # A reduction inside the sharding group has left each rank its shard.
+        return group.collective("all_reduce", n_bytes / place.shards.size, job.grad_dtype, cluster)
+    return group.collective(kind, n_bytes, job.grad_dtype, cluster)
 
 
 def exchanged_units(
     zero: int, layers: Bool[np.ndarray, " blocks"], counts: Float[np.ndarray, "stages segments blocks"]
 ) -> Float[np.ndarray, "stages segments"]:
-    """Collectives that each exchange of a segment is made of: one per wrapped layer under ZeRO 3, what stands before
-    or after the layers going with them; else one."""
-    one = np.ones(counts.shape[:2])
-    return np.maximum(one, counts @ layers) if zero == 3 else one
+    """Collectives that each exchange of a segment is made of."""
+    single = np.ones(counts.shape[:2])
+    if zero != 3:
+        return single
+    # ZeRO 3 exchanges layer by layer. What stands before or after the layers goes with them.
+    return np.maximum(single, counts @ layers)
 
 
 def update(params: float, shards: int, job: Job, on_host: bool = False) -> Op:
-    """The optimizer step over one of `shards` equal parts of so many parameters. Where the host's processors update
-    them (`HostSeconds`), what else a step takes: as over next to none."""
+    """The optimizer step over one of `shards` equal parts of so many parameters."""
+    # Where the host's processors update them (`HostSeconds`), the device's step is that over next to none.
     return optimizer_op(1 if on_host else -(-int(params) // shards), job)
 
 
@@ -195,13 +228,13 @@ def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.n
 
 
 def stored_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
-    """Those of `state_params` as so many weights of the products' type as take the same bytes."""
+    """Parameters of `state_params`, counted as so many weights of the products' type as take the same bytes."""
     share = np.where(blocks.layers, layer_weight_share(job), 1.0)
     return {group: params * share for group, params in state_params(blocks, pipelined).items()}
 
 
 def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
-    """Those of `state_params` that have gradients."""
+    """Parameters of `state_params` that have gradients."""
     trained = state_params(blocks, pipelined)
     trained["dp"] = trained["dp"] - blocks.frozen_params(pipelined, job)
     return trained
@@ -221,7 +254,7 @@ def host_bandwidth(device: Device) -> float:
 
 
 class HostSeconds(NamedTuple):
-    """Seconds per parameter of a rank's own shard."""
+    """Seconds per parameter of a rank's own shard that states in host memory add."""
 
     gather: float
     """Before each gather of weights."""
@@ -232,8 +265,10 @@ class HostSeconds(NamedTuple):
 
 
 def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds:
-    """What a layout with states on the host adds; copies at the link's nominal rate, updates at that of the host's
-    memory, which the devices of a node share (`host_update_s`).
+    """Seconds that a layout with states on the host adds.
+
+    Copies run at the link's nominal rate, updates at that of the host's memory, which the devices of a node share
+    (`host_update_s`).
 
     Args:
         reduced: whether gradients are reduced at all, and so copied then; else they are copied before the update.
@@ -249,38 +284,44 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
     if not is_trained(setting.job):
         return HostSeconds(weight_s * on_host, 0.0, 0.0)
     update_s = host_update_s(setting, min(setting.cluster.devices_per_node, layout.devices))
+    # New weights go back to the device while the host updates the next ones (ZeRO-Offload, section 5.1), unless they
+    # stay on the host until they are gathered.
     back_s = 0.0 if on_host else weight_s
-    return HostSeconds(weight_s * on_host, gradient_s * reduced, max(update_s, back_s) + gradient_s * (not reduced))
+    return HostSeconds(
+        gather=weight_s * on_host,
+        reduce=gradient_s * reduced,
+        update=max(update_s, back_s) + gradient_s * (not reduced),
+    )
 
 
 def shard_params(
     layout: Layout, params: Mapping[Group, Float[np.ndarray, " blocks"]], replicas: int
 ) -> Float[np.ndarray, " blocks"]:
-    """Of so many parameters of every block, those that are a rank's own to update."""
-    places = {group: StatePlace.of(group, layout, layout.replicate, replicas) for group in params}
-    return np.sum([of / (places[g].shards.size if layout.zero else 1) for g, of in params.items()], axis=0)
+    """Parameters of every block that a rank updates itself, from those that its groups hold."""
+    of_groups = []
+    for group, params_of_group in params.items():
+        place = StatePlace.of(group, layout, layout.replicate, replicas)
+        of_groups.append(params_of_group / (place.shards.size if layout.zero else 1))
+    return np.sum(of_groups, axis=0)
 
 
 def host_block_s(
     setting: Setting, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
 ) -> Float[np.ndarray, "3 blocks"]:
-    """What the host adds for every block to a gather, a reduction and an update: copies and updates of states that lie
-    there (`HostSeconds`), and the parts of weights that it copies one by one (`Framework.partition_copy_s`)."""
+    """Seconds that the host adds for every block to a gather, a reduction and an update.
+
+    They are copies and updates of states that lie in host memory (`HostSeconds`), and the parts of weights that the
+    host copies one by one (`Framework.partition_copy_s`).
+    """
     seconds = host_seconds(setting, layout, spec.grad_reduce != "none")
     pipelined = layout.pp > 1
-    held, trained = (
-        shard_params(layout, params, spec.replicas)
-        for params in (stored_params(blocks, pipelined, setting.job), trained_params(blocks, pipelined, setting.job))
-    )
+    stored = shard_params(layout, stored_params(blocks, pipelined, setting.job), spec.replicas)
+    trained = shard_params(layout, trained_params(blocks, pipelined, setting.job), spec.replicas)
     gathered, reduced = _partition_copies(setting.model, layout, blocks, spec)
     copy_s = setting.framework.partition_copy_s
-    return np.stack(
-        [
-            held * seconds.gather + gathered * copy_s,
-            trained * seconds.reduce + reduced * copy_s,
-            trained * seconds.update,
-        ]
-    )
+    gather_s = stored * seconds.gather + gathered * copy_s
+    reduce_s = trained * seconds.reduce + reduced * copy_s
+    return np.stack([gather_s, reduce_s, trained * seconds.update])
 
 
 def host_takes_part(setting: Setting, layout: Layout) -> bool:
@@ -291,12 +332,10 @@ def host_takes_part(setting: Setting, layout: Layout) -> bool:
 def _partition_copies(
     model: Model, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
 ) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, " blocks"]]:
-    """Parts of parameters that ZeRO 3 puts together in a gather and takes apart in a reduction of every block: one for
-    each rank that they are sharded over.
-
-    Matrices are gathered and reduced. Biases and norms are reduced as well, but stay whole on every rank
-    (`stage3_param_persistence_threshold` of DeepSpeed, 100,000 elements by default).
-    """
+    """Parts of parameters that ZeRO 3 puts together in a gather, and takes apart in a reduction, of every block: one
+    for each rank that they are sharded over."""
+    # Matrices are gathered and reduced. Biases and norms are reduced as well, but stay whole on every rank
+    # (`stage3_param_persistence_threshold` of DeepSpeed, 100,000 elements by default).
     gathered, reduced = np.zeros(len(blocks.blocks)), np.zeros(len(blocks.blocks))
     if layout.zero != 3:
         return gathered, reduced
@@ -313,7 +352,7 @@ def _partition_copies(
 
 
 def _layer_vectors(model: Model, matrices: int) -> int:
-    """Biases of a layer's matrices, and the scales and shifts of its two norms."""
+    """Number of vectors of a layer: biases of its matrices, and the scales and shifts of its two norms."""
     if not isinstance(model, Transformer):
         return 0
     shifted = model.norm == "layer_norm" and (model.bias if model.norm_bias is None else model.norm_bias)
@@ -328,21 +367,24 @@ def host_state_s(
     stage_map: Int[np.ndarray, "ranks chunks"],
     counts: Float[Any, "stages segments blocks"],
 ) -> Float[Any, " classes"]:
-    """What states on the host add to every class of a program.
+    """Seconds that states on the host add to every class of a program.
 
     Args:
         of_block_s: see `host_block_s`.
-        kind, stage, segment: of every class (`Structure`).
+        kind, stage, segment: kind, stage and segment of every class (`Structure`).
         stage_map: see `ProgramSpec`.
         counts: blocks of every segment of every stage; its array namespace is that of the result.
     """
-    gather, reduce, update = of_block_s
-    of_rank = (counts.sum(axis=1) @ update)[stage_map].sum(axis=1)
-    first = np.zeros(len(counts), int)
-    first[stage_map[:, 0]] = np.arange(len(stage_map))
-    gathers = np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD))
+    gather_s, reduce_s, update_s = of_block_s
+
+    # A rank updates all of its stages in one step of its optimizer, whose class is of the first of them.
+    of_rank = (counts.sum(axis=1) @ update_s)[stage_map].sum(axis=1)
+    rank_of_first_stage = np.zeros(len(counts), int)
+    rank_of_first_stage[stage_map[:, 0]] = np.arange(len(stage_map))
+
+    is_gather = np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD))
     return (
-        gathers * in_classes(stage, segment, counts @ gather)
-        + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce)
-        + (kind == Kind.OPTIMIZER) * of_rank[first[stage]]
+        is_gather * in_classes(stage, segment, counts @ gather_s)
+        + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce_s)
+        + (kind == Kind.OPTIMIZER) * of_rank[rank_of_first_stage[stage]]
     )
