@@ -110,7 +110,7 @@ BATCH = 8
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What was known after so many measurements."""
+    """The state of knowledge after some measurements."""
 
     measurements: int
     step_time_s: Float[np.ndarray, " layouts"]

@@ -55,8 +55,8 @@ def group_of(op: Op) -> str:
 
 
 def components(axes: tuple[str, ...]) -> tuple[Component, ...]:
-    """What a residual is the sum of: an offset, one per kind, a smooth trend of all kinds, a rough one per kind,
-    and what is an event's own."""
+    """Return the parts of a residual: an offset, one per kind, a smooth trend of all kinds, a rough one per kind, and
+    what is an event's own."""
     return (
         Component(()),
         Component(("kind",)),
@@ -129,7 +129,7 @@ class Beliefs:
         return result
 
     def locate(self, ops: Sequence[Op]) -> Events:
-        """What covariances need to know of `ops`."""
+        """Return what covariances need to know of `ops`."""
         events = {}
         for name, index in by_group(ops).items():
             group_ops = [ops[i] for i in index]
@@ -174,7 +174,7 @@ class Beliefs:
 
 
 def prior(kinds: Sequence[Component]) -> Hyperparameters:
-    """What is believed before enough is measured."""
+    """Return the beliefs before enough is measured."""
     default = Hyperparameters.default(kinds)
     return Hyperparameters(np.array([*START.values(), OWN]), default.length, NOISE, SHORT_NOISE)
 

@@ -1,4 +1,4 @@
-"""What a profile says of each parameter, with its standard error: the whole of what a fit takes from it."""
+"""Corrections of parameters by a profile, each with its standard error: a fit takes nothing else from the profile."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -38,13 +38,13 @@ _HELD_UP: Final = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """What a profile says of one parameter (`perfmodel.prediction.PARAMETERS`), relative to the cost models."""
+    """Value of one parameter (`perfmodel.prediction.PARAMETERS`) by a profile, relative to the cost models."""
 
     name: str
     value: float
     """Log factor; of a loss or spread the amount to add."""
     sd: float
-    """Its standard error, in the same unit."""
+    """Standard error of the value, in the same unit."""
     seconds: float
     """Measured seconds per device and step that it rests on."""
     calls: float
@@ -54,7 +54,7 @@ class Correction:
 def corrections(
     problem: StepProblem, layout: Layout, profile: Profile, sides: SideBySide, slowed_s: float = 0.0
 ) -> tuple[Correction, ...]:
-    """What a profile of a layout's step says of the parameters, for cost models without any correction.
+    """Correct the parameters by a profile of a layout's step, for cost models without any correction.
 
     Args:
         slowed_s: by how much recording made the step longer, all of it on the host, between operators.
@@ -169,7 +169,7 @@ class _Seen(NamedTuple):
     time_s: float
     """Seconds of one, without its wait."""
     calls: float
-    """Per device and step."""
+    """Calls per device and step."""
     log_sd: float
     """Standard error of the log of the time: where systems hold up some calls for milliseconds, few calls say little of
     their mean."""

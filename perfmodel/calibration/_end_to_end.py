@@ -37,7 +37,7 @@ class FittedParameter:
 
     name: str
     prior_sd: float
-    """Its prior is normal around 0, cut off below 0 for losses."""
+    """Standard deviation of the prior, which is normal around 0, and cut off below 0 for losses."""
     value: float
     """Expected value."""
     lo: float
@@ -50,7 +50,7 @@ class FittedParameter:
     informed: bool
     """Whether the runs narrowed it by a tenth or more."""
     contradiction: str = ""
-    """In words, where the value lies outside the prior's 90 % interval."""
+    """Sentence where the value lies outside the prior's 90 % interval; empty elsewhere."""
 
     @property
     def sigmas(self) -> float:
@@ -66,16 +66,16 @@ class EndToEnd:
     runs: int
     parameters: tuple[FittedParameter, ...]
     adjustment: Adjustment
-    """What predictions use."""
+    """Adjustment that predictions use."""
     error_before: float
     """Mean of |predicted / measured - 1| over the runs, from the cost models alone."""
     error_after: float
-    """The same of these very runs after the fit: no measure of accuracy."""
+    """Mean error of these very runs after the fit: no measure of accuracy."""
     overall_factor: float = 1.0
     """Factor on the steps of all layouts, beside what the parameters move: of runs that agree with one
     another, and not with the published record."""
     beyond: str = ""
-    """In words, where the runs as a whole are outside what predictions allow."""
+    """Sentence where the runs as a whole are outside what predictions allow; empty elsewhere."""
     unexplained: tuple[tuple[str, float], ...]
     """Runs that no parameter explains, worst first, and how much longer they took than the parameters say."""
 

@@ -165,7 +165,7 @@ class Posterior:
     values: Vector
     """Expected, less the centres of their priors."""
     runs: FittedRuns
-    """As their tangents at `values` are, with the parameters that a bound holds known exactly."""
+    """Runs by their tangents at `values`, with the parameters that a bound holds known exactly."""
     errors: Float[np.ndarray, " observations"]
     """Log of predicted over measured time at `values`."""
     gradient: Float[np.ndarray, "observations parameters"]

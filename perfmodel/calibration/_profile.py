@@ -43,7 +43,7 @@ class Difference:
     effect_s: float
     """Measured less predicted as far as it shows in the step: of collectives that hide the share that does."""
     remedy: str
-    """What would remove it."""
+    """Change that would remove the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class ProfileReport:
     differences: tuple[Difference, ...]
     """The largest first."""
     corrections: tuple[Correction, ...]
-    """What the profile says of the parameters."""
+    """Corrections of the parameters by the profile."""
     unread: tuple[tuple[str, int], ...]
-    """What the profile does not say, and of how many calls."""
+    """Sentences about what the profile does not say, and of how many calls."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
@@ -86,7 +86,7 @@ class ProfileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileFit:
-    """What a profile changed."""
+    """A fit to a profile, with the prediction before it beside the profile."""
 
     report: ProfileReport
     """Prediction beside the profile, before the fit."""
@@ -103,7 +103,7 @@ def explain_profile(
     calibration: Path | str | None = None,
     most: int = SHOWN,
 ) -> ProfileReport:
-    """Where a prediction and a profile of the same layout's step part, by event.
+    """Compare a prediction and a profile of the same layout's step, event by event.
 
     Args:
         problem: model, cluster and job that were profiled, as `catalog.problem` makes it.
@@ -257,7 +257,7 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
 
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
-    """What no kernel takes: predicted on the critical path, measured on the mean device."""
+    """Return the time that no kernel takes: predicted on the critical path, measured on the mean device."""
     # Idle time has remedies of its own, by what the device waits for.
     idle = idle_s(profile, sides)
     device_steps = sides.steps * profile.devices

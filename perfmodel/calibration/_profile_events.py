@@ -20,7 +20,7 @@ GAPS, WAITS = "gaps between kernels", "collectives wait for other ranks"
 _KERNEL_GAP_S: Final = 20e-6
 """Idle time of a device from which it is no gap between kernels in order, but a wait."""
 Key = tuple[Any, ...]
-"""What events of both sides have in common that are one event."""
+"""Key that events of both sides share if they are the same event."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Total:
     label: str
     family: str
     op: Op | None
-    """One of them, where its shape is known."""
+    """One of the calls' ops, where its shape is known."""
     predicted_s: float = 0.0
     critical_s: float = 0.0
     """Seconds of the predicted step's critical path."""
@@ -46,7 +46,7 @@ class SideBySide:
     events: dict[Key, Total]
     predicted_step_s: float
     predicted_idle_s: dict[str, float]
-    """What no event takes of the predicted step's critical path."""
+    """Seconds of the predicted step's critical path that no event takes."""
     steps: int
     stands_for_all: bool
     """Whether the recorded devices stand for all: every one, or those of layouts in which all do the same."""

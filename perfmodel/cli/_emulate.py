@@ -268,7 +268,7 @@ def _write(result: Any, out: Path) -> list[str]:
 
 
 def _slack(result: Any) -> dict[str, dict[str, float]]:
-    """By kind of collective: their number, how many would feel a delay, and the delay that stays hidden."""
+    """Count collectives by kind, those that would feel a delay among them, with the delay that stays hidden."""
     import numpy as np
 
     from perfmodel.emulate import replay, typical

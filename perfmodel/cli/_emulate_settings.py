@@ -177,7 +177,7 @@ def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Price
 
 
 def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | None":
-    """With `--wire`: latency and bandwidth of the level that the world spans, on top of this machine's own wire.
+    """Return latency and bandwidth that `--wire` adds to this machine's own: those of the level that the world spans.
 
     Nothing is on top where the emulated cluster is this machine.
     """

@@ -169,7 +169,7 @@ _TWO: Final = {
     "doctor": ("doctor", "doctor --clear-cache"),
     "completion": ("completion bash", "completion zsh"),
 }
-"""By the words of a command."""
+"""Examples by the words of a command."""
 _TABLES: Final = ("fit", "validate", "plot roofline", "plot parity")
 """Commands that read tables, and all below them."""
 

@@ -74,7 +74,7 @@ def add_from(command: argparse._ActionsContainer) -> None:
 
 
 def require(command: argparse._ActionsContainer, *needed: str) -> None:
-    """These flags must be given, on the command line or by a launch file."""
+    """Require flags, on the command line or in a launch file."""
     command.set_defaults(needed=(*(command.get_default("needed") or ()), *needed))
 
 

@@ -16,11 +16,11 @@ class IdleFlags:
     commands: tuple[str, ...]
     """Empty: all that have the flags."""
     flags: tuple[str, ...]
-    """As the namespace of arguments names them."""
+    """Flags by their names in the namespace of arguments."""
     act: Callable[[argparse.Namespace], bool]
     """Whether they have an effect beside the other arguments."""
     otherwise: str
-    """Where they have none, and what to do, after `has no effect`."""
+    """End of the sentence after `has no effect`: where, and what to do instead."""
 
 
 def _recomputes_selectively(arguments: argparse.Namespace) -> bool:
@@ -160,7 +160,7 @@ IDLE_FLAGS: Final = (
         otherwise="with --inputs, which are not random; leave one of them out",
     ),
 )
-"""In the order in which they are tried."""
+"""Rules in the order in which they are tried."""
 _SPELLED: Final = {"price_per_device_hour": "price"}
 """Flags whose names are others in the namespace."""
 

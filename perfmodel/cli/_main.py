@@ -77,7 +77,7 @@ _COMMANDS: Final = (
     _init.add_samples,
     _doctor.add_command,
 )
-"""In the order of --help, `completion` after them; each sets `run`, which takes the arguments and returns the exit
+"""Commands in the order of --help, `completion` after them; each sets `run`, which takes arguments and returns the exit
 status."""
 _FOLDERS: Final = ("calibrate", "fit", "emulate")
 """Commands whose --out is a folder."""

@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
     about: str
     add_flags: Callable[[argparse.ArgumentParser], None]
-    """Its own, beside --out and --width."""
+    """Adds the picture's own flags, beside --out and --width."""
     draw: "Callable[[argparse.Namespace, dict[str, Any]], tuple[Figure, list[Prediction]]]"
     """(arguments, `width` where one is given) -> the picture, and the layouts in it that were chosen by the user."""
 

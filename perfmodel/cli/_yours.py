@@ -52,7 +52,7 @@ def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """From a user's layout to the recommended one."""
+    """The way from a user's layout to the recommended one."""
 
     gain: float
     """Share of the time of a sequence that the change saves."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_console(file: IO[str] | None = None) -> "Console":
-    """Where results are printed: standard output, or a file."""
+    """Return the console that results are printed to: standard output, or a file."""
     from rich.console import Console
 
     class WholeTables(Console):
@@ -32,7 +32,7 @@ def new_console(file: IO[str] | None = None) -> "Console":
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:
-    """What a function prints, as the shell shows it when its output goes to a file."""
+    """Return what a function prints, as the shell shows it when its output goes to a file."""
     out = io.StringIO()
     show(new_console(out))
     # Whoever prints the string may have a terminal, which names must not steer.

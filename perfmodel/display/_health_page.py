@@ -50,7 +50,7 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
 
 
 def health_page(title: str, inside: str) -> str:
-    """What `health_html` gives, as a file that needs no other.
+    """Return the page of `health_html` as a file that needs no other.
 
     Args:
         title: of the page.

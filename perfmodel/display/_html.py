@@ -156,7 +156,7 @@ def search_html(values: Mapping[str, Any]) -> str:
 
 
 def _rank(values: Mapping[str, Any], place: int) -> str:
-    """As in `Robustness.ranks`; those that are tied end in =."""
+    """Return a rank as text; ranks that layouts share (`Robustness.ranks`) end in =."""
     return f"{values.get('rank', place + 1)}{'=' * values.get('tied', False)}"
 
 

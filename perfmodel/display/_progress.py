@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For functions with a keyword `progress: Report | None`: without one, a bar where there is somebody to see it."""
+    """Give functions with a keyword `progress: Report | None` a bar where nobody states one and somebody can see it."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

@@ -80,7 +80,7 @@ class FittedTable:
         return widths
 
     def _lines(self, widths: list[int], width: int) -> Lines:
-        """Which columns stand on which line of a row; narrows `widths` of columns of words where that helps."""
+        """Deal columns out to the lines of a row, and narrow `widths` of columns of words where that helps."""
         every = list(range(len(widths)))
         word_columns = [column for column in every if self.heads[column] in WORD_HEADS]
         # Columns of words are folded first: these can be read on several lines, figures cannot.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ORDERS: Final = ("cost", "time", "energy")
-"""What clusters may be ordered by."""
+"""Figures that clusters may be ordered by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ClusterPlan:
     """A cluster with the best layout of the job on it."""
 
     prediction: Prediction
-    """Of the layout: its step time, memory and explanation."""
+    """Step time, memory and explanation of the layout."""
     run: TrainingRun
     """Days, money and energy."""
 
@@ -64,7 +64,7 @@ class ClusterComparison:
     global_batch: int
     seq_len: int
     by: str
-    """One of `ORDERS`."""
+    """The figure that the clusters are ordered by, one of `ORDERS`."""
     plans: tuple[ClusterPlan, ...]
     impossible: dict[str, str]
     """Cluster and devices -> why the job cannot run there."""

@@ -25,9 +25,9 @@ class DevicesNeeded:
 
     below_s: float
     devices: int | None
-    """None where not even all devices do."""
+    """The fewest devices whose step is short enough; None where not even all devices do."""
     layout: str
-    """On so few devices; of the fastest where none is fast enough."""
+    """The best layout on so few devices; the fastest of all where none is fast enough."""
     step_time_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,17 +67,18 @@ class MemoryNeeded:
 
     layout: str
     memory_bytes: float
-    """Of a device, at least: the fullest rank's peak over the share that fragmentation leaves usable."""
+    """Least memory of a device: the fullest rank's peak over the share that fragmentation leaves usable."""
     likely_bytes: float
-    """Of a device, so that the layout fits with a probability of `MIN_FIT`, as a search asks of what it recommends."""
+    """Memory of a device with which the layout fits with a probability of `MIN_FIT`, as searches ask of what they
+    recommend."""
     fits_probability: float
     """Probability that it fits into the cluster's device."""
     peak_bytes: float
-    """Of the fullest pipeline rank."""
+    """Peak of the fullest pipeline rank."""
     has_bytes: float
-    """Of the cluster's device."""
+    """Memory that the cluster's device has."""
     parts_bytes: dict[str, float]
-    """Of the fullest rank's peak."""
+    """Parts of the fullest rank's peak."""
     devices: tuple[str, ...]
     """Catalog devices with `likely_bytes`, the smallest first."""
 
@@ -241,7 +242,7 @@ class Upgrade:
     """That layout."""
     changes_layout: bool
     price: float | None = None
-    """Of the change."""
+    """Price of the change."""
     gain_per_price: float | None = None
 
 

@@ -56,7 +56,7 @@ class Reliability:
     device_mtbf_s: float = DEVICE_MTBF_S
     """Mean time between interruptions of a run on one device."""
     restart_s: float = RESTART_S
-    """From a failure to the reading of the checkpoint."""
+    """Seconds from a failure to the reading of the checkpoint."""
     storage_bytes_per_s: float | None = None
     """Rate at which all devices together write and read checkpoints; None: `STORAGE_BYTES_PER_S_PER_DEVICE` each."""
     asynchronous: bool = False
@@ -95,18 +95,18 @@ class Goodput:
     write_s: float
     """Until a checkpoint is written."""
     stall_s: float
-    """For which training stands still at a checkpoint."""
+    """Seconds for which training stands still at a checkpoint."""
     restart_s: float
-    """From a failure until training goes on at full rate, the checkpoint read."""
+    """Seconds from a failure until training goes on at full rate, the checkpoint read."""
     reload_s: float
-    """The part in which it is read."""
+    """The part of `restart_s` in which the checkpoint is read."""
     lost_steps: float
     """Steps that fit into the time between the last checkpoint written and a failure, in the mean: they are computed
     again."""
     under_way: int = 1
     """Mini-batches in the pipeline at once, whose passes are computed again besides (its version difference)."""
     stages: tuple["StageCheckpoint", ...] = ()
-    """What every pipeline rank writes, where each writes its own."""
+    """Bytes and seconds of every pipeline rank, where each writes its own part."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: seconds, bytes and shares."""
@@ -121,7 +121,7 @@ class StageCheckpoint:
     write_s: float
     """Until it is written; to read it takes as long."""
     stall_s: float
-    """For which the stage stands still at it."""
+    """Seconds for which the stage stands still at it."""
 
 
 def goodput(
@@ -219,7 +219,7 @@ def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability
 
 
 def _stall_s(device_bytes: float, write_s: float, device: Device, reliability: Reliability) -> float:
-    """For how long training stands still while so many bytes of every device are written."""
+    """Return the seconds for which training stands still while so many bytes of every device are written."""
     host_bytes_per_s = device.host_bandwidth_bytes_per_s
     if not reliability.asynchronous or host_bytes_per_s is None:  # a link that nobody tells is waited for
         return write_s

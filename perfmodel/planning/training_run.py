@@ -22,21 +22,21 @@ class TrainingRun:
     """A run of steps with its failures; `_lo` and `_hi` are the ends of the step time's 90 % interval."""
 
     tokens: float | None
-    """To train on; None: not said, and only what a million tokens take is known."""
+    """Tokens to train on; None where nobody says, so that only what a million tokens take is known."""
     goodput: Goodput
     days: float | None
     days_lo: float | None
     days_hi: float | None
     usd_per_device_hour: float | None
     price_source: str
-    """Whose list price that is; `given` where the user said it."""
+    """Name of whose list price that is; `given` where the user states it."""
     cost_usd: float | None
-    """Of all tokens."""
+    """Cost of training on all tokens."""
     usd_per_million_tokens: float | None
     usd_per_million_tokens_lo: float | None
     usd_per_million_tokens_hi: float | None
     energy_j: float | None
-    """Of the devices times the power usage effectiveness, for all tokens; None where the device's power is not known.
+    """Energy of the devices times the power usage effectiveness, for all tokens; None where their power is not known.
     While work is lost and the run restarts, devices draw what they draw in steps."""
     energy_per_million_tokens_j: float | None
     energy_is_bound: bool
@@ -64,7 +64,7 @@ def training_run(
     pue: float = 1.0,
     calibration: Path | str | None = None,
 ) -> TrainingRun:
-    """What training takes whose steps are as predicted.
+    """Return time, money and energy of a training run whose steps are as predicted.
 
     Args:
         prediction: of one step, for `problem` on `calibration`.
@@ -99,7 +99,7 @@ def training_run(
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
-        """At the predicted step time and the ends of its interval, with failures."""
+        """Return a quantity at the predicted step time and the ends of its interval, with failures."""
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 

@@ -31,7 +31,7 @@ class CalibrationReport:
     """Predictions of a calibration held against measured rows; a notebook shows it as the page that `write` writes."""
 
     data: dict[str, Any]
-    """What the page shows, as plain values: `groups` have their errors, `rows` are a sample of the rows, `next` is
+    """Plain values that the page shows: `groups` have their errors, `rows` are a sample of the rows, `next` is
     what to measure."""
 
     def to_html(self) -> str:

@@ -24,9 +24,9 @@ class Variant:
     """One value of a choice, and what a run with it states."""
 
     value: str
-    """As runs are told apart by it."""
+    """Value of the choice, by which runs are told apart."""
     counted_as: str = ""
-    """As published runs are counted by it, which may be coarser; empty: as `value`."""
+    """Value by which published runs are counted, which may be coarser; empty where it is `value`."""
     share: float = 1.0
     """Share of the probability of `counted_as` that is this value's."""
     layout: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Variant:
     job: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the job."""
     cluster: Cluster | None = None
-    """In place of the run's."""
+    """Cluster in place of the run's."""
 
     def applied(self, case: Case) -> Case:
         """A run with this value.

@@ -62,7 +62,7 @@ class Completion:
 
     case: Case
     prior: float
-    """Its probability before anything is known but the description."""
+    """Probability of the completion before anything is known but the description."""
     chosen: dict[str, str] = field(default_factory=dict)
     """Values that were filled in, by open choice."""
 
@@ -130,7 +130,7 @@ def _assuming(case: Case, name: str) -> Case:
 
 
 def thinned(candidates: Sequence[Completion], most: int) -> list[Completion]:
-    """At most so many completions that stand for all of them, with priors that sum to 1."""
+    """Return at most so many completions that stand for all of them, with priors that sum to 1."""
     chosen, weight = representatives(np.array([candidate.prior for candidate in candidates]), most)
     return [replace(candidates[i], prior=share) for i, share in zip(chosen.tolist(), weight.tolist(), strict=True)]
 

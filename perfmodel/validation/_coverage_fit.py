@@ -19,18 +19,18 @@ from perfmodel.prediction import GAUSS_90, UNKNOWNS, Coverage
 INSIDE: Final = 0.9
 """Share of runs inside their intervals."""
 _DEGREES_OF_FREEDOM: Final = 4.0
-"""Of Student's t, as `perfmodel.prediction.OUTLIERS`."""
+"""Degrees of freedom of Student's t, as `perfmodel.prediction.OUTLIERS`."""
 _PRIOR_SD: Final = 0.5
 """Standard deviation of the power around 1 and of each log factor around 0, which count as one source."""
 _MOST_LOG: Final = 3.0
 """Largest log factor of a driver."""
 _BISECTIONS: Final = 40
 _WHOLE_GROUP_WEIGHT: Final = 0.25
-"""Of the errors with a whole group left out, of four kinds, relative to those with a team left out."""
+"""Weight of the errors with a whole group left out, of four kinds, relative to those with a team left out."""
 _LOOKED_AT_WEIGHT: Final = 0.5
 """Of sources whose errors were in view when facts were looked up, since not all of these facts can be undone."""
 TEAM: Final = "team"
-"""What was left out where it was no whole group."""
+"""Name of what was left out where it was no whole group."""
 
 
 @dataclass(frozen=True, eq=False)

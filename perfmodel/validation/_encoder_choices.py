@@ -54,7 +54,7 @@ port of it), which no pre-training takes. Its code pads every example to that le
 
 
 class EncoderHead(OpenChoice):
-    """What an encoder of text predicts: the word at every token, at masked tokens alone, or labels of a task.
+    """The head of an encoder of text: for the word at every token, at masked tokens alone, or for labels of a task.
 
     Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open; the
     length of a task has its labels. No published run states it otherwise, so all three are as likely.

@@ -73,11 +73,11 @@ class Draw:
     """A source's other runs once some are known."""
 
     residual: Float[np.ndarray, " others"]
-    """Their residuals less what the known runs explain (`others_given_known`)."""
+    """Residuals of the other runs less what the known runs explain (`others_given_known`)."""
     half: Float[np.ndarray, " others"]
     """Half-widths of their 90 % intervals."""
     unknown: Int[np.ndarray, " others"]
-    """Their places among the source's runs."""
+    """Places of the other runs among the source's runs."""
 
 
 Draws = dict[int, list[Draw]]

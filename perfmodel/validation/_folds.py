@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from perfmodel.prediction import keys_share_a_team
 
 WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
-"""What is left out whole, to learn how far runs lie off where it was never seen."""
+"""Labels whose groups are left out whole, to learn how far runs lie off where a group was never seen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +20,10 @@ class Folds:
     names: tuple[str, ...]
     left_out: Bool[np.ndarray, "folds runs"]
     predicted: Bool[np.ndarray, "folds runs"]
-    """Those of the runs left out that the fold is for."""
+    """Runs that each fold predicts, among those that it leaves out."""
 
     def only(self, name: str) -> "Folds":
-        """One of them."""
+        """Return one of the folds."""
         fold = [self.names.index(name)]
         return Folds((name,), self.left_out[fold], self.predicted[fold])
 

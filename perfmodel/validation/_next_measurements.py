@@ -54,13 +54,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class WantedMeasurement:
-    """What to measure next, the most telling first."""
+    """Measurements to make next, the most telling first, and a plan that makes them."""
 
     wanted: tuple[Measurement, ...] = ()
     plan: str = ""
     """TOML for `perfmodel calibrate --plan`; empty where no collector measures any of them."""
     description: str = ""
-    """What was looked at, as a sentence."""
+    """Sentence about the errors that were looked at."""
 
 
 def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) -> WantedMeasurement:
@@ -115,7 +115,7 @@ class _Candidate:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What is measured, apart from its sizes."""
+        """Name of what is measured, apart from its sizes."""
         return tuple(self.record.get(name, "") for name in _KIND)
 
     def log2_sizes(self) -> np.ndarray:

@@ -235,7 +235,7 @@ def powers_of_two(most: int) -> tuple[int, ...]:
 
 
 PARALLELISM: Final = "parallelism"
-"""What a framework is used for: the choice between `PARALLELISMS`, of which the degrees say how much."""
+"""The choice between `PARALLELISMS` that a framework is used for; degrees say how much of it."""
 PARALLELISMS: Final = ("data", "tensor", "pipeline")
 PARALLELISM_CHAIN: Final = (("size",), ("framework",))
 

@@ -23,7 +23,7 @@ _WHOLE_STAGES: Final = 0.5
 
 
 class Recompute(OpenChoice):
-    """What backward recomputes: nothing, parts of layers, some layers, all layers."""
+    """Recompute in backward: of nothing, of parts of layers, of some layers, of all layers."""
 
     name = "recompute"
     chain = (("size",), ("size", "era"), ("framework",))
@@ -174,7 +174,7 @@ class ExpertTensorParallel(OpenChoice):
 
 
 class ExpertDispatcher(OpenChoice):
-    """What exchanges tokens between experts, where the framework has several kinds."""
+    """The dispatcher that exchanges tokens between experts, where the framework has several kinds."""
 
     name = "expert_dispatcher"
     takes_memory = False
@@ -429,7 +429,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     ExpertOverlap(),
     Network(),
 )
-"""In the order in which they are drawn: those that take memory first."""
+"""Open choices in the order in which they are drawn: those that take memory first."""
 
 
 def stated_values(case: Case) -> dict[str, str]:

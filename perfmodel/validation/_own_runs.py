@@ -15,7 +15,7 @@ from perfmodel.units import parse_length
 from perfmodel.validation._row_cells import Row, Unusable
 
 STEP_COLUMNS: Final = ("step_time_s", "measured_iter_time_s")
-"""What the measured seconds of a step are called."""
+"""Names of the column of a step's measured seconds."""
 _NEEDED: Final = ("model", "cluster", "layout", "global_batch")
 _OPTIONAL: Final = ("framework", "devices", *JOB_WORDS)
 _REMARKS: Final = ("name", *RUN_COLUMNS)

@@ -53,9 +53,9 @@ from perfmodel.validation._population_score import (
 )
 
 _ROUNDS: Final = 2
-"""After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
+"""Rounds of the fit. After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
 _ITERATIONS: Final = 10
-"""Of each round: variances then move by less than a tenth of their spread over teams left out."""
+"""Iterations of each round: variances then move by less than a tenth of their spread over teams left out."""
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
 DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
@@ -67,7 +67,7 @@ class PopulationFit:
     """The model, and what it was fitted to."""
 
     parameters: dict[str, dict[str, Any]]
-    """What `perfmodel.prediction.SitePopulation` is made of, by the teams left out ("" for none).
+    """Values of `perfmodel.prediction.SitePopulation` by the teams left out ("" for none).
 
     With teams left out the variances, and what is known of frameworks and architectures, are of the others alone; it
     holds only what their own runs need."""
@@ -76,15 +76,15 @@ class PopulationFit:
     left_out: Float[np.ndarray, " runs"]
     """Residual of every run when its teams are left out."""
     everywhere: Mapping[str, float]
-    """By teams, the mean log factor of the median site of everywhere without them."""
+    """Mean log factor of the median site of everywhere without some teams, by teams."""
     few: Mapping[str, Mapping[int, FewRuns]]
-    """By source and number of its own runs that are known."""
+    """Errors by source and number of its own runs that are known."""
     coverage: LeftOutRuns
     """Every run with its teams left out, and with each whole group left out."""
 
     @property
     def hyperparameters(self) -> dict[str, Float[np.ndarray, " values"]]:
-        """By name, in the units of `SitePrior`; of `constant` and `spread` by level."""
+        """Hyperparameters by name, in the units of `SitePrior`; `constant` and `spread` by level."""
         return {name: np.asarray(values) for name, values in unpack(self.state.vector).items()}
 
 

@@ -30,15 +30,16 @@ LEVELS: Final[tuple[str, ...]] = (
     "site",
 )
 SHARED: Final = LEVELS[:3]
-"""What other sources tell of; the rest is a source's own, and of its frameworks and devices."""
+"""Levels that other sources tell of; the rest is a source's own, and of its frameworks and devices."""
 MOST: Final = 10
 """Runs of a source that are fitted to; every source counts the same however many it has."""
 GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
-"""Of a score given runs, relative to that of a source left out whole."""
+"""Weight of a score given runs, relative to that of a source left out whole."""
 DEGREES_OF_FREEDOM: Final = 5.0
-"""Of the one scale by which a source's own part counts for what others learn of it. Assumed: the record has too few
+"""Degrees of freedom of the one scale by which a source's own part counts for what others learn. Assumed: the record
+has too few
 sources to tell."""
 START: Final = {
     "constant": [0.05] * len(LEVELS),
@@ -67,7 +68,7 @@ class SiteRuns:
     log: Float[np.ndarray, " runs"]
     """log(measured / predicted)."""
     log_undone: Float[np.ndarray, " runs"]
-    """The same, predicted without the facts of frameworks that were looked up with the run's error in view."""
+    """log(measured / predicted) without the facts of frameworks that were looked up with the run's error in view."""
     looked_at: Bool[np.ndarray, " runs"]
     """Whether facts were ever looked up with the errors of the run's source in view."""
     shares: Float[np.ndarray, "runs classes"]
@@ -76,7 +77,7 @@ class SiteRuns:
     """Standard deviation of the log step time from the events' own intervals."""
     at: Float[np.ndarray, "runs coordinates"]
     layout: Int[np.ndarray, " runs"]
-    """The same number for repeats of one run."""
+    """Number of the layout; repeats of one run have the same."""
     open_deviation: Float[np.ndarray, " runs"]
     """Standard deviation of the log step time between all that the run may have been (`RunPrediction`)."""
     contradictions: Float[np.ndarray, " runs"]
@@ -107,7 +108,7 @@ class SiteRuns:
         return replace(self, **{name: getattr(self, name)[index] for name in names}, labels=labels)
 
     def arrays(self) -> dict[str, Any]:
-        """What covariances are computed from."""
+        """Return the arrays that covariances are computed from."""
         names = ("shares", "degrees", "events", "at", "layout", "open_deviation")
         named = {name: getattr(self, name) for name in names}
         return named | {"levels": self.levels}
@@ -140,11 +141,11 @@ class OwnParts(NamedTuple):
     """
 
     fixed: Any
-    """From factors of the source and the site, and from what each run leaves open: multiplied by no scale."""
+    """Part from factors of the source and the site, and from what each run leaves open: multiplied by no scale."""
     within: Any
-    """From settings, events and layouts near one another: multiplied by the scale within the source."""
+    """Part from settings, events and layouts near one another: multiplied by the scale within the source."""
     repeats: Any
-    """From repeats of one layout: multiplied by the scale of a run's own."""
+    """Part from repeats of one layout: multiplied by the scale of a run's own."""
 
 
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
@@ -191,14 +192,14 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a fit stands."""
+    """State of a fit: hyperparameters, scales of sources and weights of runs."""
 
     vector: Float[np.ndarray, " hyperparameters"]
     """Logs of `START`'s."""
     scale: Float[np.ndarray, " sources"]
-    """Of the variance of each source's own part."""
+    """Scale of the variance of each source's own part."""
     weight: Float[np.ndarray, " runs"]
-    """Of each run's precision, low for outliers."""
+    """Weight of each run's precision, low for outliers."""
 
 
 class Score:

@@ -29,9 +29,9 @@ DEFAULT: Final = "as the framework's default"
 """Name of the table that counts how often a stated choice is its framework's default."""
 
 TeamCounts = Mapping[str, float]
-"""By team, or teams joined by `+` that measured together."""
+"""Counts by team, or by teams joined by `+` that measured together."""
 Counts = Mapping[str, Mapping[str, TeamCounts]]
-"""By context and value."""
+"""Counts by context and value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ class ChoicePriors:
     """Prior probabilities of choices, from counts of teams."""
 
     counts: Mapping[str, Counts]
-    """By choice. A choice named `NAME: as the framework's default` has the values `yes` and `no`."""
+    """Counts by choice. A choice named `NAME: as the framework's default` has the values `yes` and `no`."""
     strength: Mapping[str, float]
-    """By choice, the number of teams that a context's parent counts as."""
+    """Number of teams that a context's parent counts as, by choice."""
     without: str = ""
     """Teams that are left out, joined by `+` (`perfmodel.prediction.team_key`)."""
     tuning: Mapping[str, Tuning] = field(default_factory=dict)

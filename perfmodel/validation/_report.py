@@ -66,7 +66,7 @@ def errors(
 
 
 class ValidationReport(dict[str, Any]):
-    """What `validate_kernels` and `validate_cases` return: JSON values, the keys part of the command-line contract."""
+    """Result of `validate_kernels` and `validate_cases`: JSON values, the keys part of the command-line contract."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row per op family and device, or per source of runs: its name, `n` and the errors as fractions."""

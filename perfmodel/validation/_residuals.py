@@ -84,7 +84,7 @@ class CaseResidual:
 
     @property
     def error(self) -> float:
-        """Relative to the measured time."""
+        """Error of the prediction relative to the measured time."""
         return self.predicted_s / self.measured_s - 1
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from perfmodel.spec import Framework, Job, Layout, written
 from perfmodel.validation._row_cells import Row, Unusable, number, text
 
 KEY_TABLES: Final = ("layout", "job", "framework", "network", "model")
-"""What stands before the dot."""
+"""Words that stand before the dot of a key."""
 CONTRADICTIONS: Final = "contradictions_between_columns"
 """Cell that holds in what a row's columns contradict each other, one sentence per line."""
 _PLAIN_COLUMNS: Final[Mapping[str, str]] = {

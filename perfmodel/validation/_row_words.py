@@ -69,7 +69,7 @@ def dtype_of(row: Row) -> tuple[str, bool]:
 
 
 def _dtype_reading(row: Row) -> Reading:
-    """What a row's two columns of element types say together."""
+    """Return what a row's two columns of element types say together."""
     return read_phrases(f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}", DTYPE)
 
 
@@ -98,7 +98,7 @@ def attends_in_8_bits(row: Row) -> bool:
 
 
 def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
-    """What the columns `recompute` and `recompute_detail` say."""
+    """Return what the columns `recompute` and `recompute_detail` say."""
     return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(text(row, "recompute_detail"), RECOMPUTE)
 
 

@@ -24,7 +24,7 @@ class RunFeatures:
     """Classes of a run."""
 
     framework: str
-    """Its name without the year."""
+    """Name of the framework without the year."""
     kind: str
     """`cnn`, `encoder`, `dense` or `moe`."""
     size: str

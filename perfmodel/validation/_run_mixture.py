@@ -73,13 +73,13 @@ class RunPrediction:
     case: Case
     """The completion that stands for the run: the likeliest one."""
     prediction: Prediction
-    """Of `case`."""
+    """Prediction of `case`."""
     step_time_s: float
     """Median of the mixture."""
     step_time_lo_s: float
-    """Its 5 % quantile."""
+    """5 % quantile of the step time."""
     step_time_hi_s: float
-    """Its 95 % quantile."""
+    """95 % quantile of the step time."""
     memory_counted_bytes: dict[str, float]
     """Weighted median peak by what counts it (`Prediction.memory_counted_bytes`)."""
     fits: bool
@@ -87,9 +87,9 @@ class RunPrediction:
     fits_probability: float
     """Of the description, before it is known whether the run fitted."""
     effects: tuple[ChoiceEffect, ...]
-    """Of the open choices on the step time, the largest first."""
+    """Effects of the open choices on the step time, the largest first."""
     assumed: tuple[str, ...]
-    """What the description leaves open, with its effect where it has one; the largest first. Contradictions last."""
+    """Assumptions about what the description leaves open, the largest effect first, and contradictions last."""
     completions: tuple[Case, ...]
     weights: Float[np.ndarray, " completions"]
     """Posterior probabilities of `completions`."""
@@ -195,7 +195,7 @@ class _TimedRun:
     completions: list[Completion]
     predictions: list[Prediction]
     weight: Float[np.ndarray, " completions"]
-    """Of the completions given that they fitted, before it counts that people prefer what is faster."""
+    """Weights of the completions given that they fitted, before it counts that people prefer what is faster."""
     memory: "_MemoryOfRun"
 
     @property
@@ -277,9 +277,9 @@ class _MemoryOfRun:
     """Memory of a run over its completions."""
 
     completions: list["_Weighed"]
-    """Those that can be laid out."""
+    """Completions that can be laid out."""
     posterior: Float[np.ndarray, " completions"]
-    """Their probabilities given that the run fitted, or before anything is known where it did not."""
+    """Probabilities of the completions given that the run fitted, or before anything is known where it did not."""
     fits_probability: float
     """Of the description, before it is known whether the run fitted."""
     contradiction: tuple[str, ...]
@@ -365,7 +365,7 @@ def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
 
 
 def _memory_contradiction(weighed: list[_Weighed]) -> str:
-    """What in the description of a run that ran cannot be: that even the completion which fits best hardly fits."""
+    """Say of a run that ran that even its completion which fits best hardly fits, which contradicts its description."""
     best = max(weighed, key=lambda each: each.can_fit)
     case = best.completion.case
     memory = needed_memory(best.problem, case.layout)

@@ -41,16 +41,16 @@ from perfmodel.validation._run_sources import with_submitters
 from perfmodel.validation._site_runs import Undo, nothing_in_view, site_runs
 
 Medians = dict[str, dict[str, float]]
-"""By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
+"""Medians of log(measured / predicted) over the share of products in the step, by architecture and source."""
 STEP: Final = 0.1
 """Log change of the time of products by which their share of a step is told."""
 LEAST_SHARE: Final = 0.5
-"""Of the step in products, from which a run says something of them."""
+"""Least share of the step in products from which a run says something of them."""
 MOST_NODES: Final = 64
 """Up to here networks and stragglers take less of a step than products."""
 LEAST_ROWS: Final = 3
 MOST_ROWS: Final = 150
-"""Of a source that are drawn (seed 0)."""
+"""Most rows of a source that are drawn (seed 0)."""
 
 
 @shows_progress("runs")
@@ -136,7 +136,7 @@ def drawn_runs(file: Path) -> pd.DataFrame:
 
 
 def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many rows of every source, drawn with seed 0."""
+    """Draw at most so many rows of every source, with seed 0."""
     return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
 
 
@@ -204,7 +204,7 @@ def _step_s(case: Case, site: Site) -> float:
 
 
 def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """By source with measured peaks, median and median absolute deviation of log(measured / predicted).
+    """Return median and median absolute deviation of log(measured / predicted) peaks, by source that measured them.
 
     Args:
         runs: tables of runs.

@@ -41,7 +41,7 @@ class SiteRun:
     log: float
     """log(measured / predicted)."""
     log_undone: float
-    """The same, without the facts that were looked up with the run's error in view."""
+    """log(measured / predicted) without the facts that were looked up with the run's error in view."""
     looked_at: bool
     """Whether facts were ever looked up with the errors of the run's source in view."""
     shares: list[float]
@@ -52,7 +52,7 @@ class SiteRun:
     open_deviation: float
     contradicts: bool
     repeated: str
-    """The same for repeats of one run."""
+    """Name that repeats of one run share."""
     labels: dict[str, str]
     """`SiteRuns.labels`."""
 
@@ -65,7 +65,7 @@ def site_runs(
     undo: Undo = nothing_in_view,
     looked_at: Callable[[str], bool] = lambda _: False,
 ) -> SiteRuns:
-    """What physics alone makes of runs: the median of what each may have been, and shares of the likeliest.
+    """Predict runs by physics alone: the median of what each may have been, and shares of the likeliest.
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.

@@ -35,7 +35,7 @@ class Activities:
     device: Int[np.ndarray, " activities"]
     stage: Int[np.ndarray, " activities"]
     phase: np.ndarray
-    """What is computed: forward, backward, ... (text)."""
+    """Name of what is computed: forward, backward, ..."""
     micro_batch: Int[np.ndarray, " activities"]
     predicted_s: Float[np.ndarray, "activities 2"]
     """Start and end."""
@@ -55,7 +55,7 @@ class TimelineErrors:
     """Section 5.3: |predicted - measured| start and end time stamps / measured batch time, mean over the
     device's computations and runs; NaN for a device without computations."""
     activity_bias: Float[np.ndarray, " devices"]
-    """The same with its sign: above zero where the prediction is late."""
+    """Mean error with its sign: above zero where the prediction is late."""
     predicted_idle: Float[np.ndarray, " devices"]
     """Share of the batch time in which the device computes nothing (its pipeline bubble and waits)."""
     measured_idle: Float[np.ndarray, " devices"]
@@ -72,7 +72,7 @@ class TimelineErrors:
 
     @property
     def largest_stage_error(self) -> float:
-        """What section 5.4 reports (1.71 %): the largest median error of any stage on any device."""
+        """Largest median error of any stage on any device, which section 5.4 reports (1.71 %)."""
         return float(np.max(self.stages["error"])) if len(self.stages) else np.nan
 
     def to_frame(self) -> "pd.DataFrame":

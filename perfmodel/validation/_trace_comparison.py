@@ -42,7 +42,7 @@ class TraceComparison:
     predicted_share: float
     """Share of the predicted computations that was found in every measured step."""
     measured_share: float
-    """The same of the measured ones."""
+    """Share of the measured computations that was found in the prediction."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
@@ -196,7 +196,7 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
 
 
 def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> str:
-    """What activities are matched by: `name`, tags, `order`, or nothing."""
+    """Return what activities are matched by: `name`, tags, `order`, or nothing."""
     ours = _computations(predicted)
     theirs = [(step, _computations(step)) for step in steps]
 

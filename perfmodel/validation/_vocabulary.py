@@ -46,7 +46,7 @@ class Reading:
         return next((name for name, _ in self.said if name in meanings), "")
 
     def all_of(self, *meanings: str) -> tuple[str, ...]:
-        """Those of some meanings that the text has, each once."""
+        """Return those of some meanings that the text has, each once."""
         return tuple(dict.fromkeys(name for name, _ in self.said if name in meanings))
 
 

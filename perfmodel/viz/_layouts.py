@@ -119,7 +119,7 @@ _LETTERS = "ABCD"
 """Names of the layouts of a front that are pointed out."""
 _DIGITS = (1, 1.5, 2, 3, 5, 7)
 _ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(range(-6, 9), _DIGITS))
-"""Where the logarithmic axes may have ticks."""
+"""Multiples of powers of ten at which logarithmic axes may have ticks."""
 
 
 @styled

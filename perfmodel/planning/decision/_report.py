@@ -31,7 +31,7 @@ TIMELINES: Final = 3
 LAUNCHED: Final = 20
 """Layouts, the first, whose launch files are in the page."""
 MOST_OPS: Final = 60_000
-"""Of a timeline in the page: about 40 bytes each."""
+"""Most ops of a timeline in the page, at about 40 bytes each."""
 _CALIBRATE: Final = (
     "--from",
     "--model",
@@ -41,7 +41,7 @@ _CALIBRATE: Final = (
     "--framework",
 )
 HEIGHT_PX: Final = 900
-"""Of the page in a notebook."""
+"""Height of the page in a notebook."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class DecisionReport:
     """Layouts with all that a decision between them takes; a notebook shows it as the page that `write` writes."""
 
     data: dict[str, Any]
-    """What the page shows, as plain values: `rows` are the layouts, the best first."""
+    """Plain values that the page shows: `rows` are the layouts, the best first."""
 
     def with_clusters(self, records: Sequence[Mapping[str, Any]]) -> "DecisionReport":
         """This report with a comparison of clusters.

@@ -12,9 +12,9 @@ from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.units import fit_words
 
 MOST_EVENTS: Final = 12
-"""Of the critical path of a layout."""
+"""Most events of the critical path of a layout that a row lists."""
 MOST_SOURCES: Final = 6
-"""Of the error of a layout."""
+"""Most sources of the error of a layout that a row lists."""
 _SETTINGS: Final = (
     *(d.key for d in DIMENSIONS),
     "vpp",

@@ -30,7 +30,7 @@ class Knob:
 
     label: str
     settings: tuple[str, ...]
-    """Of a `Scenario`, all made the same multiple."""
+    """Settings of a `Scenario`, all made the same multiple."""
     is_rate: bool = True
     """Whether more of it makes the step shorter."""
 
@@ -48,7 +48,7 @@ KNOBS: Final = {
     "host_op_s": Knob("host time per kernel", ("host_op_s",), False),
     "kernel_gap_s": Knob("gap between kernels", ("kernel_gap_s",), False),
 }
-"""By name."""
+"""Every knob by its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Turned:
     """Step times of layouts relative to the machine as it is, by parameter."""
 
     knobs: tuple[str, ...]
-    """Of `KNOBS`: those that the machine has."""
+    """Names of those of `KNOBS` that the machine has."""
     elasticity: Float[np.ndarray, "layouts knobs"]
     """d log(step time) / d log(parameter), through the timeline."""
     ratio: Float[np.ndarray, "layouts knobs factors"]

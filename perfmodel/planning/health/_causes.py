@@ -60,7 +60,7 @@ class _MachineFault:
     values: Mapping[float, float]
     """Weight of every value of the settings."""
     description: str
-    """Of a severity, with the value in place of `{}`."""
+    """Sentence about a severity, with its value in place of `{}`."""
     remedy: str
     applies: Callable[[StepProblem, Layout], bool] = lambda problem, layout: True
 
@@ -181,7 +181,7 @@ _JOB_SETTINGS: Final[tuple[tuple[str, str, float, dict[str, Any], str], ...]] = 
 _BETWEEN: Final = 4
 """Parts into which the way from one severity to the next is divided."""
 _LEAST_EFFECT: Final = 0.005
-"""Of a fault that is worth naming, relative to the step."""
+"""Least effect of a fault that is worth naming, relative to the step."""
 _SYNC_PARTS: Final = ("data_parallel_communication_exposed",)
 
 

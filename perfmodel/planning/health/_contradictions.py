@@ -33,11 +33,11 @@ class Contradiction:
     script: str
     log: str
     is_option: bool
-    """Whether it is an option of the same job, and not another job."""
+    """True for an option of the same job, False for another job."""
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The contradiction in words, with what to do."""
         return f"{self.setting} is {self.log} in the log and {self.script} in the script"
 
 

@@ -11,9 +11,9 @@ from perfmodel.planning.health._causes import DATA_LOADING, SLOW_RANK, Fault, Se
 _NO_FAULT_WEIGHT: Final = 3.0
 """Prior weight of a run without any fault, beside the faults' own."""
 _LEAST_DEVIATION: Final = 0.03
-"""Of a log step time: no two runs of one site are nearer."""
+"""Least standard deviation of a log step time: no two runs of one site are nearer."""
 _SHARE_DEVIATION: Final = 0.3
-"""Of the share of the excess that a timer shows."""
+"""Standard deviation of the share of the excess that a timer shows."""
 _SPREAD_DEVIATION: Final = 0.06
 _SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
 """Of the log of the slowest over the fastest rank's compute time; stages of a pipeline differ by themselves."""
@@ -37,7 +37,7 @@ class Observed:
 
     @property
     def excess_s(self) -> float:
-        """By how much the usual step is longer than expected."""
+        """Seconds by which the usual step is longer than expected."""
         return max(0.0, self.steady_s - self.expected_s)
 
 
@@ -50,7 +50,7 @@ class Likely:
     severity: Severity
     """The likeliest."""
     explains_s: float
-    """Of the excess: what the fault explains on average over its severities."""
+    """Seconds of the excess that the fault explains, on average over its severities."""
 
 
 def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely], float]:

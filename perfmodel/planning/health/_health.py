@@ -45,14 +45,14 @@ _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
 _LEAST_PROBABILITY: Final = 0.01
 _WORTH_NAMING: Final = 0.01
-"""Of the step, that a cause has to explain to be named."""
+"""Share of the step that a cause has to explain to be named."""
 _SKIPPED: Final = 0.02
 _FULL: Final = 0.95
 """Share of the device's memory from which the allocator has to look for room."""
 _GOOD_SITE: Final = 1.2815515655446004
 """90 % quantile of the normal distribution: the best tenth of sites."""
 _DATA_TIMER_SHARE: Final = 0.03
-"""Of the step, from which a timer of the data loader is a cause by itself."""
+"""Share of the step from which a timer of the data loader is a cause by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Cause:
     probability: float
     """1 where the log itself shows it."""
     evidence: str
-    """What speaks for it."""
+    """Observations that speak for the cause."""
     remedy: str
 
 
@@ -77,7 +77,7 @@ class RunHealth:
     log: str
     format: str
     prediction: Prediction
-    """Of the job that the log says ran."""
+    """Prediction of the job that ran according to the log."""
     series: StepSeries = field(repr=False)
     excess_share: float
     """Measured usual step over the predicted one, less 1."""
@@ -85,13 +85,13 @@ class RunHealth:
     """Share of known sites of this kind that are faster with this job, by the prediction's interval."""
     healthy: bool
     fault: Cause | None
-    """One of the causes that is certain and takes a good part of the step."""
+    """A cause that is certain and takes a good part of the step."""
     no_fault_probability: float
     """That the step is as long as it is without any fault: other sites are, too."""
     causes: tuple[Cause, ...]
     """The likeliest first, `NAMED_CAUSES` at most."""
     next_measurement: str
-    """What tells these causes apart, or confirms the only one; empty without a cause."""
+    """Measurement that tells these causes apart, or confirms the only one; empty without a cause."""
     typical_site_s: float
     good_site_s: float
     """The step on a typical site and on one of the best tenth."""
@@ -113,7 +113,7 @@ class RunHealth:
         return health_text(self)
 
     def to_html(self) -> str:
-        """The same as a page with a picture of the steps: one file that needs no other."""
+        """Return the report as a page with a picture of the steps: one file that needs no other."""
         return health_page(self.log, self._repr_html_())
 
     def write(self, path: Path | str) -> None:

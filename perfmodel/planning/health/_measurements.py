@@ -14,7 +14,7 @@ class Measurement:
     name: str
     text: str
     outcomes: Mapping[str, str]
-    """What it shows, by name of the cause; causes that it leaves out show nothing unusual."""
+    """Outcome of the measurement by name of the cause; causes that are left out show nothing unusual."""
     effort_bits: float = 0.0
     """How much more it has to tell than the simplest, to be worth its effort."""
 

@@ -41,7 +41,7 @@ class Stalls:
     seconds_each: float
     """Median of what one takes."""
     seconds_per_step: float
-    """What they take of the run, spread over its steps."""
+    """Seconds that they take of the run, spread over its steps."""
     every: int | None
     """Steps between one and the next, where that is regular."""
 
@@ -53,9 +53,9 @@ class Drift:
     kind: Literal["trend", "jump"]
     """A trend over the whole run, or a jump at one step."""
     change: float
-    """Of the usual step, from the beginning to the end of the log, relative."""
+    """Relative change of the usual step from the beginning to the end of the log."""
     at_step: int
-    """Where it jumps; of a trend the first step."""
+    """Step at which the time jumps; the first step of a trend."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,12 +64,12 @@ class StepSeries:
 
     steps: tuple[int, ...]
     seconds: Float[np.ndarray, " lines"]
-    """Per step, by line of the log."""
+    """Seconds per step, by line of the log."""
     covered: Float[np.ndarray, " lines"]
     """Steps that a line tells of."""
     warm_up_steps: int
     warm_up_s: float
-    """By how much longer than usual the steps of the warm-up took together."""
+    """Seconds that the steps of the warm-up took longer together than as many usual ones."""
     usual_s: float
     """The median step without stalls."""
     scatter: float

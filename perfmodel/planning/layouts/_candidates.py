@@ -85,7 +85,7 @@ class Candidates:
         return np.array(places, np.int64)
 
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
-        """Which layouts cannot be faster than another that fits: the same but for less to recompute or offload.
+        """Tell which layouts cannot be faster than another that fits: the same but for less to recompute or offload.
 
         Recomputing more only lengthens backward passes, and offloading only adds transfers to wait for, in an otherwise
         equal program; the end of a program is monotone in its durations and in what it waits for.

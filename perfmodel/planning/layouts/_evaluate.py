@@ -36,14 +36,14 @@ class Evaluations:
     """Step times by the number of their layout, as far as they are known."""
 
     path: Path | None = None
-    """Where they are kept, if anywhere."""
+    """File that the step times are kept in, if any."""
     search: str = ""
     """`fingerprint` of what is searched."""
     step_s: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path | None, search: str) -> "Evaluations":
-        """What an earlier run left at `path`; nothing if the file is new.
+        """Read what an earlier run left at `path`; nothing if the file is new.
 
         Raises:
             PerfModelError: the file is of another search, or none of ours.
@@ -89,13 +89,13 @@ SHARES = 4
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """What an evaluation found."""
+    """Evaluated layouts in the order of the goal, and which others an evaluation ruled out."""
 
     number: Int[np.ndarray, " evaluated"]
     """Layouts evaluated, the best first."""
     step_s: Float[np.ndarray, " evaluated"]
     value: Float[np.ndarray, " evaluated"]
-    """As the goal ranks them, ascending; infinite where a constraint does not hold."""
+    """Values of the goal, ascending; infinite where a constraint does not hold."""
     distinct: Int[np.ndarray, " kept"]
     """Places of those that are not one with a better one, see `Candidates.distinct`."""
     dominated: Int[np.ndarray, " dominated"]
@@ -177,7 +177,7 @@ class BestLayout:
 
     layout: Layout
     value: float
-    """Of the objective, as it is minimised."""
+    """Value of the objective, as it is minimised."""
     step_time_s: float
 
 

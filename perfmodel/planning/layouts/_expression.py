@@ -104,7 +104,7 @@ class Expression:
 
     text: str
     tree: ast.expr = field(compare=False)
-    """Of the text, which alone tells formulas apart: nodes are never equal."""
+    """Parsed text. The text alone tells formulas apart, since nodes are never equal."""
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Expression":

@@ -23,7 +23,7 @@ from perfmodel.prediction import peak_memory
 from perfmodel.units import GIB
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
-"""Of the devices, that are tried."""
+"""Multiples of the number of devices that are tried."""
 NEAR: Final = 64
 """Device counts and batches up to so far away are tried where nothing divides."""
 
@@ -33,9 +33,9 @@ class Change:
     """One change that makes the request possible; the others stay as they are."""
 
     what: str
-    """In words."""
+    """The change in words."""
     to: dict[str, Any]
-    """What is changed, by name, and to what."""
+    """New values of what is changed, by name."""
 
     def __str__(self) -> str:
         return plain_text(self.what)
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Impossible:
-    """What stands in the way, and what would help."""
+    """A request that no layout meets: what stands in the way, and changes that would help."""
 
     binding: str
     changes: tuple[Change, ...]
@@ -63,7 +63,7 @@ class Impossible:
 
 
 def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[Rejection]) -> Impossible:
-    """Where no layout of the space is possible at all: what to fix no longer, the nearest devices and batch.
+    """Explain why no layout of the space is possible: what to fix no longer, the nearest devices and batch.
 
     Args:
         question: what cannot be laid out.
@@ -101,7 +101,7 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
 
 
 def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
-    """Where no layout fits into memory: how much would do, on how many devices, or with which options."""
+    """Explain why no layout fits into memory: how much would do, on how many devices, or with which options."""
     layout, need = candidates.smallest
     smallest = question.problem.notation(layout)
     _, (largest,) = peak_memory(question.step_problem, [layout])
@@ -133,7 +133,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
 
 
 def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Impossible:
-    """Where layouts fit but none satisfies the constraints: which of them to loosen, and to what.
+    """Explain why no layout that fits satisfies the constraints: which of them to loosen, and to what.
 
     A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
     is a search of its own.
@@ -210,7 +210,7 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 
 
 def _violation(constraint: Constraint) -> Objective:
-    """By how much a constraint is not satisfied, as an objective."""
+    """Return the amount by which a constraint is not satisfied, as an objective."""
     lhs, rhs = constraint.lhs.text, constraint.rhs.text
     over, under = f"({lhs}) - ({rhs})", f"({rhs}) - ({lhs})"
     text = {"<": over, ">": under}.get(constraint.sign[0], f"max({over}, {under})")

@@ -31,7 +31,7 @@ MOST_ON_KINDS: Final = 16
 WORTH: Final = 1e-3
 """Share of the best value that a bound must promise."""
 SAME: Final = 1e-9
-"""Relative difference of step times below which a cut is that of an even layout."""
+"""Relative difference of step times below which two layouts count as the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Ranking:
 
     predictions: tuple[Prediction, ...]
     value: Float[np.ndarray, " layouts"]
-    """Of the objective, as it is minimised."""
+    """Values of the objective, as it is minimised."""
     bound_s: Float[np.ndarray, " layouts"]
     """No layout of the degrees, micro-batch and schedule of this one takes a shorter step."""
 
@@ -60,7 +60,7 @@ class Ranking:
         )
 
     def with_cut(self, cuts: "Ranking") -> "Ranking":
-        """These and layouts whose stages were cut anew, without those that take as long as one here."""
+        """Return these with layouts whose stages were cut anew, without those that take as long as one here."""
         # A cut whose step is equal to that of an even layout to rounding is that layout, found
         # again.
         step_s = list(self.step_s)
@@ -77,12 +77,12 @@ class Ranking:
         ).in_order()
 
     def in_order(self) -> "Ranking":
-        """By the objective, layouts of one value by their step time."""
+        """Sort by the objective, layouts of one value by their step time."""
         return self.at(np.lexsort((self.step_s, self.value)))
 
 
 def ranking(goal: Goal, predictions: Sequence[Prediction], bounds_s: Sequence[float]) -> Ranking:
-    """Those of some layouts that satisfy the goal's constraints, in its order."""
+    """Rank those of some layouts that satisfy the goal's constraints."""
     value = goal.value(goal.of(predictions)) if predictions else np.zeros(0)
     ranked = Ranking(tuple(predictions), value, np.array(bounds_s, np.float64))
     return ranked.at(np.flatnonzero(np.isfinite(value))).in_order()
@@ -96,7 +96,7 @@ class Improvement:
     """The layout with even stages that the cuts replace."""
     result: PartitionResult
     how: str
-    """Where the cuts come from."""
+    """Method that the cuts come from, in words."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -105,7 +105,7 @@ class Improvement:
 
 @dataclass(frozen=True)
 class Improved:
-    """Which method was taken, why, and what it made of which layouts."""
+    """Layouts whose stages were cut anew, by which method, and why by that."""
 
     method: str
     why: str
@@ -181,7 +181,7 @@ def improve(
 
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Those of the new cuts that the framework runs, if it must."""
+    """Rank the new cuts, only those that the framework runs unless the space admits any."""
     within, framework = not question.space.any_framework, question.problem.framework
     results = [
         improvement.result

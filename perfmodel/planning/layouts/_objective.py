@@ -53,7 +53,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> "Objective":
-        """One of `OBJECTIVES`, or a formula of one's own over `NAMES` to be minimised.
+        """Read one of `OBJECTIVES`, or a formula of one's own over `NAMES` to be minimised.
 
         Raises:
             PerfModelError, UnknownNameError: neither.
@@ -64,7 +64,7 @@ class Objective:
 
     @property
     def timed(self) -> bool:
-        """Whether it depends on the step time."""
+        """True if the formula depends on the step time."""
         return bool(self.formula.names & set(TIMES))
 
     def shown(self, value: float) -> float:
@@ -123,7 +123,7 @@ class Goal:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the step time alone."""
+        """True if the goal is the step time alone, without constraints."""
         return self.objective == STEP_TIME and not self.constraints
 
     def _quantities(self, column, step_s: Interval, busy) -> Quantities:
@@ -206,7 +206,7 @@ class Score:
 
     @cached_property
     def bound(self) -> Float[np.ndarray, " layouts"]:
-        """What no layout's value is below; infinite where it does not fit or a constraint cannot hold."""
+        """Lower bound of every layout's value; infinite where it does not fit or a constraint cannot hold."""
         if self.goal.plain:
             return self.candidates.bound_s
         value = np.broadcast_to(

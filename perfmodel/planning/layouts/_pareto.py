@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROUND: Final = 64
 """Layouts evaluated at once, before the front rules others out."""
 SHORT: Final = {"time": "step_time"}
-"""What an objective may also be called."""
+"""Short names that objectives may be called by too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ParetoFront:
 
     objectives: tuple[str, ...]
     layouts: tuple[Prediction, ...]
-    """By the first objective."""
+    """Layouts of the front, sorted by the first objective."""
     values: Float[np.ndarray, "layouts objectives"]
     evaluated: int
     """Layouts evaluated by full evaluation of the schedule; all others are dominated by a layout of the front even at

@@ -27,14 +27,14 @@ MILLION: Final = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Tariff:
-    """What devices cost and draw, and how much is trained; nominal figures, from the catalog unless given."""
+    """Price and power of devices, and tokens to train on: nominal figures, the catalog's where none are stated."""
 
     price_per_device_hour: float | None = None
     """Money per device and hour; the catalog's are list prices, whose `source` says whose and when."""
     power_w: float | None = None
-    """Of a device that computes: the vendor's nominal (thermal design) power."""
+    """Power of a device that computes: the vendor's nominal (thermal design) power."""
     idle_power_w: float | None = None
-    """Of a device that waits."""
+    """Power of a device that waits."""
     tokens: float | None = None
     """Tokens (samples, where a model has no sequence) to train on."""
 

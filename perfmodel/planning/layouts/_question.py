@@ -55,17 +55,17 @@ class SearchKeywords(JobKeywords, total=False):
 
 
 class Context(NamedTuple):
-    """What a step model follows from, in a form that processes can send to one another (`model_of`)."""
+    """Everything that a step model follows from, in a form that processes can send to one another (`model_of`)."""
 
     problem: Problem
     calibration: Path | None
     """Directory of the weights; None for those that the package has."""
     scenario: Scenario
-    """In which the machine is another one."""
+    """Changes of the machine."""
     kernels: PricesKernels | None
     """Prices of kernels instead of the calibration's."""
     digest: str
-    """Of the calibration's weights."""
+    """Digest of the calibration's weights."""
 
 
 Space = SearchSpace | Callable[[Problem], SearchSpace]
@@ -132,18 +132,18 @@ class Question:
     space: SearchSpace
     calibration: Path | None = None
     scenario: Scenario = field(default_factory=Scenario)
-    """In which the machine is another one; memory is the cluster's."""
+    """Changes of the machine, but for its memory, which the cluster has."""
     kernels: PricesKernels | None = None
     """Prices of kernels instead of the calibration's."""
 
     @property
     def devices(self) -> int:
-        """To lay out on; at most so many, if the space says `fewer_devices`."""
+        """Number of devices to lay out on; at most so many, if the space says `fewer_devices`."""
         return self.problem.require_devices()
 
     @property
     def context(self) -> Context:
-        """What the step model follows from; picklable."""
+        """Everything that the step model follows from."""
         return Context(
             problem=self.problem,
             calibration=self.calibration,
@@ -287,14 +287,14 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceWords:
-    """Which layouts are tried, where no `SearchSpace` says it."""
+    """Words for the space of layouts that is searched, where no `SearchSpace` says it."""
 
     fix: str = ""
     """Dimensions that are fixed, in the notation of layouts, such as `tp=8,zero=1`."""
     schedules: str | Sequence[str] = ""
     """Names of pipeline schedules, or `all` that flush."""
     vary: str | Sequence[str] = ""
-    """What is varied too: names of `OPTIONS`, or `all`."""
+    """Options that are varied too: names of `OPTIONS`, or `all`."""
     fewer_devices: bool = False
     """Layouts may leave some of the devices unused."""
 

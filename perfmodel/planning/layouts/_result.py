@@ -33,12 +33,12 @@ class Beyond:
     notation: str
     """The layout in the framework's notation, all the same."""
     value: float
-    """Of the objective."""
+    """Value of the objective."""
     step_time_s: float
     gain: float
-    """Of the objective, relative to the best layout that the framework can run; infinite where it can run none."""
+    """Gain in the objective, relative to the best layout that the framework can run; infinite where it can run none."""
     cannot_run: tuple[str, ...]
-    """What of it the framework cannot, one sentence each."""
+    """Sentences about what of the layout the framework cannot run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -63,7 +63,7 @@ class SearchResult:
     layouts: tuple[Prediction, ...]
     """The best first."""
     objective: str = "step_time"
-    """What is minimised, or maximised (`OBJECTIVES`, or a formula)."""
+    """Name of the objective that is minimised or maximised (`OBJECTIVES`), or its formula."""
     values: tuple[float, ...] = ()
     """The objective of each of them."""
     quantities: tuple[dict[str, float], ...] = ()
@@ -85,7 +85,7 @@ class SearchResult:
     recommended_value: float = field(default=float("nan"), repr=False)
     """The objective of the recommended layout."""
     robust: str = ""
-    """By what layouts are ordered instead of by the objective, if anything."""
+    """Robust order of the layouts in place of that by the objective, if any."""
     robustness: Robustness | None = None
     """How sure the ranking is, given what predictions may err by."""
     method: str = "enumerate"
@@ -101,7 +101,7 @@ class SearchResult:
     step_time_s: Float[np.ndarray, " evaluated"]
     """Step times of all evaluated layouts, the best first (ascending, unless the objective is another)."""
     number: Int[np.ndarray, " evaluated"]
-    """Their numbers among the candidates."""
+    """Numbers of the layouts among the candidates."""
     candidates: Candidates
     """Every layout with its memory and bound."""
     lower_bound_s: float
@@ -112,7 +112,7 @@ class SearchResult:
     complete: bool = True
     """False where the search was interrupted: the best so far."""
     space: SearchSpace
-    """What was searched: nothing is claimed of other layouts."""
+    """Space that was searched: nothing is claimed of layouts outside."""
     unresolved: int = 0
     """Layouts that an interrupt left, and whose bound does not rule out that they are better than the best found."""
     unsearched: tuple[int, ...] = ()
@@ -180,7 +180,7 @@ class SearchResult:
 
     @property
     def _interrupted(self) -> str:
-        """What is certain after an interrupt."""
+        """Say what is certain after an interrupt."""
         if self.unsearched:
             batches = ", ".join(map(str, self.unsearched))
             return f"interrupted: nothing is known of global batch {batches}"
@@ -211,7 +211,7 @@ class SearchResult:
         return self.layouts[place]
 
     def __str__(self) -> str:
-        """What `perfmodel search` prints, without the command that comes next there."""
+        """Return what `perfmodel search` prints, without the command that comes next there."""
         from perfmodel.planning.layouts._text import print_search
 
         return printed_text(lambda console: print_search(console, self))
@@ -333,12 +333,12 @@ class _RankedOfBatch(NamedTuple):
     """A layout of one batch's result, among those of all batches; sorts as it is ranked."""
 
     value: float
-    """Of the objective, as it is minimised."""
+    """Value of the objective, as it is minimised."""
     step_time_s: float
     result: int
-    """Which of the results."""
+    """Index of the result."""
     place: int
-    """Among the layouts of that result."""
+    """Place of the layout in that result's ranking, from 0."""
 
 
 def best_of_batches(

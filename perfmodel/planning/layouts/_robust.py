@@ -35,13 +35,13 @@ class Robustness:
     """The objective at the upper end of the layout's 90 % interval."""
 
     def order(self, criterion: str) -> list[int]:
-        """Places by one of `ORDERS`, ties as ranked before."""
+        """Sort places by one of `ORDERS`; ties stay as they were ranked before."""
         key = {"regret": self.regret, "upper": self.upper, "best": -self.best}[criterion]
         return np.argsort(key, kind="stable").tolist()
 
     @property
     def ranks(self) -> list[int]:
-        """Of the layouts in their order, from 1: which those share that cannot be told from its first (`TIE`)."""
+        """Ranks of the layouts in their order, from 1; those share one that cannot be told from its first (`TIE`)."""
         ranks: list[int] = []
         for place in range(len(self.best)):
             # Compare with the first of the rank, not with the neighbour: a chain of near ties
@@ -51,7 +51,7 @@ class Robustness:
         return ranks
 
     def kept(self, places: Sequence[int]) -> "Robustness":
-        """The figures (against all layouts) of some of them."""
+        """Return the figures of some of the layouts, which stay those against all layouts."""
         chosen = np.array(places)
         return Robustness(
             self.better[np.ix_(chosen, chosen)],

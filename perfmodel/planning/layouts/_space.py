@@ -37,7 +37,7 @@ _VALUES = {
     "etp": (None, 1),
     "offload_layers": _OFFLOADED_LAYERS,
 }
-"""What fields that are no switches may be let free to."""
+"""Values that fields which are no switches may be let free to."""
 MOST_SHOWN: Final = 12
 """Values of one dimension that a text names."""
 LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
@@ -46,7 +46,7 @@ LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """Which values every dimension may take; degrees that do not divide are counted as rejected.
+    """Values that every dimension of a layout may take; degrees that do not divide are counted as rejected.
 
     Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without replicas),
     layouts have its first value.
@@ -57,24 +57,25 @@ class SearchSpace:
     cp: tuple[int, ...]
     ep: tuple[int, ...]
     etp: tuple[int | None, ...] = (None,)
-    """Of a model without experts the first only."""
+    """Expert tensor-parallel degrees; of a model without experts the first alone is taken."""
     vpp: tuple[int, ...]
     micro_batch: tuple[int, ...]
     schedule: tuple[str, ...] = ("1f1b", "gpipe")
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = ("none", "selective", "full")
     recompute_full_layers: tuple[PerStage, ...] = (None,)
-    """Beside every other mode of recompute; see `Layout.recompute_full_layers`. At most one number each."""
+    """Numbers of layers that are recomputed in full beside every other mode, at most one for each
+    (`Layout.recompute_full_layers`)."""
     sequence_parallel: tuple[bool, ...] = (True, False)
     overlap_grad_reduce: tuple[bool, ...] = (True,)
     overlap_param_gather: tuple[bool, ...] = (True,)
     tp_overlap: tuple[bool, ...] = (False,)
     offload: tuple[bool, ...] = (False,)
-    """In pipelines; without one the first only."""
+    """Whether activations go to the host in pipelines; without a pipeline the first alone is taken."""
     offload_layers: tuple[int, ...] = (0,)
-    """Without a pipeline and recompute, as far as there are more layers; otherwise none are."""
+    """Numbers of layers whose activations go to the host; other than 0 without a pipeline and recompute alone."""
     order: tuple[str, ...] = (Layout().order,)
-    """Of those that place all process groups alike only the first is taken."""
+    """Orders of the dimensions over ranks; of those that place all process groups alike the first alone is taken."""
     fewer_devices: bool = False
     """Whether layouts may leave devices unused."""
     any_framework: bool = False

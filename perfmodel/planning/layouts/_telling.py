@@ -1,4 +1,4 @@
-"""Which runs, or which profile, tell most of which layout is fastest: the regret expected now, and once they are there.
+"""The runs, or the profile, that tell most of which layout is fastest: the regret expected now, and after each of them.
 
 Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly normal for every
 node of the scales by which a site's runs scatter, x = mean + loads w with w standard normal. A run shows one of them,
@@ -33,38 +33,40 @@ from perfmodel.prediction import (
 TOLD: Final = tuple(name for name in CLASSES if name != "other")
 """Classes of events whose seconds a profile shows; the rest follows from them and the step."""
 KINDS: Final = ("run", "profile", "two runs")
-"""Of measurements; of those that save alike, the first comes first: it takes no profiler, and a machine once."""
+"""Kinds of measurements. Of those that save alike the first is ranked first: it takes no profiler, and the machine
+once."""
 _ALIKE: Final = 0.01
 """Share of the present regret within which savings are alike."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What one measurement shows: slopes w + noise."""
+    """A measurement before it is made: it will show slopes w + noise, with w the standard normal sources of error."""
 
     kind: str
     """One of `KINDS`."""
     places: tuple[int, ...]
-    """Of the layouts that are run."""
+    """Places of the layouts that are run."""
     slopes: Float[np.ndarray, "nodes observations sources"]
+    """Change of every figure that it shows per unit of every source, at every node of the site's scales."""
     noise: Float[np.ndarray, "nodes observations"]
-    """Standard deviations."""
+    """Standard deviations of what the sources leave of the figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementValue:
-    """What one measurement is worth for the choice."""
+    """The worth of one measurement for the choice between layouts."""
 
     kind: str
     """One of `KINDS`."""
     places: tuple[int, ...]
-    """Of the layouts that are run, among those that are chosen from."""
+    """Places of the layouts that are run, among those that are chosen from."""
     regret: float
     """Expected log of the step time chosen after it over the least: how much longer steps take than they need."""
     moves: float
     """Probability that another layout is chosen after it than now."""
     instead: int | None
-    """Which one most likely; None for none."""
+    """The layout that is most likely chosen then; None where the choice stays."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,11 +75,12 @@ class MeasurementValues:
 
     layouts: tuple[Prediction, ...]
     regret: float
-    """Expected if the layout of the least predicted step is chosen now, as `MeasurementValue.regret`."""
+    """Regret (`MeasurementValue.regret`) expected if the layout of the least predicted step is chosen now."""
     best: Float[np.ndarray, " layouts"]
     """Probability of each layout to be the fastest."""
     worth: tuple[MeasurementValue, ...]
-    """The one that saves most per run first; of those that save alike by `KINDS`, then the better layout."""
+    """Measurements, the one that saves most per run first; of those that save alike by `KINDS`, then the better
+    layout."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; regrets in seconds per step."""
@@ -113,7 +116,7 @@ class MeasurementValues:
 
 
 def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> MeasurementValues:
-    """What a run of each of some layouts, a run beside one of the first, and a profile would tell of which is fastest.
+    """Weigh a run of each of some layouts, two runs, and a profile, by what they tell of which layout is fastest.
 
     Args:
         problem: that the predictions are of. With parameters fitted to runs already, further runs alone are weighed:
@@ -144,7 +147,7 @@ def runs_and_pairs(
     noise: Float[np.ndarray, "nodes layouts"],
     first: int,
 ) -> list[Observation]:
-    """A run of each layout, then one of each other beside one of the first."""
+    """Return a run of each layout, then one of each other beside one of the first."""
     layouts = range(loads.shape[1])
     singles = [(i,) for i in layouts]
     pairs = [(first, i) for i in layouts if i != first]
@@ -158,7 +161,7 @@ def _loads(
     predictions: Sequence[Prediction],
     signal: Float[np.ndarray, "nodes layouts layouts"],
 ) -> Float[np.ndarray, "nodes layouts sources"]:
-    """A root of what no noise is, the sources of error that layouts share first."""
+    """Return a root of the layouts' covariance without noise, the sources of error that layouts share first."""
     # Per node, errors of kernels and links scatter by the node's scale; those of the site do not.
     # What the shared sources leave of the covariance is layouts' own, and gets a square root of
     # its own.
@@ -170,7 +173,7 @@ def _loads(
 
 
 def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> Observation:
-    """Of the layout of a run: the seconds of each class of its events, and the step that they are part of."""
+    """Return the profile of a run's layout: the step, and the seconds of each class of its events."""
     # How strongly each site class moves the step is its share of the step's time. The slopes are
     # these shares times the root of the site's covariance, so that solving gives the shares back.
     slopes, place = run.slopes[:, 0], {name: i for i, name in enumerate(names)}
@@ -202,28 +205,32 @@ def weighed(
     weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
 ) -> MeasurementValues:
-    """What each of some measurements is worth for the choice between layouts of log step times mean + loads w.
+    """Weigh measurements by how much regret each saves, for layouts of log step times mean + loads w.
 
     Args:
-        weight: of the nodes of a mixture.
+        mean: predicted log step times.
+        loads: change of the log step times per unit of every source w, at every node of the site's scales.
+        seen: the measurements.
+        weight: prior weights of the nodes.
+        layouts: the predictions, for whoever shows the result.
     """
     # Regret now: expected step of today's choice less the expected least step if all were known.
     truth_least, best = least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
     now, first = float(mean.min()), int(mean.argmin())
     worths = []
-    for layout_evidence in seen:
+    for measurement in seen:
         # Draw what the measurement may show, and let Bayes' rule move the means. The choice after
         # it is the layout of the least posterior mean.
-        shown = mixture_draws(np.linalg.cholesky(_shown(layout_evidence)), weight)
-        expected, chosen = least(mean, expected_given(loads, layout_evidence, shown, weight))
+        shown = mixture_draws(np.linalg.cholesky(_shown(measurement)), weight)
+        expected, chosen = least(mean, expected_given(loads, measurement, shown, weight))
         moves = 1.0 - float(chosen[first])
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
         regret = max(min(expected, now) - truth_least, 0.0)
         worths.append(
             MeasurementValue(
-                kind=layout_evidence.kind,
-                places=layout_evidence.places,
+                kind=measurement.kind,
+                places=measurement.places,
                 regret=regret,
                 moves=moves,
                 instead=instead,
@@ -235,10 +242,10 @@ def weighed(
     # cheaper kinds and better layouts go first.
     alike = max(_ALIKE * regret, TINY)
     worths.sort(
-        key=lambda layout_evidence: (
-            -round((regret - layout_evidence.regret) / len(layout_evidence.places) / alike),
-            KINDS.index(layout_evidence.kind),
-            layout_evidence.places,
+        key=lambda worth: (
+            -round((regret - worth.regret) / len(worth.places) / alike),
+            KINDS.index(worth.kind),
+            worth.places,
         )
     )
     return MeasurementValues(layouts=layouts, regret=regret, best=best, worth=tuple(worths))
@@ -250,7 +257,7 @@ def expected_given(
     shown: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """Posterior means of layouts less the present ones, by what a measurement showed beyond what was expected."""
+    """Return posterior less present means of log step times, for draws of what a measurement shows unexpectedly."""
     covariance = _shown(seen)
     inverse = np.linalg.inv(covariance)
 
@@ -267,7 +274,7 @@ def expected_given(
 
 
 def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observations"]:
-    """Covariance of what a measurement shows."""
+    """Return the covariance of what a measurement shows, at every node."""
     slopes, noise = seen.slopes, seen.noise
     return slopes @ slopes.transpose(0, 2, 1) + (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
 
@@ -275,7 +282,7 @@ def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observati
 def least(
     mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
-    """Expectation of the least of mean + drawn, and how likely each is it.
+    """Return the expectation of the least of mean + drawn, and the probability of each layout to be that.
 
     The draws are mirrored, so that what all layouts share cancels, and the least is never expected above that of
     `mean`.

@@ -22,7 +22,7 @@ class Assignment:
 
     @property
     def gap(self) -> float:
-        """By what share the value is above the bound at most; 0 is proven best."""
+        """Share by which the value is above the bound at most; 0 is proven best."""
         return max(0.0, self.value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
 
 

@@ -42,7 +42,7 @@ class BandwidthResult:
 
     @property
     def gap(self) -> float:
-        """By what share the step time is above the lower bound at most."""
+        """Share by which the step time is above the lower bound at most."""
         return self.certificate.gap(self.step_time_s)
 
     @property

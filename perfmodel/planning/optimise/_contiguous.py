@@ -34,13 +34,13 @@ class Cuts:
     kinds: tuple[int, ...]
     """Kind of device of every stage."""
     sum: float
-    """Of the first table over the stages (0 where there is none)."""
+    """Sum of the first table over the stages (0 where there is none)."""
     max: float
-    """Of the second table over the stages (0 where there is none)."""
+    """Maximum of the second table over the stages (0 where there is none)."""
 
     @property
     def value(self) -> float:
-        """What was minimised."""
+        """The value that was minimised."""
         return self.sum + self.max
 
 
@@ -128,7 +128,7 @@ def _least_sums(
     thresholds: Float[np.ndarray, " thresholds"],
     supply: tuple[int, ...],
 ) -> list[Cuts | None]:
-    """For each threshold the cuts of least sum whose maximum is no larger; None where there are none."""
+    """Return for each threshold the cuts of least sum whose maximum is no larger; None where there are none."""
     _, stages, cuts, _ = added.shape
     limits = thresholds[:, None, None]
     start = np.full((len(thresholds), cuts), np.inf)

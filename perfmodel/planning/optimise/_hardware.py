@@ -24,7 +24,7 @@ class Run:
     step_problem: StepProblem
     layout: Layout
     weight: float = 1.0
-    """Of its step time, relative to what it is now, in the objective."""
+    """Weight of its step time, relative to what it is now, in the objective."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Design:
 
     multiples: dict[str, float]
     cost: float
-    """Of these multiples, in the prices' unit."""
+    """Cost of these multiples, in the prices' unit."""
     step_s: tuple[float, ...]
     """Step time of every run."""
     before_s: tuple[float, ...]

@@ -50,7 +50,7 @@ class PartitionResult:
     """Uneven stages and how good they are."""
 
     prediction: Prediction
-    """Of the best layout found, whose `layout.partition` and `layout.recompute_full_layers` are the answer."""
+    """The best layout that was met; its `layout.partition` and `layout.recompute_full_layers` are the answer."""
     given_s: float | None
     """Step time of the layout as it was given; None where it does not fit into memory."""
     certificate: Certificate
@@ -71,12 +71,12 @@ class PartitionResult:
 
     @property
     def step_time_s(self) -> float:
-        """Its step time."""
+        """Step time of the best layout that was met."""
         return self.prediction.step_time_s
 
     @property
     def gap(self) -> float:
-        """By what share the step time is above the lower bound at most."""
+        """Share by which the step time is above the lower bound at most."""
         return self.certificate.gap(self.step_time_s)
 
     def to_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class KindCosts:
     """Costs of every stage that a layout could have, on each kind of nodes that it lies on."""
 
     of_kind: Mapping[str | None, StageCosts]
-    """By the kind's name; of None where nodes are alike."""
+    """Costs by the kind's name; by None where nodes are alike."""
     supply: tuple[int, ...]
     """Stages on each kind."""
 
@@ -206,11 +206,11 @@ def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable
 
 @dataclass(frozen=True)
 class Descent(Generic[T]):
-    """Where a descent ended."""
+    """The best member that a descent reached."""
 
     best: T
     value: float
-    """Of the best."""
+    """Value of the best."""
     evaluated: int
     """Members that were evaluated on the way, the best among them."""
 
@@ -253,10 +253,10 @@ class Certificate:
     exact_in: str
     """The objective in which the result is proven best; empty where in none."""
     how: str
-    """Where the bound comes from, in words."""
+    """Derivation of the bound, in words."""
 
     def gap(self, value_s: float) -> float:
-        """By what share the result is above the bound at most: 0 is optimal, and so nearly."""
+        """Share by which the result is above the bound at most; 0 is proven best."""
         return max(0.0, value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
 
     def to_dict(self, value_s: float) -> dict[str, Any]:

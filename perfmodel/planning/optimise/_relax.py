@@ -30,7 +30,7 @@ _JITTER: Final = (0.03, 1e-3)
 """Standard deviation of the logarithm of the durations' noise, at the first step and the last."""
 _TEMPERATURE: Final = (1.0, 0.05)
 _LEARNING_RATE: Final = 0.1
-"""At the first step, in free coordinates; falls to a hundredth (cosine)."""
+"""Learning rate of the first step, in free coordinates; falls to a hundredth along a cosine."""
 _MULTIPLIER_EVERY: Final = 10
 _PENALTY: Final = 10.0
 FEASIBLE: Final = 1e-6
@@ -48,7 +48,7 @@ class Relaxation:
     """Arrays by name, or pytrees of them. Problems that differ in these alone are compiled once, if their functions are
     equal."""
     limits: Callable[[Values], Float[Array, " limits"]] | None = None
-    """Traceable too; every entry must end at or below 0. Best scaled so that 1 is far outside."""
+    """Limits that JAX can trace: every entry must end at or below 0. Best scaled so that 1 is far outside."""
 
     @property
     def form(self) -> "StaticArgs":

@@ -60,7 +60,7 @@ class MicroBatchResult:
     best_uniform_s: float
     """Step time with equal sizes of any number that fits."""
     best_uniform: int
-    """Their size."""
+    """Size of those micro-batches."""
     evaluated: int
     seconds: float
 

@@ -46,12 +46,12 @@ _HIDDEN = 1e-3
 """A delay is hidden as long as the step grows by no more than this share."""
 
 MOST_POINTS: Final = 10_000
-"""Of a sweep: each is a step time of its own."""
+"""Most points of a sweep: each is a step time of its own."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What a scenario does to a step."""
+    """The step of a layout as it is, and in a scenario."""
 
     settings: tuple[str, ...]
     before_s: float
@@ -306,7 +306,7 @@ def _fit_probability(problem: StepProblem, layout: Layout, scenario: Scenario) -
 
 
 def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
-    """Where the curve leaves the flat part: bisection on the delay."""
+    """Return the delay at which the curve leaves its flat part, by bisection."""
     none = step_s(problem, layout, scenario.and_also(Setting(name, "to", 0.0)))
 
     def felt(delay_s: float) -> bool:
