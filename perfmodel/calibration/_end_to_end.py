@@ -168,6 +168,8 @@ def calibrate_end_to_end(
     contradictions = []
     for fit in fits.values():
         contradictions += fit.contradictions
+
+    # Refused before anything is written, so that no folder holds parameters that were not wanted.
     if strict and contradictions:
         raise PerfModelError(f"{'; '.join(contradictions)}; look at the runs and the tables, or drop --strict")
     if out is not None:
@@ -272,6 +274,9 @@ def _parameters(
 
 def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str) -> FittedParameter:
     value = prior.centre + moved
+
+    # A run says something of a parameter only if the parameter moves its step noticeably within
+    # what is believed of it.
     felt = int((np.abs(gradient) * prior.sd >= _FELT).sum())
     return FittedParameter(
         name=prior.name,
@@ -305,6 +310,8 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
 
 def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
     """The shift in words, with what stands against it."""
+    # What a parameter is held against differs: losses against an assumption, kernels against
+    # tables of the device, links against collectives.
     edge = GAUSS_90 * prior.sd
     if prior.name in LOSSES:
         return f"runs contradict the assumptions: {prior.name} {value:.3g}, expected below {edge:.3g} ({runs} runs)"

@@ -70,6 +70,8 @@ class ModelPlan:
     @property
     def measure_device_s(self) -> tuple[float, float]:
         """Device-seconds of the whole plan: at least, at most."""
+        # A layout is charged only for measurements that no layout before it needs, so that the
+        # sum counts each once.
         least, most = zip(*(cost.measure_device_s for cost in self.layouts), strict=True)
         return sum(least), sum(most)
 
@@ -77,6 +79,8 @@ class ModelPlan:
     def relative_scale(self) -> float:
         """Measuring over running with every event and every step repeated equally often: what the events'
         redundancy alone saves (the relative scale of DistSim table 3)."""
+        # Both sides repeat equally often and the repeats cancel: what is left is how often the
+        # same event comes back in the steps of the layouts.
         once_s = sum(cost.once_device_s for cost in self.layouts)
         return once_s * self.iterations / self.run_device_s
 
@@ -261,6 +265,8 @@ def _cost(
         ranks = op.num_ranks if isinstance(op, Collective) else 1
         once += ranks * time_s
         if op not in lost:
+            # The rule stops a measurement once its mean is known well enough: at least a few
+            # repeats, at most its caps. A collective keeps all its ranks busy meanwhile.
             effort = measuring_s(collective_rule if isinstance(op, Collective) else rule, time_s)
             least, most = least + ranks * effort.least, most + ranks * effort.most
     return LayoutCost(
@@ -289,6 +295,7 @@ def why_not_measured(op: Op, nodes: int = NODES) -> str:
 def _kind(op: Op) -> tuple[str, ...]:
     """Ops of one kind side by side, so that a plan's text is short."""
     if isinstance(op, Collective):
+        # Numbers are padded to one width, so that they sort as numbers among texts.
         return (f"{op.num_ranks:6}", f"{op.ranks_per_node:6}", op.collective, op.dtype, f"{op.bytes:20.0f}")
     return (op.family, op.op, op.dtype, op.pass_)
 

@@ -149,6 +149,9 @@ def fit_profile(
             has next to none of the predicted products.
     """
     laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
+
+    # Corrections are relative to the cost models alone, so that a fit does not depend on the fits
+    # before it.
     model = step_problem_of(problem, base).adjusted(None)
     sides = side_by_side(model, laid_out, read)
     report = _report(model, laid_out, read, sides, SHOWN, step_s)
@@ -159,6 +162,8 @@ def fit_profile(
             f"profile: {known:.0%} of its products are those of {problem.model.name} with {laid_out.label}; "
             "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
         )
+
+    # The profiled step itself is a run too, which settles what no part of the profile tells.
     run = Run(
         name="profile",
         model=problem.model,
@@ -193,6 +198,9 @@ def _report(
     bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
     of_profile = corrections(problem.unadjusted, layout, profile, bare, max(recorded_s - (step_s or recorded_s), 0.0))
     differences = [*_events(sides), *_idle(sides, profile)]
+
+    # The share of the measured time whose events are predicted too: where it is low, the
+    # prediction is of another program.
     measured_s = sum(total.measured_s for total in sides.events.values())
     both_s = sum(total.measured_s for total in sides.events.values() if total.predicted_s > 0)
     return ProfileReport(
@@ -209,6 +217,8 @@ def _report(
 
 
 def _events(sides: SideBySide) -> list[Difference]:
+    # A remedy depends on whether the other side has the event's family at all, perhaps in other
+    # shapes.
     families = sides.families()
     return [
         Difference(

@@ -72,6 +72,7 @@ def frame_html(frame: "pd.DataFrame", title: str = "") -> str:
 
 def cell(value: Any) -> str:
     """A number with four significant figures; anything else as it is, nothing for what is missing."""
+    # NaN stands for what is missing in frames; it alone does not equal itself.
     if isinstance(value, float):
         return "" if value != value else figure(value)
     return "" if value is None else str(value)

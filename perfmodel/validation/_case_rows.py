@@ -269,6 +269,8 @@ def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -
     """Fields of the job that a row's words and its recipe state."""
     switches = launch_switches(row)
     job_fields: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
+
+    # Attention in 8 bits is a kernel of fused attention: without the latter there is none.
     flash = number(row, "flash_attention")
     if flash is not None:
         job_fields["flash_attention"] = bool(flash)
@@ -283,6 +285,9 @@ def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -
         job_fields["fp8_attention"] = True
     if keeps_16_bits_alone(row):
         job_fields["optimizer"] = "adam16bit"
+
+    # Switches of a launch are statements only where they are on: a launch that does not name one
+    # may still have it by its framework's default.
     for dispatcher in ("hybridep", "deepep"):
         if switches.get(dispatcher):
             job_fields["expert_dispatcher"] = dispatcher
@@ -294,6 +299,9 @@ def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -
         job_fields["blocking_launches"] = True
     if switches.get("bf16 gradients"):
         job_fields["grad_dtype"] = "bf16"
+
+    # A row with adapters (LoRA) trains these alone. Their exchange by all-to-all is a switch of
+    # its own.
     rank = adapter_rank_of(row)
     if rank is not None:
         job_fields |= {"frozen": True, "adapter_rank": rank}
@@ -381,6 +389,9 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     recompute = recompute_of(row)
     if recompute:
         fields["recompute"] = recompute
+
+    # Without tensor parallelism there are no collectives that could be overlapped, whatever the
+    # launch says.
     switches = launch_switches(row)
     if "tp_overlap" in switches:
         fields["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
@@ -390,6 +401,9 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     layers = repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))
     if layers is not None:
         fields |= {"recompute": "none", "recompute_full_layers": layers}
+
+    # `selective` means parts of every layer in some frameworks and some whole layers in others,
+    # where the utilisation tells how many.
     layers = _selected_layers(row, spread, model)
     if layers and framework.selective_layers:
         fields |= {"recompute": "none", "recompute_full_layers": layers}

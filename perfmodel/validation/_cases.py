@@ -158,6 +158,8 @@ def _predict_one(
         None,
         run.fits_probability,
         result.tflops_per_device * result.step_time_s * 1e12,
+        # What the model cannot know of a run, as shares of its step: the widths of intervals are
+        # fitted to these.
         *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
         site.unstated,
         GAUSS_90 * sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events")) ** 0.5,
@@ -179,8 +181,9 @@ def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
 
 def unstated_share(row: Mapping[str, Any]) -> float:
     """Share of the settings that decide a run which its row leaves empty."""
+    # Of tp, pp and dp one follows from the others and the number of devices.
     open_degrees = sum(row.get(name) in (None, "") for name in ("tp", "pp", "dp"))
-    settings = sum(row.get(name) in (None, "") for name in _SETTINGS) + max(0, open_degrees - 1)  # one follows
+    settings = sum(row.get(name) in (None, "") for name in _SETTINGS) + max(0, open_degrees - 1)
     return min(1.0, settings / len(_SETTINGS))
 
 

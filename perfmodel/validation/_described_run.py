@@ -123,6 +123,8 @@ class JobRun(DescribedRun):
     devices: int | None = None
 
     def __post_init__(self) -> None:
+        # A job is described by a user at the command line or in a file, who is told of mistakes
+        # before anything is filled in.
         unknown = set(self.job) - set(JOB_WORDS)
         if unknown:
             raise UnknownNameError("word of a job", min(unknown), JOB_WORDS)
@@ -136,6 +138,8 @@ class JobRun(DescribedRun):
 
     @property
     def cells(self) -> Row:
+        # The cells of a table's row, so that everything after this reads a job as it reads a
+        # published run.
         stated = {name: self.layout.get(name) for name in FILLED_CELLS}
         devices = self.devices
         if devices is None:
@@ -183,6 +187,9 @@ class JobRun(DescribedRun):
             values.setdefault("schedule", "interleaved")
         notation = ",".join(f"{name}={written(value)}" for name, value in values.items())
         layout, _ = framework.layout(notation, self.stated_model)
+
+        # Batch, length and element type have been filled into cells; all else is passed on as
+        # stated.
         further = {name: value for name, value in self.job.items() if name not in ("global_batch", "seq_len", "dtype")}
         job = framework.job(
             self.stated_model,
@@ -192,6 +199,8 @@ class JobRun(DescribedRun):
             dtype=cells.get("dtype"),
             **further,
         )
+
+        # A completion that cannot be laid out is refused here, and takes no part in the mixture.
         check_layout(self.stated_model, self.cluster, job, layout, int(cells["n_devices"]))
         return Case(
             case_id="",

@@ -52,6 +52,9 @@ def validate_kernels(
     for file in files:
         table = read_table(file)
         kind = table_kind(table, file)
+
+        # Nothing is fitted to rows that their table marks, so that errors on them tell nothing of
+        # the fit.
         if kind == "collective" and not marked:
             table = pd.DataFrame(table[~clean_collectives(table)["doubtful"].to_numpy(bool)]).reset_index(drop=True)
         times = predicted_times(table, kind, calibration)
@@ -72,6 +75,7 @@ def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | No
 
 def _origins(times: EventTimes) -> dict[str, list[str]]:
     """`provenance` of every time, and the `skipped_reason` why there is none: one of the two is empty."""
+    # Cost models say in place of a provenance why they have no time for a row.
     known, reasons = [], []
     for provenance in times.provenance:
         reason = provenance.removeprefix(_SKIPPED) if provenance.startswith(_SKIPPED) else ""
@@ -148,6 +152,8 @@ def all_rows(files: Sequence[Path | str], calibration: Path | None, progress: Re
             progress(Path(file).name, number, len(files))
         parts.append(_rows(Path(file), calibration, progress))
     columns = ("group", "device", "measured_s", "predicted_s", "lo_s", "hi_s")
+
+    # Without files the columns are there all the same, so that callers need no case of their own.
     nothing = pd.DataFrame({name: pd.Series(dtype=float) for name in columns}).assign(
         kind="", what="", provenance="", skipped_reason=""
     )

@@ -20,6 +20,9 @@ def population_card(fit: PopulationFit) -> str:
     posteriors = fit.parameters[""]["of"]
     common = fit.parameters[""]["common"]
     runs = fit.score.runs
+
+    # A section for each question: what events take, how far sites are apart, how wide intervals
+    # are, what each source taught, what a few runs are worth.
     sections = [
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
         f"{len(fit.score.sources)} published sources, at most as many of each as the fit draws. Logs are given as per "
@@ -141,6 +144,8 @@ def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     runs = fit.score.runs
+
+    # `moves` is the mean factor of the median site with the source less that without its teams.
     everything = np.mean(fit.parameters[""]["of"]["|"]["mean"])
     for place, source in enumerate(fit.score.sources.tolist()):
         runs_of_source = np.flatnonzero(runs.labels["source"] == source)
@@ -177,6 +182,8 @@ def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     for k in columns:
         worths = [by_count[k] for by_count in fit.few.values() if k in by_count]
         means.append(cell(_mean_worth(worths)))
+
+    # A source with one run has no other runs whose errors could be averaged.
     several = [error_of_one_factor[name] for name, by_count in fit.few.items() if OTHERS in by_count]
     yield (
         "mean over sources",

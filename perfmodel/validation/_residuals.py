@@ -176,9 +176,13 @@ def explain_cases(
         if chosen.empty:
             raise TableError(f"no run {case_id!r} in these tables; the first is {runs['case_id'].iloc[0]!r}")
     else:
+        # Ratios, since a step predicted at half the measured time is as far off as one at twice.
+        # Runs without a time become 0 and go last.
         predicted = predict_cases(runs, calibration, framework=framework)["predicted_iter_time_s"].astype(float)
         off = np.abs(np.log(np.asarray(predicted, float) / np.asarray(runs["measured_iter_time_s"], float)))
         chosen = runs.iloc[np.argsort(-np.nan_to_num(off))[:WORST]]
+
+    # Tables are read once for all runs.
     measured = [read_table(path) for path in tables]
     return [explain_case(row, calibration, measured, framework) for row in rows_of(pd.DataFrame(chosen))]
 

@@ -93,6 +93,8 @@ _FABRICS: Final = (
 
 def fabric_of(cluster: Cluster) -> str:
     """Kind of the network between nodes, by its name."""
+    # A cluster of one level has no network between nodes; `scale-out network` stands for one that
+    # the run does not name.
     name = cluster.levels[-1].name.lower()
     if len(cluster.levels) < 2 or name == "scale-out network":
         return ""

@@ -165,6 +165,8 @@ def predict_run(
         step_time_lo_s=mixture.quantile(0.05),
         step_time_hi_s=mixture.quantile(0.95),
         memory_counted_bytes=_median_peaks(timed.predictions, weight),
+        # A run that leaves nothing open fits as its only completion does, with the margin of
+        # memory that its framework has; a mixture by the probability.
         fits=timed.predictions[0].fits if len(timed.memory.completions) == 1 else fits_probability >= 0.5,
         fits_probability=fits_probability,
         effects=tuple(effects),
@@ -231,6 +233,9 @@ def _timed(
     # Choices that take memory first: they decide which completions can have fitted. The rest is
     # filled in for the survivors.
     candidates, _ = completions(run, framework, priors)
+
+    # A run that ran, or is to run, fits: completions that need too much memory are ruled out. Of
+    # a run that is said to have run out of memory none is.
     memory = _memory_of_run(candidates, calibration, site, ran_out=run.ran_out_of_memory)
     likely = []
     for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):

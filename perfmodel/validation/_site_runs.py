@@ -129,6 +129,8 @@ def _site_run(
         "extrapolated": prediction.unknown_shares["extrapolated"],
         "bubble": prediction.bubble_fraction,
     }
+
+    # Events' own errors are independent of one another, so that their squares add.
     of_events = [sd for name, sd in prediction.error_sources.items() if name.startswith("events")]
     return SiteRun(
         log=float(np.log(measured_s / run.step_time_s)),

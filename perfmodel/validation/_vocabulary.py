@@ -150,6 +150,7 @@ RECOMPUTE: Final = (
     Phrase(r"selective|recompute-activations|per op|op|sac", "selective"),
     Phrase(r"(?:selective,? )?every (\d+)(?:st|nd|rd|th)? layers?", "every"),
     Phrase(r"(?:selective )?\(?layer\)?", "selective"),
+    # Parts of layers, by the names that Megatron-Core's `recompute_modules` has for them.
     Phrase(r"attention core|core attention|core_attn|attn", "core_attn"),
     Phrase(r"layer-?norms?|norms?", "layernorm"),
     Phrase(r"mlp", "mlp"),
@@ -180,6 +181,7 @@ RECOMPUTE: Final = (
 
 SHARDING: Final = (
     Phrase(r"none|no|ddp|ddp only|replicated", "zero 0"),
+    # Stages of ZeRO: by number, or by the name that a framework has for one.
     Phrase(r"zero(?:[- ]?stage)?[- ]?(\d)|sharding stage (\d)|stage (\d)", "stage"),
     Phrase(r"fsdp\d?|full[_ ]shard|fully sharded", "zero 3"),
     Phrase(r"hsdp|hybrid[_ ]shard", "hybrid"),
@@ -192,6 +194,7 @@ SHARDING: Final = (
     Phrase(r"overlapped(?: grad reduce and param gather)?|overlapped grad reduce", "overlapped"),
     Phrase(r"over (\d+)(?: data)?(?: ranks| devices| gpus)?", "group"),
     Phrase(r"over all ranks|over the rest"),
+    # Ranks among which the states are sharded, where these are not all.
     Phrase(r"group (\d+)|size (\d+)|ici_fsdp=(\d{2,})", "group"),
     Phrase(r"fsdp\d? (\d+)", "fsdp group"),
     Phrase(r"inside (?:a |the )?(?:node|slice)", "inside"),
